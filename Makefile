@@ -1,0 +1,28 @@
+# make test, make check and make demo create the virtual environment .venv themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: test check demo benchmark clean
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto -q
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+demo: $(INSTALLED)
+	$(BIN)/python -m selective_backprop.lab.demo
+
+benchmark: $(INSTALLED)
+	$(BIN)/python benchmarks/selection_step.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,lab]'
+	touch $@
+
+clean:
+	rm -rf .venv dist .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,200 @@
+"""Batches of any shape seen as columns: tensors, or lists, with one entry per example.
+
+# N = examples in the batch
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Column = Tensor | list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a batch is made of columns. Learned from the first batch, applied to all later ones.
+
+    Lists and tuples inside a batch may hold one entry per example (file names, boxes) or be a group of columns.
+    The first batch tells them apart; a later, shorter one must not change the reading.
+
+    >>> layout = Layout.of({"image": torch.zeros(2, 5), "name": ["a", "b"]})
+    >>> columns = layout.columns({"image": torch.ones(3, 5), "name": ["c", "d", "e"]})
+    >>> layout.batch([column[:1] for column in columns])
+    {'image': tensor([[1., 1., 1., 1., 1.]]), 'name': ['c']}
+    """
+
+    kind: str  # "column", "none", "sequence", "mapping" or "record"
+    cls: type | None = None
+    keys: tuple[Any, ...] = ()
+    children: tuple[Layout, ...] = ()
+
+    @staticmethod
+    def of(batch: Any, num_rows: int | None = None) -> Layout:
+        """Read the layout of a batch whose number of examples may be known already."""
+        rows = count_rows(batch) if num_rows is None else num_rows
+        layout = _read(batch, rows, nested=False)
+        layout.columns(batch, rows)
+        return layout
+
+    def columns(self, batch: Any, num_rows: int | None = None) -> list[Column]:
+        """The columns of a batch of this layout."""
+        found: list[Column] = []
+        self._collect(batch, found)
+        rows = num_rows if num_rows is not None else len(found[0]) if found else 0
+        for column in found:
+            if len(column) != rows:
+                shape = tuple(column.shape) if isinstance(column, Tensor) else f"a list of {len(column)}"
+                raise ValueError(
+                    f"every part of a batch needs one entry per example: expected {rows} rows, found {shape}"
+                )
+        return found
+
+    def batch(self, columns: list[Column]) -> Any:
+        """The batch made of these columns."""
+        return self._build(iter(columns))
+
+    def _collect(self, batch: Any, found: list[Column]) -> None:
+        if self.kind == "column":
+            found.append(batch if isinstance(batch, Tensor) else list(batch))
+        elif self.kind != "none":
+            parts = _parts(batch)
+            if parts is None or parts[0] != self.kind or parts[1] != self.keys:
+                raise ValueError(
+                    f"the batches changed their structure: expected {self._describe()}, got {batch!r:.200}"
+                )
+            for child, part in zip(self.children, parts[2], strict=True):
+                child._collect(part, found)
+
+    def _build(self, columns: Any) -> Any:
+        if self.kind == "column":
+            return next(columns)
+        if self.kind == "none":
+            return None
+        assert self.cls is not None
+        values = [child._build(columns) for child in self.children]
+        if self.kind == "sequence":
+            return self.cls(*values) if hasattr(self.cls, "_fields") else self.cls(values)
+        named = dict(zip(self.keys, values, strict=True))
+        return self.cls(**named) if self.kind == "record" else self.cls(named)
+
+    def _describe(self) -> str:
+        name = self.cls.__name__ if self.cls else self.kind
+        return f"{name} of {list(self.keys)}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data, so that a checkpoint needs no pickled classes."""
+        cls = f"{self.cls.__module__}:{self.cls.__qualname__}" if self.cls else ""
+        children = [child.state_dict() for child in self.children]
+        return {"kind": self.kind, "class": cls, "keys": list(self.keys), "children": children}
+
+    @staticmethod
+    def from_state_dict(state: dict[str, Any]) -> Layout:
+        children = tuple(Layout.from_state_dict(child) for child in state["children"])
+        return Layout(state["kind"], _find_class(state["class"]), tuple(state["keys"]), children)
+
+
+def count_rows(batch: Any) -> int:
+    """Number of examples: the length of the first tensor or, without tensors, of the first list of entries."""
+    tensor = _first_tensor(batch)
+    if tensor is not None:
+        if tensor.dim() == 0:
+            raise ValueError("the batch's first tensor has no dimensions: examples go along the first one")
+        return len(tensor)
+    parts = _parts(batch)
+    if parts is None:
+        raise TypeError(f"cannot find the examples in a batch of type {type(batch).__name__}")
+    if parts[0] == "sequence" and all(_parts(part) is None for part in parts[2]):
+        return len(parts[2])
+    return next((count_rows(part) for part in parts[2] if _parts(part) is not None), 0)
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """Every tensor in the value, on the device; copies from pinned memory do not wait."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    parts = _parts(value)
+    if parts is None:
+        return value
+    kind, keys, values = parts
+    children = tuple(Layout("column") for _ in values)
+    layout = Layout(kind, type(value), keys, children)
+    return layout.batch([move(part, device) for part in values])
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value
+    parts = _parts(value)
+    found = (_first_tensor(part) for part in parts[2]) if parts else iter(())
+    return next((tensor for tensor in found if tensor is not None), None)
+
+
+def _parts(value: Any) -> tuple[str, tuple[Any, ...], list[Any]] | None:
+    """Kind, keys and values of a container; None for anything else."""
+    if isinstance(value, Mapping):
+        return "mapping", tuple(value), list(value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in dataclasses.fields(value) if field.init)
+        return "record", names, [getattr(value, name) for name in names]
+    if isinstance(value, (list, tuple)):
+        return "sequence", tuple(range(len(value))), list(value)
+    return None
+
+
+def _read(value: Any, rows: int, *, nested: bool) -> Layout:
+    if value is None:
+        return Layout("none")
+    if isinstance(value, Tensor):
+        if value.dim() == 0 or len(value) != rows:
+            raise ValueError(
+                f"a tensor of shape {tuple(value.shape)} in a batch of {rows} examples: examples go along the first "
+                "dimension"
+            )
+        return Layout("column")
+    parts = _parts(value)
+    if parts is None:
+        raise TypeError(
+            f"cannot pick examples from a {type(value).__name__} in a batch: make it a tensor or a list with one "
+            "entry per example in the collate function"
+        )
+    kind, keys, values = parts
+    if kind == "sequence" and len(values) == rows:
+        spans = [_spans(part, rows) for part in values]
+        if not all(spans):
+            return Layout("column")
+        if nested:
+            raise ValueError(
+                f"with {rows} examples in the batch, a {type(value).__name__} of {rows} parts may be one entry per "
+                "example or a group of columns: use a dict for columns, or another batch size"
+            )
+    return Layout(kind, type(value), keys, tuple(_read(part, rows, nested=True) for part in values))
+
+
+def _spans(value: Any, rows: int) -> bool:
+    """Whether a value can be a column, or columns, of that many rows."""
+    if isinstance(value, Tensor):
+        return value.dim() > 0 and len(value) == rows
+    parts = _parts(value)
+    if parts is None:
+        return value is None
+    return (parts[0] == "sequence" and len(parts[2]) == rows) or all(_spans(part, rows) for part in parts[2])
+
+
+def _find_class(name: str) -> type | None:
+    """A container class by name, among what is imported already: a checkpoint must not make us import anything."""
+    if not name:
+        return None
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    allowed = isinstance(found, type) and (issubclass(found, (list, tuple, Mapping)) or dataclasses.is_dataclass(found))
+    if not allowed:
+        raise ValueError(f"the saved queue holds batches of type {name}: import it before load_state_dict()")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,200 @@
+"""Pure tensor maths of selection. No state, no model except in the two functions that Composer's users know.
+
+# N = candidates, K = selected
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from selective_backprop.no_trace import NoTrace
+
+_INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
+_UNIT = 1 << 32  # probability 1 in the integer arithmetic of systematic_sample
+
+
+def beta_from_selectivity(selectivity: float) -> float:
+    """Exponent for which percentile ** beta keeps this share: E[u ** beta] = 1 / (beta + 1).
+
+    >>> beta_from_selectivity(0.25)
+    3.0
+    """
+    if not 0 < selectivity <= 1:
+        raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
+    return 1 / selectivity - 1
+
+
+def selectivity_from_beta(beta: float) -> float:
+    """Expected share of candidates that percentile ** beta keeps.
+
+    >>> selectivity_from_beta(3)
+    0.25
+    """
+    if not 0 <= beta < float("inf"):
+        raise ValueError(f"beta must be a number >= 0, got {beta}")
+    return 1 / (beta + 1)
+
+
+def percentiles_from_counts(below: Tensor, up_to: Tensor, total: int) -> Tensor:
+    """Mean-rank percentile in (0, 1] from counts: ties share the mean of their ranks, the largest alone has 1.
+
+    Of `total` reference values, `below` are smaller than the value asked about and `up_to` are not larger.
+
+    >>> percentiles_from_counts(torch.tensor([0, 2]), torch.tensor([2, 3]), total=3).tolist()
+    [0.5, 1.0]
+    """
+    present = (up_to > below).to(torch.int64)
+    return (below + up_to + present).to(torch.float64) / (2 * total)
+
+
+def rank_percentiles(values: Tensor) -> Tensor:
+    """Mean-rank percentile of each value among all of `values`.
+
+    >>> rank_percentiles(torch.tensor([1.0, 9.0, 4.0, 4.0])).tolist()
+    [0.25, 1.0, 0.625, 0.625]
+    """
+    ordered = values.sort().values
+    below = torch.searchsorted(ordered, values)
+    return percentiles_from_counts(below, torch.searchsorted(ordered, values, right=True), len(values))
+
+
+def keep_probability(percentiles: Tensor, beta: float) -> Tensor:
+    """Chance of training on each example: percentile ** beta.
+
+    >>> keep_probability(torch.tensor([0.5, 1.0]), beta=2).tolist()
+    [0.25, 1.0]
+    """
+    return percentiles.pow(beta)
+
+
+def flip_coins(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Positions that an independent coin per candidate keeps, in order.
+
+    >>> flip_coins(torch.tensor([1.0, 0.0, 1.0])).tolist()
+    [0, 2]
+    """
+    # rand is in [0, 1): probability 1 always keeps and probability 0 never does.
+    coins = torch.rand(len(probabilities), generator=generator, dtype=probabilities.dtype)
+    return (coins < probabilities).nonzero().flatten()
+
+
+def fixed_size_probabilities(probabilities: Tensor, num_selected: int) -> Tensor:
+    """Scale probabilities so that they add up to num_selected, none above 1: min(1, c * p) for the right c.
+
+    >>> fixed_size_probabilities(torch.tensor([0.1, 0.1, 0.8]), 2).tolist()
+    [0.5, 0.5, 1.0]
+    """
+    positive = int((probabilities > 0).sum())
+    if not 0 <= num_selected <= positive:
+        raise ValueError(f"cannot select {num_selected} of {positive} candidates with a positive probability")
+    ordered, order = probabilities.to(torch.float64).sort(descending=True)
+    rest = ordered.flip(0).cumsum(0).flip(0)  # sum from here to the end
+    wanted = num_selected - torch.arange(len(ordered), dtype=torch.float64)
+    # The largest are certain as long as their fair share of what is still wanted is 1 or more.
+    certain = (wanted * ordered >= rest) & (wanted > 0)
+    num_certain = int(certain.to(torch.int64).cumprod(0).sum())
+    scaled = torch.ones_like(ordered)
+    if num_certain < len(ordered):
+        scaled[num_certain:] = ordered[num_certain:] * (wanted[num_certain] / rest[num_certain])
+    return torch.empty_like(scaled).index_copy_(0, order, scaled).clamp_(max=1.0)
+
+
+def systematic_sample(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Positions of a sample of fixed size in which each candidate is included with exactly its probability.
+
+    The probabilities lie end to end on a line and one random comb with teeth 1 apart picks from it. They have
+    to add up to a whole number, as those of `fixed_size_probabilities` do. Arithmetic is in integers (units of
+    2**-32), so neither the size of the sample nor a probability of 0 or 1 suffers from rounding.
+
+    >>> systematic_sample(torch.tensor([0.0, 1.0, 0.0, 1.0])).tolist()
+    [1, 3]
+    """
+    shares = (probabilities.to(torch.float64) * _UNIT).round().to(torch.int64)
+    num_selected = round(float(probabilities.sum()))
+    missing = num_selected * _UNIT - int(shares.sum())
+    if missing:
+        if abs(missing) > _UNIT // 1000:
+            raise ValueError(f"probabilities must add up to a whole number, got {float(probabilities.sum())}")
+        middle = int((shares - _UNIT // 2).abs().argmin())  # the one furthest from 0 and from 1 takes the rounding
+        shares[middle] += missing
+    start = torch.randint(_UNIT, (1,), generator=generator, dtype=torch.int64)
+    teeth = (shares.cumsum(0) - start + _UNIT - 1) // _UNIT
+    return torch.diff(teeth, prepend=teeth.new_zeros(1)).nonzero().flatten()
+
+
+def should_selective_backprop(
+    current_duration: float, batch_idx: int, start: float = 0.5, end: float = 0.9, interrupt: int = 2
+) -> bool:
+    """Whether selection is on: start <= current_duration < end, and not at every `interrupt`-th batch.
+
+    >>> should_selective_backprop(0.6, batch_idx=0), should_selective_backprop(0.6, batch_idx=1)
+    (True, False)
+    """
+    in_window = start <= current_duration < end
+    return in_window and (interrupt == 0 or (batch_idx + 1) % interrupt != 0)
+
+
+def select_using_loss(
+    input: Tensor,
+    target: Tensor,
+    model: Callable[[Tensor], Tensor],
+    loss_fun: Callable[..., Tensor],
+    keep: float = 0.5,
+    scale_factor: float = 1,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Part of a batch, chosen by loss: `max(1, int(N * keep))` examples, at full resolution, in their order.
+
+    A drop-in for Composer's function of the same name. The chance of inclusion is percentile ** beta with
+    beta = 1 / keep - 1, for the fixed size as well, and scoring leaves no trace on the model.
+
+    Args:
+        input: the candidates, first dimension N.
+        target: their targets, first dimension N.
+        model: called on the (perhaps smaller) input; an `nn.Module` is put into eval mode meanwhile.
+        loss_fun: takes `reduction="none"`.
+        keep: share of the batch to keep.
+        scale_factor: below 1, score on an input shrunk to this share of its length, height and width, depth.
+        generator: source of randomness; torch's default one if not given.
+
+    >>> net = torch.nn.Linear(8, 3)
+    >>> x, y = select_using_loss(torch.randn(16, 8), torch.arange(16) % 3, net, F.cross_entropy, keep=0.25)
+    >>> x.shape, y.shape
+    (torch.Size([4, 8]), torch.Size([4]))
+    """
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep must be in (0, 1], got {keep}")
+    if not callable(loss_fun):
+        raise TypeError(f"Loss function must be callable, got {type(loss_fun).__name__}")
+    if "reduction" not in inspect.signature(loss_fun).parameters:
+        raise TypeError("Loss function `loss_fun` must take a keyword argument `reduction`.")
+    small = shrink(input, scale_factor)
+    num_selected = max(1, int(len(input) * keep))
+    guard: Any = NoTrace(model)() if isinstance(model, torch.nn.Module) else torch.no_grad()
+    with guard:
+        losses = loss_fun(model(small), target, reduction="none").float().cpu()
+    middles = rank_percentiles(losses) - 0.5 / len(losses)
+    probabilities = fixed_size_probabilities(keep_probability(middles, beta_from_selectivity(keep)), num_selected)
+    # Systematic sampling in order of loss spreads the choice over easy and hard alike.
+    order = losses.argsort()
+    positions = order[systematic_sample(probabilities[order], generator)].sort().values.to(input.device)
+    return input[positions], target[positions]
+
+
+def shrink(input: Tensor, scale_factor: float) -> Tensor:
+    """Resize the spatial dimensions of (N, C, ...) by scale_factor, which may not exceed 1."""
+    if scale_factor == 1:
+        return input
+    if input.dim() not in _INTERPOLATION:
+        raise ValueError(f"Input must be 3D, 4D, or 5D if scale_factor != 1, got {input.dim()}")
+    if not 0 < scale_factor <= 1:
+        raise ValueError(f"scale_factor must be <= 1 and above 0, got {scale_factor}")
+    mode = _INTERPOLATION[input.dim()]
+    return F.interpolate(input, scale_factor=scale_factor, mode=mode, align_corners=False, recompute_scale_factor=False)

@@ -1,0 +1,339 @@
+"""SelectiveLoader: the user's loader in, full-size batches of selected examples out.
+
+# N = candidates, B = training batch
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.assembler import Assembler
+from selective_backprop.batches import Layout, count_rows, move
+from selective_backprop.ledger import Ledger
+from selective_backprop.losses import PerExampleLoss, Reducer
+from selective_backprop.no_trace import device_of
+from selective_backprop.sampling import Chunk
+from selective_backprop.selector import Selector, require_finite
+from selective_backprop.source import Source
+from selective_backprop.stats import Stats
+from selective_backprop.types import Batch, Candidates, Forward, Method
+
+_STATE_VERSION = 1
+_MAX_PENDING = 16  # training steps whose losses may wait on the device
+
+
+class SelectiveLoader:
+    """Iterates over the user's loader and gives out full batches of the examples that the method selects.
+
+    Args:
+        loader: the user's DataLoader. Any iterable of batches will do for methods that need no ids.
+        model: the model being trained, as it is (also wrapped by DDP, FSDP or torch.compile).
+        loss_fn: an nn loss module, a function that takes `reduction=`, or a callable that returns one loss per
+            example.
+        method: how to select, for example `selective_backprop(selectivity=1/3)`.
+        batch_size: examples in a training batch; the loader's own batch size if not given. Candidate batches
+            may be larger than training batches.
+        forward: how a batch goes through the model: `forward(model, batch) -> (outputs, targets)`, the arguments
+            of loss_fn. By default `model(inputs), targets` for a pair, and `model(**batch), labels` for a dict,
+            where labels is its "labels" entry or, without one, the whole dict.
+        reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum",
+            "max" or a function.
+        device: where batches are given out; by default where the model's parameters are.
+        num_epochs: length of the run. Needed by methods with a window of training and for `progress`; with it
+            the last epoch gives out what is left as one smaller batch (unless the DataLoader has drop_last).
+        seed: of the loader's own generator. Global random state is never touched.
+
+    Without num_epochs, up to B - 1 selected examples may still wait at the end of the run: `flush()` gives them.
+    As long as an epoch keeps every candidate, the user's own batches pass through unchanged.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        method: Method,
+        *,
+        batch_size: int | None = None,
+        forward: Forward | None = None,
+        reducer: str | Reducer | None = None,
+        device: torch.device | str | None = None,
+        num_epochs: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(loader, Iterable):
+            raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(method, Method):
+            raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if num_epochs is not None and num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, got {num_epochs}")
+        if method.schedule.needs_num_epochs and num_epochs is None:
+            raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
+        self._source = Source(loader)
+        if method.scorer.needs_ids and self._source.num_examples is None:
+            raise ValueError(
+                f"{method.name} needs to know examples by id, which only a DataLoader over a map-style data set with "
+                "automatic batching can tell: this loader has none. Methods without that need, such as "
+                "selective_backprop, work with it"
+            )
+        if self._source.num_batches == 0:
+            raise ValueError("the loader is empty: it has no batch to offer")
+        self.model = model
+        self.method = method
+        self.num_epochs = num_epochs
+        self.epoch = 0
+        """Epochs completed; during one, its number from 0."""
+        self.stats = Stats()
+        self.ledger = Ledger(self._source.num_examples or 0)
+        """What is known of every example; empty where the loader has no ids."""
+        self._loss = PerExampleLoss(loss_fn, reducer)
+        self._device = torch.device(device) if device is not None else device_of(model)
+        self._selector = Selector(
+            method,
+            model,
+            forward or default_forward,
+            self._loss,
+            self.ledger,
+            self.stats,
+            num_epochs=num_epochs,
+            seed=seed,
+        )
+        self._asked_batch_size = batch_size
+        size = batch_size or self._source.batch_size
+        self._assembler = Assembler(size) if size is not None else None
+        self._fraction = 0.0  # of this epoch's candidates, offered
+        self._in_epoch = False
+        self._resumed = False
+        self._keeps_everything = True  # so far in this epoch
+        self._batch: Batch | None = None
+        self._weights_used = True
+        self._pending: list[tuple[Tensor | None, Tensor]] = []
+
+    # ---- what users read
+
+    def __len__(self) -> int:
+        """The most batches an epoch can give, reached when everything is selected; selectivity x this is usual.
+
+        An upper bound, because frameworks stop an epoch after len() batches. For a learning rate schedule use
+        `step_by_progress`.
+        """
+        batches, size = self._source.num_batches, self._source.batch_size
+        if batches is None:
+            raise TypeError("the loader inside has no length")
+        return math.ceil(batches * size / self._asked_batch_size) if self._asked_batch_size and size else batches
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs of candidates offered so far, with the part of the current one."""
+        return self.epoch + self._fraction
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the run's candidates offered so far, from 0 to 1: what a schedule should go by."""
+        if self.num_epochs is None:
+            raise ValueError("progress is a fraction of the run: pass num_epochs= to SelectiveLoader")
+        return min(1.0, self.epochs_done / self.num_epochs)
+
+    @property
+    def batch(self) -> Batch:
+        """The batch given out last, with its ids, weights and probabilities."""
+        if self._batch is None:
+            raise RuntimeError("no batch has been given out yet")
+        self._weights_used = True
+        return self._batch
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """The loss of the batch given out last, with its weights applied; tells the ledger each example's loss.
+
+        Without weights it is loss_fn's own value, to the bit.
+        """
+        batch = self.batch
+        weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
+        loss, losses = self._loss.for_training(outputs, targets, weights, len(batch))
+        self._pending.append((batch.ids, losses))
+        return loss
+
+    # ---- iteration
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._in_epoch and not self._resumed:
+            self._end_epoch()  # the caller left the last epoch early
+        if not self._in_epoch:
+            self._keeps_everything = not self._queued()
+        self._in_epoch, self._resumed = True, False
+        candidates = self._source.epoch(self._selector.plan(self.epoch, self._source.num_batches))
+        yield from self._full_batches()  # those queued when the state was saved
+        while True:
+            with self.stats.timing("loading"):
+                loaded = next(candidates, None)
+            if loaded is None:
+                break
+            self._offer(*loaded)
+            yield from self._full_batches()
+        if self.stats.offered == 0:
+            raise ValueError("the loader is empty: it offered no batch in a whole epoch")
+        if self._source.stream is not None:
+            self._count_offered(self._source.stream.tail, num_loaded=0)
+        ends_as_usual = self._keeps_everything
+        self._end_epoch()
+        drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
+        if ends_as_usual or (self.epoch == self.num_epochs and not drop_last):
+            yield from self.flush()
+
+    def flush(self) -> Iterator[Any]:
+        """Give out what is still queued, as a last batch that may be smaller than the others."""
+        yield from self._full_batches()
+        last = self._assembler.flush() if self._assembler else None
+        if last is not None:
+            yield from self._give(last)
+
+    def _full_batches(self) -> Iterator[Any]:
+        while self._assembler is not None and (batch := self._assembler.pop()) is not None:
+            yield from self._give(batch)
+
+    def _give(self, batch: Batch) -> Iterator[Any]:
+        self._batch = batch
+        self._weights_used = bool((batch.weights == 1).all())
+        self.stats.trained += len(batch)
+        self.stats.batches += 1
+        self.stats.queued = self._queued()
+        if batch.ids is not None:
+            self.ledger.count_trained(batch.ids)
+        start = time.perf_counter()
+        yield batch.data
+        self.stats.seconds["training"] += time.perf_counter() - start
+        if not self._weights_used:
+            raise RuntimeError(
+                f"{self.method.name} gives examples weights, and this batch was trained on without them: use "
+                "loader.loss(outputs, targets), or read loader.batch.weights and apply them yourself"
+            )
+        if self._device.type == "cpu" or len(self._pending) >= _MAX_PENDING:
+            self._learn_losses()  # waits for the GPU once in _MAX_PENDING steps, if no scoring did before
+
+    def _end_epoch(self) -> None:
+        self._learn_losses()
+        self.epoch += 1
+        self._fraction = 0.0
+        self._in_epoch = False
+
+    def _offer(self, chunk: Chunk | None, data: Any) -> None:
+        """Let the method choose among loaded candidates, and queue what it chose."""
+        data = move(data, self._device)
+        ids = chunk.ids if chunk else None
+        candidates = Candidates(data, ids, count_rows(data) if ids is None else len(ids))
+        if self._assembler is None:
+            self._assembler = Assembler(candidates.size)
+        if self._assembler.layout is None:
+            self._assembler.layout = Layout.of(data, candidates.size)
+        layout = self._assembler.layout
+        batch_idx = self._source.position - 1
+        scored_before = self.stats.scored
+        selection = self._selector.decide(
+            chunk, candidates, layout, epoch=self.epoch, fraction=self._fraction, batch_idx=batch_idx
+        )
+        if self.stats.scored > scored_before:
+            self._learn_losses()  # costs no wait: scoring has just made the device catch up
+        with self.stats.timing("selecting"):
+            positions = selection.positions
+            num_offered = len(chunk.offered) if chunk else candidates.size
+            self._keeps_everything &= len(positions) == num_offered
+            self._assembler.add(
+                layout.columns(data, candidates.size),
+                positions,
+                None if ids is None else ids[positions],
+                selection.weights,
+                selection.probabilities[positions].to(torch.float32),
+                as_is=self._keeps_everything and self._asked_batch_size is None,
+            )
+            self._count_offered(chunk.offered if chunk else None, num_loaded=candidates.size)
+            total = self._source.num_batches
+            self._fraction = chunk.fraction if chunk else min(1.0, (batch_idx + 1) / total) if total else 0.0
+
+    def _count_offered(self, ids: Tensor | None, num_loaded: int) -> None:
+        num_offered = num_loaded if ids is None else len(ids)
+        self.stats.offered += num_offered
+        self.stats.skipped_before_loading += num_offered - num_loaded
+        self.stats.queued = self._queued()
+        if ids is not None:
+            self.ledger.count_offered(ids)
+
+    def _learn_losses(self) -> None:
+        """Take the losses of finished training steps into the ledger."""
+        pending, self._pending = self._pending, []
+        for ids, losses in pending:
+            losses = losses.to("cpu", torch.float32)
+            require_finite(losses, ids, "training loss")
+            if ids is not None:
+                self.ledger.record_losses(ids, losses, self.epoch)
+
+    def _queued(self) -> int:
+        return len(self._assembler) if self._assembler is not None else 0
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on exactly: plain data and tensors, loadable with weights_only=True.
+
+        Save it between steps, mid-epoch too. The order of later epochs comes from the DataLoader's generator,
+        which is saved too if it has one; without one it comes from torch's global state, which is the caller's
+        to save, as for any exact resume.
+        """
+        self._learn_losses()
+        return {
+            "version": _STATE_VERSION,
+            "method": self.method.name,
+            "epoch": self.epoch,
+            "in_epoch": self._in_epoch,
+            "fraction": self._fraction,
+            "keeps_everything": self._keeps_everything,
+            "batch_size": self._assembler.batch_size if self._assembler else None,
+            "queue": self._assembler.state_dict() if self._assembler else None,
+            "source": self._source.state_dict(in_epoch=self._in_epoch),
+            "selector": self._selector.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "stats": self.stats.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the state was saved; the next iteration finishes the epoch that was under way."""
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"this state has version {state.get('version')}, expected {_STATE_VERSION}")
+        if state["method"] != self.method.name:
+            raise ValueError(f"saved by the method {state['method']}, this loader has {self.method.name}")
+        size = state["batch_size"]
+        if self._assembler is not None and size is not None and size != self._assembler.batch_size:
+            raise ValueError(f"saved with training batches of {size}, this loader has {self._assembler.batch_size}")
+        self.ledger.load_state_dict(state["ledger"])
+        self._source.load_state_dict(state["source"])
+        self._selector.load_state_dict(state["selector"])
+        self.stats.load_state_dict(state["stats"])
+        if size is not None:
+            self._assembler = Assembler(size)
+            self._assembler.load_state_dict(state["queue"], self._device)
+        self.epoch, self._fraction = state["epoch"], state["fraction"]
+        self._keeps_everything = state["keeps_everything"]
+        self._in_epoch = self._resumed = state["in_epoch"]
+        self._batch, self._pending, self._weights_used = None, [], True
+
+
+def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Outputs and targets of a pair (inputs, targets) or of a dict of the model's keyword arguments."""
+    if isinstance(batch, Mapping):
+        return model(**batch), batch.get("labels", batch)
+    if isinstance(batch, (list, tuple)) and len(batch) == 2:
+        inputs, targets = batch
+        return model(inputs), targets
+    raise TypeError(
+        f"a batch of type {type(batch).__name__} is neither a pair (inputs, targets) nor a dict: pass "
+        "forward=, a function from (model, batch) to (outputs, targets)"
+    )

@@ -1,0 +1,117 @@
+"""Run a model without leaving a trace on it or on any global random state."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+ScoringMode = Literal["eval", "train"]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module behind DDP, DataParallel or torch.compile, so that scoring has no effect on the wrapper.
+
+    DDP's forward would broadcast buffers and wait for the other ranks; a compiled model would be compiled a
+    second time for eval mode. FSDP stays: its forward is what gathers the parameters.
+    """
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first parameter (or buffer) is; the CPU for a model without any."""
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+@contextmanager
+def preserved_rng(device: torch.device) -> Iterator[None]:
+    """Global random states of torch (CPU and `device`), Python and numpy are the same after as before."""
+    numpy = sys.modules.get("numpy")  # not imported: then nobody has drawn from it either
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    has_generator = device.type not in ("cpu", "meta")
+    devices = [device] if has_generator else []
+    try:
+        with torch.random.fork_rng(devices=devices, device_type=device.type if has_generator else "cuda"):
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+class NoTrace:
+    """Context in which the model can be called: no gradients, and nothing changed afterwards.
+
+    mode "eval": every submodule is in eval mode meanwhile. Mode "train": flags stay as they are (dropout is
+    drawn, BatchNorm uses the batch's statistics), but running statistics are frozen.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+    >>> with NoTrace(model, "train")():
+    ...     _ = model(torch.ones(4, 2))
+    >>> int(model[0].num_batches_tracked)
+    0
+    """
+
+    def __init__(self, model: nn.Module, mode: ScoringMode = "eval") -> None:
+        if mode not in ("eval", "train"):
+            raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
+        self.model = model
+        self.mode = mode
+        # Buffers are written in train mode. In eval mode hardly any model does it, and copying them every time
+        # has a cost, so the first call finds out.
+        self._writes_buffers: bool | None = True if mode == "train" else None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        # no_grad, not inference_mode: a tensor that the model caches in its forward (rotary embeddings, masks)
+        # must remain usable in training.
+        with torch.no_grad(), preserved_rng(device_of(self.model)), self._flags(), self._buffers():
+            yield
+
+    @contextmanager
+    def _flags(self) -> Iterator[None]:
+        training = [m for m in self.model.modules() if m.training] if self.mode == "eval" else []
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    @contextmanager
+    def _buffers(self) -> Iterator[None]:
+        if self._writes_buffers is False:
+            yield
+            return
+        originals: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    copy = buffer.clone()
+                    module._buffers[name] = copy
+                    originals.append((module, name, buffer, copy))
+        try:
+            yield
+        finally:
+            if self._writes_buffers is None:  # once per run: waiting for the GPU does not matter
+                self._writes_buffers = any(
+                    module._buffers[name] is not copy or not torch.equal(buffer, copy)
+                    for module, name, buffer, copy in originals
+                )
+            for module, name, buffer, _ in originals:
+                module._buffers[name] = buffer

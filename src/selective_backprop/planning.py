@@ -1,0 +1,61 @@
+"""Which candidates of an epoch are loaded at all.
+
+# M = candidates of the epoch
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selective_backprop.ledger import Ledger
+from selective_backprop.sampling import Chunk
+from selective_backprop.types import Policy, Scorer
+
+
+def plan_epoch(
+    batches: list[Tensor],
+    switched_on: list[bool],
+    *,
+    scorer: Scorer,
+    policy: Policy,
+    ledger: Ledger,
+    epoch: int,
+    generator: torch.Generator,
+) -> tuple[list[Chunk], Tensor]:
+    """Decide before loading about every candidate whose score is known, for the whole epoch at once.
+
+    Returns the chunks to load and the ids that are skipped after the last of them. At the start of the epoch,
+    so that the plan does not depend on how far ahead the DataLoader's workers ask.
+    """
+    sizes = torch.tensor([len(batch) for batch in batches])
+    ids = torch.cat(batches)
+    decided = (~torch.tensor(switched_on)).repeat_interleave(sizes)  # switched off: everything is trained on
+    scores = scorer.recall(ids, ledger, epoch)
+    open_for_choice = (~decided & ~scores.isnan()).nonzero().flatten()
+    load = torch.ones(len(ids), dtype=torch.bool)
+    weights, probabilities = torch.ones(len(ids)), torch.ones(len(ids))
+    if len(open_for_choice):
+        selection = policy.select(scores[open_for_choice], generator)
+        selected = open_for_choice[selection.positions]
+        load[open_for_choice] = False
+        load[selected] = decided[selected] = True
+        weights[selected] = selection.weights
+        probabilities[open_for_choice] = selection.probabilities.to(torch.float32)
+    if load.all():
+        ends = sizes.cumsum(0)  # nothing is skipped: the user's own batches
+        loaded = torch.arange(len(ids))
+    else:
+        loaded = load.nonzero().flatten()
+        size = len(batches[0])
+        ends = torch.arange(size, len(loaded) + size, size).clamp_(max=len(loaded))
+    chunks, start, offered_before = [], 0, 0
+    for end in ends.tolist():
+        rows = loaded[start:end]
+        offered = int(rows[-1]) + 1
+        fraction = offered / len(ids)
+        chunks.append(
+            Chunk(ids[rows], ids[offered_before:offered], fraction, decided[rows], weights[rows], probabilities[rows])
+        )
+        start, offered_before = end, offered
+    return chunks, ids[offered_before:]

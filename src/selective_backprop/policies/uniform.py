@@ -1,0 +1,37 @@
+"""The same chance for every candidate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop import functional
+from selective_backprop.types import Selection
+
+
+class UniformPolicy:
+    """Keep each candidate with the same probability, by a coin of its own.
+
+    Args:
+        selectivity: the probability.
+
+    >>> UniformPolicy(selectivity=1).select(torch.zeros(3), torch.Generator()).positions.tolist()
+    [0, 1, 2]
+    """
+
+    def __init__(self, *, selectivity: float) -> None:
+        functional.beta_from_selectivity(selectivity)  # the same bounds hold
+        self.selectivity = selectivity
+
+    def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
+        probabilities = torch.full((len(scores),), self.selectivity, dtype=torch.float64)
+        positions = functional.flip_coins(probabilities, generator)
+        return Selection(positions, torch.ones(len(positions)), probabilities)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass

@@ -1,0 +1,25 @@
+"""No score at all, for policies that do not look at it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selective_backprop.ledger import Ledger
+from selective_backprop.types import Candidates, Task
+
+
+class ConstantScorer:
+    """Zero for everyone, known before anything is loaded."""
+
+    needs_ids = False
+    uses_model = False
+
+    def remembers(self, epoch: int) -> bool:
+        return True
+
+    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+        return torch.zeros(len(ids))
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        return torch.zeros(candidates.size)

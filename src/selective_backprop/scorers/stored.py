@@ -1,0 +1,39 @@
+"""Scores of an earlier selection pass (Stale-SB)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from selective_backprop.ledger import Ledger
+from selective_backprop.types import Candidates, Scorer, Task
+
+
+class StoredScorer:
+    """Fresh scores every n-th epoch; in between, the last ones decide, before anything is loaded.
+
+    An example without a score yet (a sampler may offer new ones at any time) is loaded and scored.
+
+    Args:
+        fresh: makes the scores.
+        every: n; 1 is fresh scores always.
+        first_epoch: the epoch of the first selection pass; the length of the warm-up.
+    """
+
+    needs_ids = True
+    uses_model = True
+
+    def __init__(self, fresh: Scorer, *, every: int, first_epoch: int = 0) -> None:
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a whole number of epochs >= 1, got {every!r}")
+        self.fresh = fresh
+        self.every = every
+        self.first_epoch = first_epoch
+
+    def remembers(self, epoch: int) -> bool:
+        return (epoch - self.first_epoch) % self.every != 0
+
+    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+        return ledger.score[ids]
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        return self.fresh.score(candidates, task)

@@ -1,0 +1,149 @@
+"""Candidates from the user's loader, with their ids, from any point of an epoch on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.no_trace import preserved_rng
+from selective_backprop.sampling import (
+    Chunk,
+    IndexStream,
+    chunks_from_state,
+    chunks_to_state,
+    has_ids,
+    with_index_stream,
+)
+
+Plan = Callable[[list[Tensor]], tuple[list[Chunk], Tensor]]
+
+
+class Source:
+    """One epoch after the other of (chunk, loaded batch) pairs; the chunk is None where there are no ids.
+
+    Args:
+        loader: a DataLoader, or any other iterable of batches (which then have no ids).
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.user_loader: Any = loader
+        self.stream: IndexStream | None = None
+        self._loader: Any = loader
+        if has_ids(self.user_loader):
+            self._loader, self.stream = with_index_stream(self.user_loader)
+        self.position = 0
+        """Batches returned in this epoch."""
+        self._resume_from: dict[str, Any] | None = None
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows that a ledger needs: one per id."""
+        return len(self.user_loader.dataset) if self.stream is not None else None
+
+    @property
+    def num_batches(self) -> int | None:
+        """Candidate batches of an epoch, where the loader knows."""
+        try:
+            return len(self.user_loader)
+        except TypeError:
+            return None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Size of a candidate batch, where the loader says it."""
+        for owner in (self.user_loader, getattr(self.user_loader, "batch_sampler", None)):
+            size = getattr(owner, "batch_size", None)
+            if isinstance(size, int) and not isinstance(size, bool):
+                return size
+        return None
+
+    def epoch(self, plan: Plan | None) -> Iterator[tuple[Chunk | None, Any]]:
+        """The candidates of one epoch, or of the rest of one after load_state_dict.
+
+        plan: decides, once the epoch's ids are known, which of them to load.
+        """
+        for batch in self._start(plan):
+            self.position += 1
+            yield (self.stream.take() if self.stream is not None else None), batch
+
+    def _start(self, plan: Plan | None) -> Iterator[Any]:
+        state, self._resume_from = self._resume_from, None
+        if state is None:
+            self.position = 0
+            if self.stream is not None:
+                self.stream.begin(self._chunks(self.stream, plan))
+            return iter(self._loader)
+        if self.stream is not None:
+            self.stream.begin(iter(chunks_from_state(state["chunks"])))
+            self.stream.tail = state["tail"]
+        elif state["inner"] is not None:
+            self._loader.load_state_dict(state["inner"])
+        # A DataLoader draws a seed for its workers whenever it starts; the run that never stopped did not draw
+        # it here, so neither may this one.
+        with self._untouched_generators():
+            iterator: Iterator[Any] = iter(self._loader)
+            if self.stream is None and state["inner"] is None:
+                for _ in range(self.position):  # no other way to get there than to load and drop
+                    next(iterator)
+            return iterator
+
+    def _chunks(self, stream: IndexStream, plan: Plan | None) -> Iterator[Chunk]:
+        # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
+        stream.tail = torch.empty(0, dtype=torch.int64)
+        if plan is not None:
+            chunks, stream.tail = plan(list(stream.batches()))
+            yield from chunks
+            return
+        total = self.num_batches
+        for number, ids in enumerate(stream.batches(), start=1):
+            yield Chunk(ids, ids, number / total if total else 0.0)
+
+    def _generators(self) -> list[torch.Generator]:
+        """The user's generators that decide on order and on worker seeds."""
+        loader = self.user_loader
+        owners = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+        found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
+        return list(found.values())
+
+    @contextmanager
+    def _untouched_generators(self) -> Iterator[None]:
+        states = [generator.get_state() for generator in self._generators()]
+        with preserved_rng(torch.device("cpu")):
+            yield
+        for generator, saved in zip(self._generators(), states, strict=True):
+            generator.set_state(saved)
+
+    def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
+        state: dict[str, Any] = {"generators": [generator.get_state() for generator in self._generators()]}
+        if not in_epoch:
+            return state
+        state |= {"position": self.position, "chunks": None, "tail": None, "inner": None}
+        if self._resume_from is not None:  # loaded, and not gone on with since
+            return state | self._resume_from
+        if self.stream is not None:
+            try:
+                len(self.stream)
+            except TypeError:
+                raise ValueError(
+                    "cannot save in the middle of an epoch: the batch sampler has no length and may never end"
+                ) from None
+            state |= {"chunks": chunks_to_state(self.stream.remaining()), "tail": self.stream.tail}
+        elif hasattr(self._loader, "load_state_dict"):
+            state["inner"] = self._loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        generators = self._generators()
+        if len(generators) != len(state["generators"]):
+            raise ValueError(
+                f"saved with {len(state['generators'])} generators in the DataLoader and its samplers, "
+                f"this one has {len(generators)}"
+            )
+        for generator, saved in zip(generators, state["generators"], strict=True):
+            generator.set_state(saved)
+        self._resume_from = state if "position" in state else None
+        self.position = state.get("position", 0)

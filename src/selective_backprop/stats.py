@@ -1,0 +1,62 @@
+"""What a loader did so far: counts and seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PHASES = ("loading", "scoring", "selecting", "training")
+
+
+@dataclass
+class Stats:
+    """Counts of examples and seconds by phase since the loader was made (or since the run it resumed began).
+
+    Seconds are the caller's clock: scoring waits for the device, so with a GPU the end of a training step that
+    is still under way counts as scoring.
+    """
+
+    offered: int = 0
+    """Candidates, skipped ones included."""
+    scored: int = 0
+    """Candidates that had a selection pass."""
+    trained: int = 0
+    """Examples in the batches given out."""
+    skipped_before_loading: int = 0
+    """Candidates that were rejected by a known score: neither loaded nor augmented."""
+    queued: int = 0
+    """Selected, and waiting for their batch to fill."""
+    batches: int = 0
+    """Training batches given out."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @property
+    def selectivity(self) -> float:
+        """Achieved so far: selected among offered candidates."""
+        return (self.trained + self.queued) / self.offered if self.offered else float("nan")
+
+    @contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - start
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+        self.seconds = dict(state["seconds"])
+
+    def __str__(self) -> str:
+        seconds = ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in PHASES)
+        return (
+            f"offered {self.offered:,}, scored {self.scored:,}, trained {self.trained:,} in {self.batches:,} batches, "
+            f"skipped before loading {self.skipped_before_loading:,}, queued {self.queued:,}; "
+            f"selectivity {self.selectivity:.3f}; seconds: {seconds}"
+        )
