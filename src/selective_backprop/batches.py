@@ -100,18 +100,21 @@ class Layout:
 
 
 def count_rows(batch: Any) -> int:
-    """Number of examples: the length of the first tensor or, without tensors, of the first list of entries."""
-    tensor = _first_tensor(batch)
+    """Number of examples in a batch whose ids are not known.
+
+    The length of the first tensor that is not inside a nested list. Without one, lists decide: tensors of one
+    shape are taken for columns, anything else for one entry per example.
+    """
+    tensor = _first_tensor(batch, nested=False)
     if tensor is not None:
         if tensor.dim() == 0:
             raise ValueError("the batch's first tensor has no dimensions: examples go along the first one")
         return len(tensor)
-    parts = _parts(batch)
-    if parts is None:
+    entries = _first_list(batch)
+    if entries is None:
         raise TypeError(f"cannot find the examples in a batch of type {type(batch).__name__}")
-    if parts[0] == "sequence" and all(_parts(part) is None for part in parts[2]):
-        return len(parts[2])
-    return next((count_rows(part) for part in parts[2] if _parts(part) is not None), 0)
+    shapes = {entry.shape if isinstance(entry, Tensor) else None for entry in entries}
+    return len(entries[0]) if len(shapes) == 1 and shapes != {None} else len(entries)
 
 
 def move(value: Any, device: torch.device) -> Any:
@@ -127,12 +130,24 @@ def move(value: Any, device: torch.device) -> Any:
     return layout.batch([move(part, device) for part in values])
 
 
-def _first_tensor(value: Any) -> Tensor | None:
+def _first_tensor(value: Any, *, nested: bool) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
     parts = _parts(value)
-    found = (_first_tensor(part) for part in parts[2]) if parts else iter(())
+    if parts is None or (nested and parts[0] == "sequence"):
+        return None
+    found = (_first_tensor(part, nested=True) for part in parts[2])
     return next((tensor for tensor in found if tensor is not None), None)
+
+
+def _first_list(value: Any) -> list[Any] | None:
+    """The innermost list that comes first: of file names, images of different sizes, examples as they are."""
+    parts = _parts(value)
+    if parts is None:
+        return None
+    inner = (_first_list(part) for part in parts[2])
+    first = next((entries for entries in inner if entries is not None), None)
+    return first if first is not None else parts[2] if parts[0] == "sequence" and parts[2] else None
 
 
 def _parts(value: Any) -> tuple[str, tuple[Any, ...], list[Any]] | None:

@@ -101,7 +101,8 @@ def fixed_size_probabilities(probabilities: Tensor, num_selected: int) -> Tensor
     num_certain = int(certain.to(torch.int64).cumprod(0).sum())
     scaled = torch.ones_like(ordered)
     if num_certain < len(ordered):
-        scaled[num_certain:] = ordered[num_certain:] * (wanted[num_certain] / rest[num_certain])
+        remainder = rest[num_certain].clamp_min(torch.finfo(torch.float64).tiny)  # all zero: nothing to scale
+        scaled[num_certain:] = ordered[num_certain:] * (wanted[num_certain] / remainder)
     return torch.empty_like(scaled).index_copy_(0, order, scaled).clamp_(max=1.0)
 
 

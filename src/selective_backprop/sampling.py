@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,14 @@ class IndexStream:
     DataLoader asks for indices ahead of time (workers) but returns batches in the order of asking.
     """
 
-    def __init__(self, batch_sampler: Iterable[Any]) -> None:
+    def __init__(self, batch_sampler: Any) -> None:
         self.batch_sampler = batch_sampler
         self.tail = torch.empty(0, dtype=torch.int64)  # ids offered after the last chunk, all of them skipped
         self._source: Iterator[Chunk] = iter(())
         self._handed_out: deque[Chunk] = deque()
 
     def __len__(self) -> int:
-        return len(self.batch_sampler)  # type: ignore[arg-type]
+        return len(self.batch_sampler)
 
     def begin(self, chunks: Iterator[Chunk]) -> None:
         """Hand out these chunks in the next iteration. Nothing is drawn from the user's sampler before that."""
@@ -80,9 +80,9 @@ def has_ids(loader: Any) -> bool:
     return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
 
 
-def with_index_stream(loader: DataLoader[Any]) -> tuple[DataLoader[Any], IndexStream]:
+def with_index_stream(loader: Any) -> tuple[DataLoader[Any], IndexStream]:
     """A copy of the user's DataLoader, of its own class, that takes its indices from an IndexStream."""
-    stream = IndexStream(loader.batch_sampler)  # type: ignore[arg-type]
+    stream = IndexStream(loader.batch_sampler)
     clone = copy.copy(loader)
     # DataLoader refuses to have these set after construction, so that nobody changes a loader in use; this one
     # is not in use yet. Out-of-order batches could not be matched with their ids.

@@ -1,0 +1,20 @@
+"""Small real data and a model on which every promise can be broken: BatchNorm, dropout, a frozen part."""
+
+import pytest
+import torch
+
+# Several test processes share the cores; and sums in a fixed order make "to the bit" meaningful.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

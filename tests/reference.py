@@ -1,0 +1,41 @@
+"""Slow, obvious versions of what the library computes."""
+
+from collections import deque
+
+
+def mean_rank_percentile(history, value):
+    """Percentile in (0, 1] with ties at the mean of their ranks; the value is in the history."""
+    ranks = [rank for rank, other in enumerate(sorted(history), start=1) if other == value]
+    return sum(ranks) / len(ranks) / len(history)
+
+
+class Algorithm2:
+    """The paper's CalculateProbability, one loss at a time."""
+
+    def __init__(self, history_size, beta):
+        self.history = deque(maxlen=history_size)
+        self.beta = beta
+
+    def probability(self, loss):
+        self.history.append(loss)
+        return mean_rank_percentile(self.history, loss) ** self.beta
+
+
+def batched_percentiles(losses_before, batch, size):
+    """Percentiles of a batch after all of it was added; a batch larger than the history counts whole."""
+    window = (list(losses_before) + list(batch))[-max(size, len(batch)) :]
+    return [mean_rank_percentile(window, loss) for loss in batch]
+
+
+def capped_shares(weights, total):
+    """min(1, c * w) adding up to total, by bisection on c."""
+    low, high = 0.0, 1.0
+    while sum(min(1.0, high * w) for w in weights) < total - 1e-12 and high < 1e18:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if sum(min(1.0, middle * w) for w in weights) < total:
+            low = middle
+        else:
+            high = middle
+    return [min(1.0, high * w) for w in weights]

@@ -1,0 +1,71 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selective_backprop.assembler import Assembler
+from selective_backprop.batches import Layout
+
+
+def add(assembler, start, size, positions):
+    """Candidates that carry their number in a tensor and in a list."""
+    values = torch.arange(start, start + size)
+    batch = (values.float(), [str(v) for v in values.tolist()])
+    assembler.layout = assembler.layout or Layout.of((torch.ones(5), list("abcde")))
+    positions = torch.tensor(positions, dtype=torch.int64)
+    ids = values[positions]
+    assembler.add(assembler.layout.columns(batch), positions, ids, ids.float() / 10, ids.float() / 100)
+
+
+def check(batch):
+    values, names = batch.data
+    assert values.long().tolist() == batch.ids.tolist() == [int(name) for name in names]
+    assert torch.equal(batch.weights, batch.ids.float() / 10)
+    assert torch.equal(batch.probabilities, batch.ids.float() / 100)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 9), st.lists(st.lists(st.booleans(), min_size=1, max_size=20), max_size=12), st.data())
+def test_full_batches_in_order_without_loss_or_repetition(batch_size, masks, data):
+    assembler, expected, got, start = Assembler(batch_size), [], [], 0
+    for mask in masks:
+        positions = [i for i, keep in enumerate(mask) if keep]
+        add(assembler, start, len(mask), positions)
+        expected += [start + p for p in positions]
+        start += len(mask)
+        if data.draw(st.booleans()):  # save and load at any time
+            again = Assembler(batch_size)
+            again.load_state_dict(assembler.state_dict(), torch.device("cpu"))
+            assembler = again
+        while (batch := assembler.pop()) is not None:
+            assert len(batch) == batch_size
+            check(batch)
+            got += batch.ids.tolist()
+    assert len(assembler) == len(expected) - len(got) < batch_size
+    if (last := assembler.flush()) is not None:
+        check(last)
+        got += last.ids.tolist()
+    assert got == expected
+
+
+def test_a_batch_that_fits_is_not_copied():
+    assembler, column = Assembler(4), torch.arange(4.0)
+    assembler.layout = Layout.of(column)
+    assembler.add([column], torch.arange(4), None, torch.ones(4), torch.ones(4))
+    assert assembler.pop().data is column
+
+
+def test_batches_given_out_are_never_written_again():
+    assembler = Assembler(2)
+    add(assembler, 0, 3, [0, 1, 2])
+    first = assembler.pop().data[0]
+    add(assembler, 3, 3, [0, 1, 2])
+    assert first.tolist() == [0, 1]
+
+
+def test_examples_of_different_shapes():
+    assembler = Assembler(4)
+    assembler.layout = Layout.of(torch.ones(3, 5))
+    assembler.add([torch.ones(3, 5)], torch.arange(2), None, torch.ones(2), torch.ones(2))
+    with pytest.raises(ValueError, match=r"shape \(5,\) \(torch.float32\) and \(6,\) .* pad to one size"):
+        assembler.add([torch.ones(3, 6)], torch.arange(2), None, torch.ones(2), torch.ones(2))

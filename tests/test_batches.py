@@ -1,0 +1,126 @@
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from selective_backprop.batches import Layout, count_rows, move
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+@dataclass
+class Record:
+    image: torch.Tensor
+    names: list[str]
+    mask: torch.Tensor | None = None
+
+
+@dataclass
+class Unknown:
+    image: torch.Tensor
+
+
+def rows(n):
+    return torch.arange(n * 2.0).view(n, 2)
+
+
+BATCHES = {
+    "tensor": lambda n: rows(n),
+    "tuple": lambda n: (rows(n), torch.arange(n)),
+    "list, as default_collate makes it": lambda n: [rows(n), torch.arange(n)],
+    "dict": lambda n: {"x": rows(n), "y": torch.arange(n)},
+    "ordered dict": lambda n: OrderedDict(x=rows(n), y=torch.arange(n)),
+    "mapping of a class of its own": lambda n: UserDict(x=rows(n), y=torch.arange(n)),
+    "named tuple": lambda n: Pair(rows(n), torch.arange(n)),
+    "dataclass": lambda n: Record(rows(n), [f"name {i}" for i in range(n)]),
+    "strings": lambda n: (rows(n), [f"name {i}" for i in range(n)]),
+    "nested": lambda n: {"views": (rows(n), rows(n) + 1), "meta": {"name": [str(i) for i in range(n)], "none": None}},
+    "images of different sizes": lambda n: ([torch.ones(3, i + 1) for i in range(n)], [{"box": i} for i in range(n)]),
+    "examples as they are": lambda n: [{"x": i} for i in range(n)],
+}
+
+
+def flat(value):
+    return repr(value)
+
+
+@pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
+def test_rows_of_any_batch(make):
+    layout = Layout.of(make(5))
+    assert flat(layout.batch(layout.columns(make(5)))) == flat(make(5))
+    first = layout.batch([column[:2] for column in layout.columns(make(5))])
+    expected = make(2)
+    if isinstance(expected, tuple) and isinstance(expected[0], list):
+        assert len(first[0]) == len(first[1]) == 2
+    else:
+        assert flat(first) == flat(expected)
+    assert type(first) is type(make(5))
+
+
+@pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
+def test_layout_survives_as_plain_data(make):
+    layout = Layout.of(make(5))
+    assert Layout.from_state_dict(layout.state_dict()) == layout
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_short_batch_does_not_change_the_reading(n):
+    layout = Layout.of(BATCHES["images of different sizes"](5))
+    batch = ([torch.ones(n, 2) for _ in range(n)], [{"box": i} for i in range(n)])
+    images, _ = layout.columns(batch)
+    assert isinstance(images, list)
+    pairs = Layout.of(BATCHES["nested"](5))
+    assert all(len(column) == n for column in pairs.columns(BATCHES["nested"](n)))
+
+
+def test_number_of_rows():
+    assert [count_rows(make(7)) for name, make in BATCHES.items() if "different" not in name] == [7] * 11
+
+
+def test_move_reaches_every_tensor():
+    moved = move({"a": [torch.ones(1), ("x", torch.ones(2))], "b": None}, torch.device("meta"))
+    assert moved["a"][0].device.type == moved["a"][1][1].device.type == "meta"
+    assert moved["a"][1][0] == "x"
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ((torch.ones(4, 2), torch.ones(3)), ValueError, r"tensor of shape \(3,\) in a batch of 4 examples"),
+        ((torch.ones(4, 2), torch.tensor(1.0)), ValueError, r"tensor of shape \(\) in a batch of 4 examples"),
+        (
+            (torch.ones(4, 2), 0.5),
+            TypeError,
+            "cannot pick examples from a float in a batch: make it a tensor or a list",
+        ),
+        (torch.tensor(1.0), ValueError, "first tensor has no dimensions"),
+        (object(), TypeError, "cannot find the examples in a batch of type object"),
+        ((torch.ones(4), ["a", "b"]), TypeError, "cannot pick examples from a str"),
+        (
+            ((torch.ones(2), torch.ones(2)), torch.ones(2)),
+            ValueError,
+            "may be one entry per example or a group of columns",
+        ),
+    ],
+)
+def test_batches_without_rows(batch, error, message):
+    with pytest.raises(error, match=message):
+        Layout.of(batch)
+
+
+def test_a_batch_of_another_structure():
+    with pytest.raises(ValueError, match=r"changed their structure: expected dict of \['x', 'y'\]"):
+        Layout.of(BATCHES["dict"](4)).columns({"x": rows(4)})
+
+
+def test_a_later_batch_with_uneven_parts():
+    with pytest.raises(ValueError, match=r"expected 4 rows, found \(3,\)"):
+        Layout.of(BATCHES["tuple"](4)).columns((rows(4), torch.arange(3)))
+
+
+def test_a_checkpoint_cannot_name_any_class():
+    state = Layout.of(Unknown(rows(3))).state_dict()
+    for name in ("os:system", "not_imported_anywhere:Batch", "builtins:eval", "subprocess:Popen"):
+        with pytest.raises(ValueError, match=f"holds batches of type {name}: import it before"):
+            Layout.from_state_dict(state | {"class": name})

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from selective_backprop import Ledger
+
+
+def test_rows_belong_to_ids():
+    ledger = Ledger(5)
+    ledger.record_scores(torch.tensor([3, 1]), torch.tensor([0.3, 0.1]), epoch=0)
+    ledger.record_losses(torch.tensor([1]), torch.tensor([9.0]), epoch=2)
+    assert ledger.score[[1, 3]].tolist() == pytest.approx([0.1, 0.3])
+    assert ledger.score.isnan().tolist() == [True, False, True, False, True]
+    assert ledger.loss[1] == 9
+    assert ledger.updated.tolist() == [-1, 2, -1, 0, -1]
+
+
+def test_training_does_not_overwrite_the_score_of_the_selection_pass():
+    ledger = Ledger(1)
+    ledger.record_scores(torch.tensor([0]), torch.tensor([2.0]), epoch=0)
+    ledger.record_losses(torch.tensor([0]), torch.tensor([1.0]), epoch=0)
+    assert (ledger.score[0], ledger.loss[0]) == (2, 1)
+
+
+def test_mean_loss_is_exponentially_weighted():
+    ledger, mean = Ledger(1), None
+    for epoch, loss in enumerate([4.0, 2.0, 1.0, 0.5]):
+        ledger.record_losses(torch.tensor([0]), torch.tensor([loss]), epoch)
+        mean = loss if mean is None else 0.7 * mean + 0.3 * loss
+    assert float(ledger.mean_loss[0]) == pytest.approx(mean)
+
+
+def test_repeated_ids_count_each_time():
+    ledger = Ledger(3)
+    ledger.count_offered(torch.tensor([2, 2, 0]))
+    ledger.count_trained(torch.tensor([2, 2]))
+    assert (ledger.offered.tolist(), ledger.trained.tolist()) == ([1, 0, 2], [0, 0, 2])
+
+
+def test_at_most_32_bytes_an_id():
+    ledger = Ledger(1000)
+    assert sum(column.nbytes for column in ledger.state_dict().values()) <= 32 * 1000
+
+
+def test_state_of_another_data_set_is_refused():
+    with pytest.raises(ValueError, match="saved ledger has 4 examples but the data set has 5"):
+        Ledger(5).load_state_dict(Ledger(4).state_dict())
+
+
+def test_state_is_a_copy():
+    ledger = Ledger(2)
+    state = ledger.state_dict()
+    ledger.count_offered(torch.tensor([0]))
+    assert state["offered"].tolist() == [0, 0]

@@ -1,0 +1,56 @@
+import pytest
+
+from selective_backprop import Schedule
+
+
+def test_on_by_default():
+    assert all(Schedule().is_on(t, i) for t in (0, 0.5, 99) for i in range(4))
+
+
+def test_warmup_ends_at_a_fraction_of_an_epoch():
+    schedule = Schedule(warmup_epochs=1.5)
+    assert [schedule.is_on(t, 0) for t in (0, 1.4999, 1.5, 2)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("num_epochs", range(1, 31))
+def test_window_switches_exactly_once_on_and_once_off(num_epochs):
+    schedule = Schedule(start=0.5, end=0.9)
+    states = [schedule.is_on(e + i / 10, i, num_epochs) for e in range(num_epochs) for i in range(10)]
+    expected = [0.5 <= step / (10 * num_epochs) < 0.9 for step in range(10 * num_epochs)]
+    assert states == expected
+
+
+def test_a_window_to_the_end_stays_on_beyond_it():
+    assert Schedule(start=0.5).is_on(7.0, 0, num_epochs=4)
+    assert not Schedule(end=0.5).is_on(7.0, 0, num_epochs=4)
+
+
+def test_interrupt():
+    assert [Schedule(interrupt=3).is_on(0, i) for i in range(6)] == [True, True, False, True, True, False]
+
+
+def test_never():
+    schedule = Schedule(end=0)
+    assert schedule.never_on
+    assert not schedule.needs_num_epochs
+    assert not schedule.on_in_epoch(5, 10)
+
+
+def test_on_in_epoch():
+    schedule = Schedule(start=0.25, end=0.5)
+    assert [schedule.on_in_epoch(e, 10, num_epochs=10) for e in range(10)] == [2 <= e < 5 for e in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warmup_epochs": -1}, "warmup_epochs must be >= 0, got -1"),
+        ({"start": 0.9, "end": 0.5}, "start must be before end, got 0.9 and 0.5"),
+        ({"start": 5}, r"fractions of the run in \[0, 1\], got 5 and 1.0"),
+        ({"interrupt": -2}, "interrupt must be a whole number >= 0, got -2"),
+        ({"interrupt": 1.5}, "interrupt must be a whole number >= 0, got 1.5"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**options)
