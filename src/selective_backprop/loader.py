@@ -46,7 +46,8 @@ class SelectiveLoader:
             "max" or a function.
         device: where batches are given out; by default where the model's parameters are.
         num_epochs: length of the run. Needed by methods with a window of training and for `progress`; with it
-            the last epoch gives out what is left as one smaller batch (unless the DataLoader has drop_last).
+            the last epoch gives out what is left as one smaller batch, unless the DataLoader has drop_last or a
+            single example is left, on which BatchNorm could not be trained.
         seed: of the loader's own generator. Global random state is never touched.
 
     Without num_epochs, up to B - 1 selected examples may still wait at the end of the run: `flush()` gives them.
@@ -186,8 +187,7 @@ class SelectiveLoader:
             self._count_offered(self._source.stream.tail, num_loaded=0)
         ends_as_usual = self._keeps_everything
         self._end_epoch()
-        drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
-        if ends_as_usual or (self.epoch == self.num_epochs and not drop_last):
+        if ends_as_usual or (self.epoch == self.num_epochs and self._may_give_rest()):
             yield from self.flush()
 
     def flush(self) -> Iterator[Any]:
@@ -196,6 +196,11 @@ class SelectiveLoader:
         last = self._assembler.flush() if self._assembler else None
         if last is not None:
             yield from self._give(last)
+
+    def _may_give_rest(self) -> bool:
+        # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
+        drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
+        return self._queued() > 1 and not drop_last
 
     def _full_batches(self) -> Iterator[Any]:
         while self._assembler is not None and (batch := self._assembler.pop()) is not None:

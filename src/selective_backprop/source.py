@@ -118,23 +118,27 @@ class Source:
             generator.set_state(saved)
 
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {"generators": [generator.get_state() for generator in self._generators()]}
-        if not in_epoch:
-            return state
-        state |= {"position": self.position, "chunks": None, "tail": None, "inner": None}
-        if self._resume_from is not None:  # loaded, and not gone on with since
-            return state | self._resume_from
-        if self.stream is not None:
-            try:
-                len(self.stream)
-            except TypeError:
-                raise ValueError(
-                    "cannot save in the middle of an epoch: the batch sampler has no length and may never end"
-                ) from None
-            state |= {"chunks": chunks_to_state(self.stream.remaining()), "tail": self.stream.tail}
-        elif hasattr(self._loader, "load_state_dict"):
-            state["inner"] = self._loader.state_dict()
+        state: dict[str, Any] = {}
+        if in_epoch:
+            # Loaded, and not gone on with since: still at the same place.
+            state |= self._resume_from or self._place()
+        # Last, because asking a sampler for the rest of its epoch may draw from its generator.
+        state["generators"] = [generator.get_state() for generator in self._generators()]
         return state
+
+    def _place(self) -> dict[str, Any]:
+        """Where in the epoch this is."""
+        place: dict[str, Any] = {"position": self.position, "chunks": None, "tail": None, "inner": None}
+        if self.stream is None:
+            place["inner"] = self._loader.state_dict() if hasattr(self._loader, "load_state_dict") else None
+            return place
+        try:
+            len(self.stream)
+        except TypeError:
+            raise ValueError(
+                "cannot save in the middle of an epoch: the batch sampler has no length and may never end"
+            ) from None
+        return place | {"chunks": chunks_to_state(self.stream.remaining()), "tail": self.stream.tail}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         generators = self._generators()

@@ -1,0 +1,238 @@
+"""The promises of the design, for every method. Promise 7 (bad input) has a file of its own."""
+
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import selective_backprop as sb
+from selective_backprop import testing
+from tests.contracts.methods import METHODS
+from tests.contracts.methods import test_every_method_is_in_the_table as test_every_method_is_in_the_table
+from tests.helpers import Noisy, digits, make_loader, make_model, train, train_plainly
+
+EPOCHS = 4
+
+every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+
+
+@every_method
+def test_1_scoring_leaves_no_trace(make):
+    """Whatever the loader does between two steps, nothing about the model or the global random states changes."""
+    random.seed(1)
+    np.random.seed(1)
+    model = make_model()
+    loader = make_loader(make(0.4), model=model, num_epochs=EPOCHS, loader_options={"shuffle": False})
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
+    before = testing.model_trace(model), testing.global_random_states()
+    for _ in range(EPOCHS):
+        iterator = iter(loader)
+        # Starting a DataLoader draws a seed for its workers, with or without selection: that is not scoring.
+        state = torch.get_rng_state()
+        batch = next(iterator, None)
+        torch.set_rng_state(state)
+        while batch is not None:
+            assert testing.same(before, (testing.model_trace(model), testing.global_random_states()))
+            batch = next(iterator, None)
+    assert testing.same(before, (testing.model_trace(model), testing.global_random_states()))
+
+
+@every_method
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_2_selectivity_1_is_plain_training(make, workers, drop_last):
+    options = {"batch_size": 16, "shuffle": True, "num_workers": workers, "drop_last": drop_last}
+    epochs = EPOCHS if workers == 0 else 2
+    torch.manual_seed(3)
+    plain_model = make_model()
+    plain = train_plainly(DataLoader(Noisy(), **options), plain_model, epochs)
+
+    torch.manual_seed(3)
+    model, batches = make_model(), []
+    loader = make_loader(make(1), dataset=Noisy(), model=model, num_epochs=epochs, loader_options=options)
+    train(loader, model, epochs, on_step=lambda step, optimizer: batches.append(loader.batch.data[0].clone()))
+    assert testing.same(plain, batches)
+    assert testing.same(plain_model.state_dict(), model.state_dict())
+    assert len(batches) == epochs * len(loader)
+
+
+@pytest.mark.parametrize(
+    "make_policy",
+    [
+        lambda: sb.PercentilePolicy(selectivity=1 / 3),
+        lambda: sb.PercentilePolicy(beta=0),
+        lambda: sb.PercentilePolicy(beta=5, history_size=16),
+        lambda: sb.UniformPolicy(selectivity=0.3),
+        lambda: sb.TopKPolicy(selectivity=0.25),
+    ],
+    ids=["percentile", "percentile, beta 0", "percentile, short history", "uniform", "top-k"],
+)
+def test_3_and_4_policies(make_policy):
+    testing.check_policy(make_policy)
+
+
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        sb.ForwardScorer(),
+        sb.ForwardScorer("train"),
+        sb.ConstantScorer(),
+        sb.StoredScorer(sb.ForwardScorer(), every=2),
+    ],
+    ids=["forward", "forward in train mode", "constant", "stored"],
+)
+def test_1_scorers(scorer):
+    from selective_backprop.loader import default_forward
+    from selective_backprop.losses import PerExampleLoss
+
+    inputs, targets = digits()[:32]
+    candidates = sb.Candidates((inputs, targets), torch.arange(32), 32)
+    task = sb.Task(make_model(), default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    testing.check_scorer(scorer, candidates, task)
+
+
+@every_method
+def test_4_inclusion_is_what_the_method_says(make):
+    """Over a long run, as many are trained on as the probabilities add up to: within 5 standard deviations."""
+    loader = make_loader(make(0.4), num_epochs=30)
+    expected = variance = 0.0
+    trained = 0
+    select = loader._selector.policy.select
+
+    def spy(scores, generator):
+        nonlocal expected, variance, trained
+        selection = select(scores, generator)
+        chance = selection.probabilities.double()
+        expected += float(chance.sum())
+        variance += float((chance * (1 - chance)).sum())
+        trained += len(selection.positions)
+        return selection
+
+    loader._selector.policy.select = spy
+    for _ in range(30):
+        for _ in loader:
+            pass
+    assert abs(trained - expected) <= 5 * variance**0.5 + 1e-6
+    assert loader.stats.trained + loader.stats.queued <= loader.stats.offered
+
+
+def save_and_load(loader, model, optimizer):
+    """Through a real file format that executes no code."""
+    file = io.BytesIO()
+    torch.save(
+        {
+            "loader": loader.state_dict(),
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+        },
+        file,
+    )
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@every_method
+@pytest.mark.parametrize("dataset", [digits, Noisy], ids=["fixed", "augmented"])
+def test_5_resume_equals_never_having_stopped(make, dataset):
+    options = {"batch_size": 16, "shuffle": True, "generator": None}
+
+    def new():
+        model = make_model()
+        return model, make_loader(make(0.4), dataset=dataset(), model=model, num_epochs=EPOCHS, loader_options=options)
+
+    saved = []
+    torch.manual_seed(5)
+    model, loader = new()
+    stops = (1, 7, 13, 14, 15, 16, 24)
+    batches = train(
+        loader,
+        model,
+        EPOCHS,
+        on_step=lambda step, o: saved.append((step, save_and_load(loader, model, o))) if step in stops else None,
+    )
+    assert saved
+    for step, state in saved:
+        torch.manual_seed(99)
+        resumed_model, resumed = new()
+        optimizer = torch.optim.SGD(resumed_model.parameters(), lr=0.05, momentum=0.9)
+        resumed_model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        resumed.load_state_dict(state["loader"])
+        torch.set_rng_state(state["rng"])
+        rest = train(resumed, resumed_model, EPOCHS, optimizer=optimizer)
+        assert rest == batches[step:]
+        assert testing.same(resumed_model.state_dict(), model.state_dict())
+        assert testing.same(resumed.ledger.state_dict(), loader.ledger.state_dict())
+        counts, expected = resumed.stats.state_dict(), loader.stats.state_dict()
+        assert [counts[k] for k in counts if k != "seconds"] == [expected[k] for k in expected if k != "seconds"]
+
+
+@every_method
+def test_6_batches_are_full_and_nothing_is_lost_or_repeated(make):
+    class Remembering(torch.utils.data.TensorDataset):
+        loaded = 0
+
+        def __getitem__(self, index):
+            Remembering.loaded += 1
+            return super().__getitem__(index)
+
+    Remembering.loaded = 0
+    dataset = Remembering(*digits().tensors)
+    loader = make_loader(make(0.4), dataset=dataset, num_epochs=EPOCHS)
+    given, per_epoch = [], []
+    for _ in range(EPOCHS):
+        ids, sizes = [], []
+        offered_before = loader.ledger.offered.clone()
+        for inputs, targets in loader:
+            assert torch.equal(inputs, digits().tensors[0][loader.batch.ids])
+            assert torch.equal(targets, digits().tensors[1][loader.batch.ids])
+            ids += loader.batch.ids.tolist()
+            sizes.append(len(inputs))
+        per_epoch.append(sizes)
+        given += ids
+        assert torch.equal(loader.ledger.offered, offered_before + 1), "every example is offered once an epoch"
+    counts = torch.bincount(torch.tensor(given), minlength=len(dataset))
+    assert torch.equal(counts.int(), loader.ledger.trained)
+    assert bool((loader.ledger.trained <= loader.ledger.offered).all()), "no example twice in one selection"
+    assert loader.stats.queued <= 1, "the last epoch gives out the rest, if it is more than one example"
+    assert loader.stats.trained == len(given)
+    assert loader.stats.offered == EPOCHS * len(dataset)
+    assert Remembering.loaded == loader.stats.offered - loader.stats.skipped_before_loading
+    for sizes in per_epoch[:-1]:
+        plain_epoch = sum(sizes) == len(dataset) and len(sizes) == len(loader)
+        assert all(size == 16 for size in (sizes[:-1] if plain_epoch else sizes))
+    assert all(size == 16 for size in per_epoch[-1][:-1])
+
+
+@pytest.mark.gpu
+@every_method
+def test_8_no_wait_for_the_gpu_but_one_a_candidate_batch(make):
+    model = make_model().cuda()
+    loader = make_loader(make(0.4), model=model, num_epochs=EPOCHS)
+    waits = []
+    cpu = torch.Tensor.to
+
+    def to(tensor, *args, **kwargs):
+        if tensor.is_cuda and args[:1] == ("cpu",):
+            waits.append(tensor.shape)
+            torch.cuda.set_sync_debug_mode("default")
+        try:
+            return cpu(tensor, *args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    torch.Tensor.to = to
+    try:
+        for _ in range(EPOCHS):
+            for inputs, targets in loader:
+                loader.loss(model(inputs), targets).backward()
+    finally:
+        torch.Tensor.to = cpu
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) <= 2 * EPOCHS * len(loader)

@@ -1,0 +1,317 @@
+"""What a user sees of SelectiveLoader, beyond the promises that hold for every method."""
+
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import selective_backprop as sb
+from tests.helpers import Noisy, digits, make_loader, make_model, train
+
+
+def test_the_readme_loop_learns_digits():
+    torch.manual_seed(0)
+    model = make_model()
+    loader = make_loader(sb.selective_backprop(1 / 3, history_size=128), dataset=digits(1500), model=model)
+    train(loader, model, epochs=8)
+    inputs, targets = digits(1797)[1500:]
+    model.eval()
+    assert (model(inputs).argmax(1) != targets).float().mean() < 0.15
+    assert loader.stats.selectivity == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_training_batches_are_the_very_tensors_that_were_scored():
+    """Augmentation is drawn once: the row trained on is the row whose loss decided."""
+    seen = {}
+
+    class Spy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+
+        def forward(self, x):
+            if not self.training:
+                seen.update({row.sum().item(): row.clone() for row in x})
+            return self.linear(x)
+
+    model = Spy()
+    loader = make_loader(sb.selective_backprop(0.3), dataset=Noisy(), model=model)
+    rows = 0
+    for inputs, _ in loader:
+        for row in inputs:
+            assert torch.equal(row, seen[row.sum().item()])
+            rows += 1
+    assert rows > 30
+
+
+def test_candidate_batches_may_be_larger_than_training_batches():
+    loader = make_loader(sb.selective_backprop(0.5), loader_options={"batch_size": 100}, batch_size=8)
+    sizes = {len(inputs) for _ in range(2) for inputs, _ in loader}
+    assert sizes == {8}
+    assert loader.stats.scored == 2 * 203
+    assert len(loader) == 38  # 3 candidate batches of 100 make at most that many of 8
+
+
+def test_explicit_batch_size_with_selectivity_1_makes_the_plain_batches_of_that_size():
+    options = {"batch_size": 64, "shuffle": False}
+    loader = make_loader(sb.selective_backprop(1.0), loader_options=options, batch_size=16)
+    got = [inputs for inputs, _ in loader]
+    plain = [inputs for inputs, _ in DataLoader(digits(), batch_size=16)]
+    assert len(got) == len(plain)
+    assert all(map(torch.equal, got, plain))
+
+
+def test_leftovers_wait_for_the_next_epoch():
+    loader = make_loader(sb.selective_backprop(0.3))
+    for _ in range(3):
+        assert all(len(inputs) == 16 for inputs, _ in loader)
+        assert loader.stats.queued < 16
+    queued = loader.stats.queued
+    assert sum(len(inputs) for inputs, _ in loader.flush()) == queued
+    assert loader.stats.queued == 0
+
+
+def test_warmup_trains_on_everything_and_scores_only_the_first_batch():
+    loader = make_loader(sb.selective_backprop(0.3, warmup_epochs=1))
+    assert sum(len(inputs) for inputs, _ in loader) == 203
+    assert loader.stats.scored == 16  # to find out at once whether scoring works
+
+
+def test_stale_epochs_score_nothing_and_load_only_what_they_train_on():
+    loader = make_loader(sb.stale_selective_backprop(0.3, every=3))
+    history = []
+    for _ in range(6):
+        for _ in loader:
+            pass
+        history.append((loader.stats.scored, loader.stats.skipped_before_loading))
+    assert [scored for scored, _ in history] == [203, 203, 203, 406, 406, 406]
+    skipped = [b[1] - a[1] for a, b in zip([(0, 0), *history], history, strict=False)]
+    assert [s == 0 for s in skipped] == [True, False, False, True, False, False]
+    assert loader.stats.selectivity == pytest.approx(0.3, abs=0.06)
+
+
+def test_stale_scores_stay_with_their_examples_when_fresh_and_stale_mix_in_a_batch():
+    """Half of the ids are offered for the first time in a stale epoch: those, and only those, are scored."""
+    dataset = digits()
+
+    class Growing(torch.utils.data.Sampler):
+        count = 100
+
+        def __iter__(self):
+            return iter(torch.randperm(self.count).tolist())
+
+        def __len__(self):
+            return self.count
+
+    sampler, model = Growing(), make_model()
+    train_loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+    method = sb.stale_selective_backprop(0.5, every=2)
+    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method)
+    for _ in loader:
+        pass
+    first_scores = loader.ledger.score.clone()
+    assert loader.stats.scored == 100
+    sampler.count = 203
+    with torch.no_grad():  # another model by now: fresh scores are different from stale ones
+        model[0].weight.mul_(1.5)
+    for inputs, targets in loader:
+        assert torch.equal(inputs, dataset.tensors[0][loader.batch.ids])
+        assert torch.equal(targets, dataset.tensors[1][loader.batch.ids])
+    assert loader.stats.scored == 203
+    assert torch.equal(loader.ledger.score[:100], first_scores[:100])
+    model.eval()
+    expected = nn.functional.cross_entropy(model(dataset.tensors[0]), dataset.tensors[1], reduction="none")
+    assert torch.allclose(loader.ledger.score[100:], expected[100:], atol=1e-5)
+
+
+def test_the_ledger_has_the_loss_of_each_example():
+    model = make_model().eval()  # without dropout, and without steps, losses can be computed again
+    loader = make_loader(sb.random_backprop(0.5), model=model)
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets)
+    loss = nn.functional.cross_entropy(model(digits().tensors[0]), digits().tensors[1], reduction="none")
+    trained = loader.ledger.trained > 0
+    assert torch.allclose(loader.ledger.loss[trained], loss[trained], atol=1e-5)
+    assert bool(loader.ledger.loss[~trained].isnan().all())
+
+
+class Weighted(sb.UniformPolicy):
+    """Unbiased: weight 1 / p."""
+
+    def select(self, scores, generator):
+        selection = super().select(scores, generator)
+        return sb.Selection(selection.positions, selection.weights / self.selectivity, selection.probabilities)
+
+
+def weighted(selectivity=0.5):
+    return sb.Method("weighted", sb.ConstantScorer(), Weighted(selectivity=selectivity))
+
+
+def test_weights_are_applied_by_loader_loss():
+    model = make_model().eval()
+    loader = make_loader(weighted(), model=model)
+    inputs, targets = next(iter(loader))
+    plain = nn.functional.cross_entropy(model(inputs), targets)
+    assert torch.allclose(loader.loss(model(inputs), targets), 2 * plain)
+
+
+def test_unbiased_weights_give_an_unbiased_gradient():
+    """Mean gradient over 300 epochs of weighted batches = full gradient, within 5 standard errors."""
+    model = nn.Linear(64, 10)
+    loader = make_loader(weighted(0.25), model=model, loader_options={"batch_size": 203, "shuffle": False})
+    inputs, targets = digits().tensors
+    nn.functional.cross_entropy(model(inputs), targets, reduction="sum").backward()
+    full = model.weight.grad.clone()
+    sums = []
+    for _ in range(300):
+        total = torch.zeros_like(full)
+        for x, y in itertools.chain(loader, loader.flush()):
+            total += torch.autograd.grad(loader.loss(model(x), y) * len(x), model.weight)[0]
+        sums.append(total)
+    stacked = torch.stack(sums)
+    error = (stacked.mean(0) - full).abs()
+    spread = stacked.std(0) / 300**0.5
+    assert bool((error <= 5 * spread + 1e-3).all())
+
+
+def test_forgetting_the_weights_is_an_error():
+    loader = make_loader(weighted())
+    with pytest.raises(RuntimeError, match=r"weighted gives examples weights.* use loader.loss\(outputs, targets\)"):
+        for _ in loader:
+            pass
+
+
+def test_reading_the_weights_is_enough():
+    loader = make_loader(weighted())
+    assert sum(float(loader.batch.weights.sum()) for _ in loader) > 0
+
+
+def test_len_is_an_upper_bound_and_reached_by_traditional():
+    loader = make_loader(sb.selective_backprop(0.5))
+    assert sum(1 for _ in loader) <= len(loader) == 13
+    assert sum(1 for _ in make_loader(sb.traditional())) == 13
+
+
+def test_progress_is_the_fraction_of_candidates_offered():
+    for method in (sb.selective_backprop(0.4), sb.random_backprop(0.4), sb.stale_selective_backprop(0.4)):
+        loader = make_loader(method, num_epochs=3)
+        values = [loader.progress]
+        for epoch in range(3):
+            for _ in loader:
+                values.append(loader.progress)
+            assert loader.progress == pytest.approx((epoch + 1) / 3)
+        assert values == sorted(values)
+        assert values[0] == 0
+
+
+def test_leaving_an_epoch_early_starts_the_next_one():
+    loader = make_loader(sb.selective_backprop(0.5))
+    for _ in loader:
+        break
+    assert loader.epoch == 0
+    for _ in loader:
+        pass
+    assert loader.epoch == 2
+
+
+def test_a_method_can_serve_two_loaders():
+    method = sb.selective_backprop(0.5)
+    one, two = make_loader(method), make_loader(method)
+    for _ in one:
+        pass
+    assert len(two._selector.policy.history) == len(method.policy.history) == 0
+
+
+def test_seeds():
+    def ids(seed):
+        torch.manual_seed(0)
+        loader = make_loader(sb.selective_backprop(0.5), seed=seed)
+        return [loader.batch.ids.tolist() for _ in loader]
+
+    assert ids(1) == ids(1) != ids(2)
+
+
+def test_stats_add_up_and_read_well():
+    loader = make_loader(sb.stale_selective_backprop(0.3, every=2), num_epochs=2)
+    train(loader, loader.model, 2)
+    text = str(loader.stats)
+    for part in ("offered 406", "scored 203", "skipped before loading", "selectivity 0.", "seconds: loading"):
+        assert part in text
+    assert all(seconds > 0 for seconds in loader.stats.seconds.values())
+
+
+def test_a_compiled_model_is_scored_without_compiling_it_again():
+    compiled_for = []
+
+    def backend(graph, inputs):
+        compiled_for.append(torch.is_grad_enabled())
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(64, 10))
+    loader = make_loader(sb.selective_backprop(0.5), model=torch.compile(model, backend=backend))
+    for inputs, targets in loader:
+        loader.loss(loader.model(inputs), targets).backward()
+    assert compiled_for
+    assert all(compiled_for), "only training, with gradients, was compiled"
+
+
+def test_gradient_accumulation_and_amp():
+    """Two batches a step under autocast: the loop is the user's own."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = make_loader(sb.selective_backprop(0.5), model=model)
+    before = model[0].weight.detach().clone()
+    for step, (inputs, targets) in enumerate(loader, start=1):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loader.loss(model(inputs), targets) / 2
+        loss.backward()
+        if step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not torch.equal(before, model[0].weight)
+    assert int((~loader.ledger.loss.isnan()).sum()) == loader.stats.trained
+
+
+@pytest.mark.gpu
+def test_batches_are_given_out_on_the_models_device():
+    loader = make_loader(sb.selective_backprop(0.5), model=make_model().cuda())
+    inputs, targets = next(iter(loader))
+    assert inputs.is_cuda
+    assert targets.is_cuda
+
+
+def test_selection_passes_need_less_memory_than_training():
+    """No activations are kept: the most that is alive at once is well below what training keeps."""
+
+    class Peak(torch.utils._python_dispatch.TorchDispatchMode):
+        """Bytes of tensors alive, as allocations come and go."""
+
+        def __init__(self):
+            super().__init__()
+            self.alive, self.peak = {}, 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(out):
+                if isinstance(tensor, torch.Tensor):
+                    storage = tensor.untyped_storage()
+                    key = storage._cdata
+                    if key not in self.alive:
+                        self.alive[key] = storage.nbytes()
+                        weakref.finalize(storage, self.alive.pop, key, None)
+            self.peak = max(self.peak, sum(self.alive.values()))
+            return out
+
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()) for _ in range(10)])
+    loader = make_loader(sb.selective_backprop(0.5), model=model, loader_options={"batch_size": 128})
+    with Peak() as training:
+        model(torch.randn(128, 64)).sum().backward()
+    model.zero_grad(set_to_none=True)
+    candidates = sb.Candidates((torch.randn(128, 64), torch.zeros(128).long()), None, 128)
+    loader._selector._score(candidates, epoch=0)  # the first pass alone copies buffers
+    with Peak() as selection:
+        loader._selector._score(candidates, epoch=0)
+    assert 0 < selection.peak < training.peak / 3
