@@ -193,7 +193,7 @@ class SelectiveLoader:
     def flush(self) -> Iterator[Any]:
         """Give out what is still queued, as a last batch that may be smaller than the others."""
         yield from self._full_batches()
-        last = self._assembler.flush() if self._assembler else None
+        last = self._assembler.flush() if self._assembler is not None else None
         if last is not None:
             yield from self._give(last)
 
@@ -301,8 +301,8 @@ class SelectiveLoader:
             "in_epoch": self._in_epoch,
             "fraction": self._fraction,
             "keeps_everything": self._keeps_everything,
-            "batch_size": self._assembler.batch_size if self._assembler else None,
-            "queue": self._assembler.state_dict() if self._assembler else None,
+            "batch_size": self._assembler.batch_size if self._assembler is not None else None,
+            "queue": self._assembler.state_dict() if self._assembler is not None else None,
             "source": self._source.state_dict(in_epoch=self._in_epoch),
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),

@@ -57,7 +57,10 @@ class IndexStream:
     def batches(self) -> Iterator[Tensor]:
         """The user's batches of ids for one epoch."""
         for indices in self.batch_sampler:
-            ids = torch.as_tensor(indices)
+            try:
+                ids = torch.as_tensor(indices)
+            except (TypeError, ValueError):
+                ids = torch.empty(0)
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
                 raise TypeError(f"the sampler has to yield integer indices, which serve as ids; got {indices!r:.200}")
             yield ids.to(torch.int64)

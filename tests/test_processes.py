@@ -1,0 +1,108 @@
+"""Across processes: a run killed for real goes on in another process; DDP is scored without its wrapper."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from selective_backprop.testing import same
+
+RUN = """
+import os, signal, sys
+import torch
+import selective_backprop as sb
+from tests.helpers import Noisy, make_loader, make_model, train
+
+method, folder, die_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+torch.set_num_threads(1)
+torch.manual_seed(1)
+methods = {"sb": sb.selective_backprop(0.4), "stale": sb.stale_selective_backprop(0.4, every=2)}
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+loader = make_loader(methods[method], dataset=Noisy(), model=model, num_epochs=4)
+checkpoint = os.path.join(folder, "checkpoint.pt")
+done = []
+if os.path.exists(checkpoint):
+    state = torch.load(checkpoint, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    loader.load_state_dict(state["loader"])
+    done = state["done"]
+    torch.set_rng_state(state["rng"])
+
+def on_step(step, optimizer):
+    done.append(loader.batch.ids.tolist())
+    if len(done) % 3 == 0:
+        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+        torch.save(parts | {"done": done, "rng": torch.get_rng_state()}, checkpoint + ".part")
+        os.replace(checkpoint + ".part", checkpoint)
+    if len(done) == die_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+train(loader, model, 4, optimizer=optimizer, on_step=on_step)
+torch.save({"model": model.state_dict(), "done": done}, os.path.join(folder, "result.pt"))
+"""
+
+
+def run(method, folder, die_at=-1):
+    folder.mkdir(exist_ok=True)
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-c", RUN, method, str(folder), str(die_at)]
+    return subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}).returncode
+
+
+@pytest.mark.parametrize("method", ["sb", "stale"])
+def test_5_killed_and_resumed_in_another_process(method, tmp_path):
+    assert run(method, tmp_path / "undisturbed") == 0
+    for die_at in (4, 8, 11):  # each time between two checkpoints
+        assert run(method, tmp_path / "killed", die_at) == -signal.SIGKILL
+    assert run(method, tmp_path / "killed") == 0
+    results = [torch.load(tmp_path / name / "result.pt", weights_only=True) for name in ("undisturbed", "killed")]
+    assert results[0]["done"] == results[1]["done"]
+    assert same(results[0]["model"], results[1]["model"])
+
+
+WRAPPED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+import selective_backprop as sb
+from tests.helpers import make_loader, make_model
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+calls = []
+class Wrapper(nn.parallel.DistributedDataParallel):
+    def forward(self, *inputs):
+        calls.append(torch.is_grad_enabled())
+        return super().forward(*inputs)
+
+ddp = Wrapper(make_model())
+sharded = make_model()
+fully_shard(sharded)
+for model in (ddp, sharded):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = make_loader(sb.selective_backprop(0.4), model=model, num_epochs=2)
+    for _ in range(2):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loader.loss(model(inputs), targets).backward()
+            optimizer.step()
+    assert loader.stats.scored == 406, loader.stats
+assert calls and all(calls), "the wrapper is called for training only"
+dist.destroy_process_group()
+"""
+
+
+def test_ddp_and_fsdp_models_are_scored_without_side_effects_on_the_wrapper(tmp_path):
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-W", "error::UserWarning", "-c", WRAPPED, str(tmp_path / "store")]
+    result = subprocess.run(
+        command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr

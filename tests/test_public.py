@@ -1,0 +1,70 @@
+"""The public surface, the layers, and what importing the package does."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import selective_backprop as sb
+
+SOURCE = Path(sb.__file__).parent
+
+# Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
+LAYERS = [
+    ["no_trace", "batches"],
+    ["functional"],
+    ["losses", "history", "ledger", "schedule", "stats"],
+    ["types"],
+    ["policies", "scorers"],
+    ["sampling", "planning", "source", "assembler"],
+    ["selector"],
+    ["loader"],
+    ["methods", "progress", "testing"],
+    ["lab"],
+]
+
+
+def imported_layers(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("selective_backprop"):
+            rest = node.module.split(".")[1:]
+            yield from [rest[0]] if rest else [alias.name for alias in node.names]
+
+
+def test_every_module_has_a_layer():
+    modules = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert modules - {"__init__", "__pycache__", "py.typed"} == {name for layer in LAYERS for name in layer}
+
+
+def test_layers_only_look_down():
+    order = [name for layer in LAYERS for name in layer]
+    for path in SOURCE.rglob("*.py"):
+        if path.name == "__init__.py" and path.parent == SOURCE:
+            continue
+        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for other in imported_layers(path):
+            assert order.index(other) <= order.index(own), f"{path.name} imports {other} from a higher layer"
+
+
+def test_all_is_sorted_and_complete():
+    assert sb.__all__ == sorted(sb.__all__)
+    public = {name for name in vars(sb) if not name.startswith("_")}
+    modules = {name for name, value in vars(sb).items() if type(value).__name__ == "module"}
+    assert public - (modules - set(sb.__all__)) == set(sb.__all__)
+
+
+def test_importing_needs_torch_alone_and_touches_nothing():
+    code = (
+        "import sys, random, torch; state = torch.get_rng_state(); r = random.getstate(); before = set(sys.modules);"
+        "import selective_backprop;"
+        "assert torch.equal(state, torch.get_rng_state()) and r == random.getstate();"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before};"
+        "print(sorted(new - set(sys.stdlib_module_names)))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "['selective_backprop']"
+
+
+def test_files_stay_short():
+    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 350}
+    assert not long
