@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from selective_backprop.assembler import Assembler
 from selective_backprop.batches import Layout
+from selective_backprop.types import Selection
 
 
 def add(assembler, start, size, positions):
@@ -13,15 +14,19 @@ def add(assembler, start, size, positions):
     batch = (values.float(), [str(v) for v in values.tolist()])
     assembler.layout = assembler.layout or Layout.of((torch.ones(5), list("abcde")))
     positions = torch.tensor(positions, dtype=torch.int64)
-    ids = values[positions]
-    assembler.add(assembler.layout.columns(batch), positions, ids, ids.float() / 10, ids.float() / 100)
+    selection = Selection(positions, values[positions].float() / 10, values.double() / 100)
+    assembler.add(assembler.layout.columns(batch), selection, values)
+
+
+def everything(size):
+    return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
 
 
 def check(batch):
     values, names = batch.data
     assert values.long().tolist() == batch.ids.tolist() == [int(name) for name in names]
     assert torch.equal(batch.weights, batch.ids.float() / 10)
-    assert torch.equal(batch.probabilities, batch.ids.float() / 100)
+    assert torch.equal(batch.probabilities, batch.ids.double() / 100)
 
 
 @settings(max_examples=100, deadline=None)
@@ -51,7 +56,7 @@ def test_full_batches_in_order_without_loss_or_repetition(batch_size, masks, dat
 def test_a_batch_that_fits_is_not_copied():
     assembler, column = Assembler(4), torch.arange(4.0)
     assembler.layout = Layout.of(column)
-    assembler.add([column], torch.arange(4), None, torch.ones(4), torch.ones(4))
+    assembler.add([column], everything(4), None)
     assert assembler.pop().data is column
 
 
@@ -66,6 +71,6 @@ def test_batches_given_out_are_never_written_again():
 def test_examples_of_different_shapes():
     assembler = Assembler(4)
     assembler.layout = Layout.of(torch.ones(3, 5))
-    assembler.add([torch.ones(3, 5)], torch.arange(2), None, torch.ones(2), torch.ones(2))
+    assembler.add([torch.ones(3, 5)], everything(3), None)
     with pytest.raises(ValueError, match=r"shape \(5,\) \(torch.float32\) and \(6,\) .* pad to one size"):
-        assembler.add([torch.ones(3, 6)], torch.arange(2), None, torch.ones(2), torch.ones(2))
+        assembler.add([torch.ones(3, 6)], everything(3), None)

@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from selective_backprop.functional import select_using_loss, should_selective_backprop
 from selective_backprop.testing import global_random_states, model_trace, same

@@ -3,7 +3,7 @@ import functools
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from selective_backprop.losses import PerExampleLoss
 

@@ -41,16 +41,15 @@ def selectivity_from_beta(beta: float) -> float:
     return 1 / (beta + 1)
 
 
-def percentiles_from_counts(below: Tensor, up_to: Tensor, total: int) -> Tensor:
-    """Mean-rank percentile in (0, 1] from counts: ties share the mean of their ranks, the largest alone has 1.
+def percentiles_from_balance(balance: Tensor, total: int) -> Tensor:
+    """Mean-rank percentile in (0, 1] of members of a set: ties share the mean of their ranks, the largest has 1.
 
-    Of `total` reference values, `below` are smaller than the value asked about and `up_to` are not larger.
+    Of the set's `total` members, `balance` more are smaller than the one asked about than are larger.
 
-    >>> percentiles_from_counts(torch.tensor([0, 2]), torch.tensor([2, 3]), total=3).tolist()
-    [0.5, 1.0]
+    >>> percentiles_from_balance(torch.tensor([-2, 0, 2]), total=3).tolist()
+    [0.3333333333333333, 0.6666666666666666, 1.0]
     """
-    present = (up_to > below).to(torch.int64)
-    return (below + up_to + present).to(torch.float64) / (2 * total)
+    return balance.to(torch.float64).add_(total + 1).div_(2 * total)
 
 
 def rank_percentiles(values: Tensor) -> Tensor:
@@ -60,8 +59,8 @@ def rank_percentiles(values: Tensor) -> Tensor:
     [0.25, 1.0, 0.625, 0.625]
     """
     ordered = values.sort().values
-    below = torch.searchsorted(ordered, values)
-    return percentiles_from_counts(below, torch.searchsorted(ordered, values, right=True), len(values))
+    balance = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True) - len(values)
+    return percentiles_from_balance(balance, len(values))
 
 
 def keep_probability(percentiles: Tensor, beta: float) -> Tensor:
@@ -80,8 +79,8 @@ def flip_coins(probabilities: Tensor, generator: torch.Generator | None = None) 
     [0, 2]
     """
     # rand is in [0, 1): probability 1 always keeps and probability 0 never does.
-    coins = torch.rand(len(probabilities), generator=generator, dtype=probabilities.dtype)
-    return (coins < probabilities).nonzero().flatten()
+    coins = torch.rand(probabilities.shape, generator=generator, dtype=probabilities.dtype)
+    return (coins < probabilities).nonzero().view(-1)
 
 
 def fixed_size_probabilities(probabilities: Tensor, num_selected: int) -> Tensor:

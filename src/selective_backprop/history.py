@@ -7,25 +7,7 @@ from torch import Tensor
 
 from selective_backprop import functional
 
-
-class _SortedRuns:
-    """A growing multiset kept as a few sorted runs of falling length: adding costs O(log n) a value, amortised."""
-
-    def __init__(self, values: Tensor | None = None) -> None:
-        self.runs: list[Tensor] = [] if values is None else [values.sort().values]
-
-    def add(self, values: Tensor) -> None:
-        run = values
-        while self.runs and len(self.runs[-1]) <= len(run):
-            run = torch.cat([self.runs.pop(), run])
-        self.runs.append(run.sort().values)
-
-    def count(self, values: Tensor, *, right: bool) -> Tensor:
-        """How many members are smaller than each value (right: not larger)."""
-        total = torch.zeros(len(values), dtype=torch.int64)
-        for run in self.runs:
-            total += torch.searchsorted(run, values, right=right)
-        return total
+_SHORT = 2048  # up to this size, comparing with every loss is faster than keeping them in order
 
 
 class LossHistory:
@@ -34,11 +16,8 @@ class LossHistory:
     Algorithm 2 of the paper adds a loss and then ranks it; `rank` does so for a whole candidate batch at once,
     so that the order within the batch does not matter. A batch larger than `size` is ranked among itself.
 
-    The time per loss grows with the logarithm of `size`: what came and what went since the last full sort is
-    counted apart, and a full sort happens once per size / 8 losses.
-
     Args:
-        size: R, how many losses to remember.
+        size: R, how many losses to remember. The time per loss grows with its logarithm.
 
     >>> history = LossHistory(size=4)
     >>> history.rank(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist()
@@ -54,9 +33,7 @@ class LossHistory:
         self._ring = torch.empty(size)
         self._next = 0  # where the next loss goes
         self._filled = 0
-        self._came = _SortedRuns()
-        self._went = _SortedRuns()
-        self._since_sort = 0
+        self._order = _Order() if size > _SHORT else None
 
     def __len__(self) -> int:
         return self._filled
@@ -64,20 +41,25 @@ class LossHistory:
     def rank(self, losses: Tensor) -> Tensor:
         """Add the losses, then give the percentile of each, in (0, 1]."""
         losses = losses.to("cpu", torch.float32)
-        if len(losses) >= self.size:
+        if losses.numel() >= self.size:  # numel: a tenth of the time of len, which counts here
             self._replace(losses[-self.size :])
             return functional.rank_percentiles(losses)
         self._add(losses)
-        return self.percentiles(losses)
+        return self._percentiles(losses)
 
     def percentiles(self, losses: Tensor) -> Tensor:
         """Percentile of each loss among those remembered, without adding them."""
-        losses = losses.to("cpu", torch.float32)
         if not self._filled:
             raise ValueError("the history is empty: rank() some losses first")
-        below = self._came.count(losses, right=False) - self._went.count(losses, right=False)
-        up_to = self._came.count(losses, right=True) - self._went.count(losses, right=True)
-        return functional.percentiles_from_counts(below, up_to, self._filled)
+        return self._percentiles(losses.to("cpu", torch.float32))
+
+    def _percentiles(self, losses: Tensor) -> Tensor:
+        if self._order is not None:
+            balance = self._order.balance(losses)
+        else:
+            known = self._ring if self._filled == self.size else self._ring[: self._filled]
+            balance = (losses.unsqueeze(1) - known).sign_().sum(1)
+        return functional.percentiles_from_balance(balance, self._filled)
 
     def losses(self) -> Tensor:
         """What is remembered, oldest first."""
@@ -98,23 +80,54 @@ class LossHistory:
         self._filled = len(losses)
         self._ring[: self._filled] = losses
         self._next = self._filled % self.size
-        self._sort()
+        if self._order is not None:
+            self._order.sort(self._ring[: self._filled])
 
     def _add(self, losses: Tensor) -> None:
-        count = len(losses)
-        positions = torch.arange(self._next, self._next + count).remainder_(self.size)
-        overwritten = max(0, self._filled + count - self.size)
-        leaving = self._ring[positions[count - overwritten :]] if overwritten else None
-        self._ring[positions] = losses
-        self._next = (self._next + count) % self.size
-        self._filled = min(self.size, self._filled + count)
-        self._since_sort += count
-        if self._since_sort * 8 >= self.size:
-            self._sort()
-            return
-        self._came.add(losses)
-        if leaving is not None:
-            self._went.add(leaving)
+        space = self.size - self._next
+        if losses.numel() > space:  # up to the end of the ring, and on from its beginning
+            self._add(losses[:space])
+            losses = losses[space:]
+        end = self._next + losses.numel()
+        place = self._ring[self._next : end]
+        if self._order is not None:
+            # While the ring fills for the first time, nothing leaves it.
+            self._order.change(arriving=losses, leaving=place[: self._filled - self._next])
+        place.copy_(losses)
+        self._filled = max(self._filled, end)
+        self._next = end % self.size
+        if self._order is not None and self._order.num_changes * 8 >= self.size:
+            self._order.sort(self._ring[: self._filled])
 
-    def _sort(self) -> None:
-        self._came, self._went, self._since_sort = _SortedRuns(self._ring[: self._filled]), _SortedRuns(), 0
+
+class _Order:
+    """Counts smaller and larger members of a long history without sorting it at every change.
+
+    What came and what went since the last full sort is kept apart, each in a few sorted runs of falling length.
+    A value takes part in O(log n) merges, and in one full sort for every n / 8 changes.
+    """
+
+    def __init__(self) -> None:
+        self.num_changes = 0
+        self._came: list[Tensor] = []
+        self._went: list[Tensor] = []
+
+    def sort(self, losses: Tensor) -> None:
+        self.num_changes, self._came, self._went = 0, [losses.sort().values], []
+
+    def change(self, *, arriving: Tensor, leaving: Tensor) -> None:
+        self.num_changes += len(arriving)
+        for runs, values in ((self._came, arriving), (self._went, leaving)):
+            while runs and len(runs[-1]) <= len(values):
+                values = torch.cat([runs.pop(), values])
+            if len(values):
+                runs.append(values.sort().values)
+
+    def balance(self, losses: Tensor) -> Tensor:
+        """Smaller members minus larger ones, for each loss."""
+        total = torch.zeros(len(losses), dtype=torch.int64)
+        for runs, sign in ((self._came, 1), (self._went, -1)):
+            for run in runs:
+                below, up_to = torch.searchsorted(run, losses), torch.searchsorted(run, losses, right=True)
+                total.add_(below + up_to - len(run), alpha=sign)
+        return total

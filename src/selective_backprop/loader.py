@@ -249,15 +249,12 @@ class SelectiveLoader:
         if self.stats.scored > scored_before:
             self._learn_losses()  # costs no wait: scoring has just made the device catch up
         with self.stats.timing("selecting"):
-            positions = selection.positions
             num_offered = len(chunk.offered) if chunk else candidates.size
-            self._keeps_everything &= len(positions) == num_offered
+            self._keeps_everything &= len(selection.positions) == num_offered
             self._assembler.add(
                 layout.columns(data, candidates.size),
-                positions,
-                None if ids is None else ids[positions],
-                selection.weights,
-                selection.probabilities[positions].to(torch.float32),
+                selection,
+                ids,
                 as_is=self._keeps_everything and self._asked_batch_size is None,
             )
             self._count_offered(chunk.offered if chunk else None, num_loaded=candidates.size)

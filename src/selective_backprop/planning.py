@@ -34,14 +34,14 @@ def plan_epoch(
     scores = scorer.recall(ids, ledger, epoch)
     open_for_choice = (~decided & ~scores.isnan()).nonzero().flatten()
     load = torch.ones(len(ids), dtype=torch.bool)
-    weights, probabilities = torch.ones(len(ids)), torch.ones(len(ids))
+    weights, probabilities = torch.ones(len(ids)), torch.ones(len(ids), dtype=torch.float64)
     if len(open_for_choice):
         selection = policy.select(scores[open_for_choice], generator)
         selected = open_for_choice[selection.positions]
         load[open_for_choice] = False
         load[selected] = decided[selected] = True
         weights[selected] = selection.weights
-        probabilities[open_for_choice] = selection.probabilities.to(torch.float32)
+        probabilities[open_for_choice] = selection.probabilities
     if load.all():
         ends = sizes.cumsum(0)  # nothing is skipped: the user's own batches
         loaded = torch.arange(len(ids))

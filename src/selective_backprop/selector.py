@@ -145,7 +145,7 @@ def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
 
 
 def _keep_all(size: int) -> Selection:
-    return Selection(torch.arange(size), torch.ones(size), torch.ones(size))
+    return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
 
 
 def _rows(candidates: Candidates, rows: Tensor, layout: Layout) -> Candidates:
@@ -160,11 +160,11 @@ def _rows(candidates: Candidates, rows: Tensor, layout: Layout) -> Candidates:
 
 def _merge(known: Selection, undecided: Tensor, chosen: Selection) -> Selection:
     """All that were decided before loading, and those chosen now among the rest, in their common order."""
-    weights, probabilities = known.weights.clone(), known.probabilities.to(torch.float64)
+    weights, probabilities = known.weights.clone(), known.probabilities.clone()
     keep = torch.ones(len(weights), dtype=torch.bool)
     keep[undecided] = False
     keep[undecided[chosen.positions]] = True
     weights[undecided[chosen.positions]] = chosen.weights
-    probabilities[undecided] = chosen.probabilities.to(torch.float64)
+    probabilities[undecided] = chosen.probabilities
     positions = keep.nonzero().flatten()
     return Selection(positions, weights[positions], probabilities)

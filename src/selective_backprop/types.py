@@ -49,7 +49,7 @@ class Selection:
     weights: Tensor
     """(K,) float32: the weight of each in the training loss."""
     probabilities: Tensor
-    """(N,): the chance that each candidate had."""
+    """(N,) float64: the chance that each candidate had."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Batch:
     weights: Tensor
     """(B,) float32 on the CPU."""
     probabilities: Tensor
-    """(B,) float32 on the CPU: the chance with which each was selected."""
+    """(B,) float64 on the CPU: the chance with which each was selected."""
 
     def __len__(self) -> int:
         return len(self.weights)

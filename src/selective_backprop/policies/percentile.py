@@ -43,7 +43,7 @@ class PercentilePolicy:
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         probabilities = functional.keep_probability(self.history.rank(scores), self.beta)
         positions = functional.flip_coins(probabilities, generator)
-        return Selection(positions, torch.ones(len(positions)), probabilities)
+        return Selection(positions, torch.ones(positions.shape), probabilities)
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history.state_dict()}

@@ -28,7 +28,7 @@ class UniformPolicy:
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         probabilities = torch.full((len(scores),), self.selectivity, dtype=torch.float64)
         positions = functional.flip_coins(probabilities, generator)
-        return Selection(positions, torch.ones(len(positions)), probabilities)
+        return Selection(positions, torch.ones(positions.shape), probabilities)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

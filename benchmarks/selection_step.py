@@ -1,0 +1,156 @@
+"""What the selection step costs without its forward pass, as ratios within one run.
+
+    python benchmarks/selection_step.py
+
+1. Against the plain reading of the paper's algorithms 1 and 2: a deque and a per-example percentile in Python.
+2. As a share of a full Traditional training step of a ResNet-20 on 32x32 images, batch 128.
+3. How it grows with the history and with the data set.
+"""
+
+import platform
+import random
+import time
+from collections import deque
+
+import torch
+from scipy.stats import percentileofscore
+from torch import nn
+
+from selective_backprop import Ledger, PercentilePolicy
+from selective_backprop.assembler import Assembler
+from selective_backprop.batches import Layout
+from selective_backprop.lab.models import resnet20
+
+CANDIDATES, BATCH, BETA, ROUNDS = 128, 128, 2.0, 10
+
+
+class PlainReading:
+    """Algorithms 1 and 2 word by word, with ties at the mean of their ranks as in the authors' code."""
+
+    def __init__(self, history_size):
+        self.history, self.queue = deque(maxlen=history_size), []
+
+    def percentile(self, loss):
+        below = sum(other < loss for other in self.history)
+        up_to = sum(other <= loss for other in self.history)
+        return (below + up_to + 1) / (2 * len(self.history))
+
+    def step(self, images, labels, losses):
+        for image, label, loss in zip(images, labels, losses.tolist(), strict=True):
+            self.history.append(loss)
+            if random.random() < self.percentile(loss) ** BETA:
+                self.queue.append((image, label))
+            if len(self.queue) == BATCH:
+                torch.stack([image for image, _ in self.queue])
+                torch.stack([label for _, label in self.queue])
+                self.queue = []
+
+
+class WithScipy(PlainReading):
+    """The same with scipy's percentile, which is what the authors call."""
+
+    def percentile(self, loss):
+        return percentileofscore(self.history, loss, kind="rank") / 100
+
+
+class WithSorting(PlainReading):
+    """The same with the ranks of a sorted history, as in the reference of the tests."""
+
+    def percentile(self, loss):
+        ranks = [rank for rank, other in enumerate(sorted(self.history), start=1) if other == loss]
+        return sum(ranks) / len(ranks) / len(self.history)
+
+
+class Ours:
+    """History, percentile, coin and queue as the library does them."""
+
+    def __init__(self, history_size, num_examples=50_000):
+        self.policy = PercentilePolicy(beta=BETA, history_size=history_size)
+        self.assembler, self.ledger = Assembler(BATCH), Ledger(num_examples)
+        self.generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(num_examples, (CANDIDATES,))
+
+    def fill(self, history_size):
+        self.policy.history.rank(torch.randn(history_size).exp())
+
+    def step(self, images, labels, losses):
+        data = (images, labels)
+        self.assembler.layout = self.assembler.layout or Layout.of(data, CANDIDATES)
+        selection = self.policy.select(losses, self.generator)
+        self.assembler.add([images, labels], selection, self.ids)
+        while self.assembler.pop() is not None:
+            pass
+
+
+class OursWithLedger(Ours):
+    """All that SelectiveLoader does between scores and training batch."""
+
+    def step(self, images, labels, losses):
+        super().step(images, labels, losses)
+        self.ledger.record_scores(self.ids, losses, 0)
+        self.ledger.count_offered(self.ids)
+        self.ledger.count_trained(self.ids[: CANDIDATES // 3])
+
+
+def training_step():
+    model = resnet20()
+    optimizer, loss_fn = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
+
+    def step(images, labels, losses):
+        optimizer.zero_grad()
+        loss_fn(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(steps, repeats, example):
+    """Mean seconds per call of each, in rounds, so that drift of the machine hits all alike."""
+    images, labels = torch.randn(CANDIDATES, *example), torch.randint(10, (CANDIDATES,))
+    batches = [torch.randn(CANDIDATES).exp() for _ in range(500)]  # repeated losses would be sorted too easily
+    total = dict.fromkeys(steps, 0.0)
+    for round_number in range(ROUNDS + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for i in range(repeats[name]):
+                step(images, labels, batches[(round_number * repeats[name] + i) % 500])
+            if round_number:  # the first round warms up
+                total[name] += time.perf_counter() - start
+    return {name: total[name] / ROUNDS / repeats[name] for name in steps}
+
+
+def row(label, values):
+    print(f"{label:<72}" + "  ".join(values))
+
+
+def main():
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
+    plain = {"counting": PlainReading, "scipy": WithScipy, "sorting": WithSorting}
+    steps = {name: reading(1024).step for name, reading in plain.items()} | {"ours": Ours(1024).step}
+    cost = timed(steps, dict.fromkeys(plain, 4) | {"ours": 400}, example=(64,))
+    print("us per candidate at candidate batch 128, history 1024:")
+    for name in plain:
+        row(f"  plain reading of the algorithm, {name}", [f"{cost[name] / CANDIDATES * 1e6:.2f}"])
+    ratios = ", ".join(f"{cost[name] / cost['ours']:.0f}x faster than {name}" for name in plain)
+    row("  ours", [f"{cost['ours'] / CANDIDATES * 1e6:.2f}", ratios])
+
+    steps = {"ours": OursWithLedger(1024).step, "training": training_step()}
+    cost = timed(steps, {"ours": 100, "training": 2}, example=(3, 32, 32))
+    share = f"{cost['ours'] / cost['training']:.2%}"
+    row(f"ours with images and ledger, of a {cost['training'] * 1e3:.0f} ms training step", [share])
+
+    sizes = [2**10, 2**12, 2**14, 2**16, 2**18, 2**20]
+    steps = {size: Ours(size).step for size in sizes}
+    for size in sizes:  # fill the history
+        steps[size].__self__.fill(size)
+    cost = timed(steps, dict.fromkeys(sizes, 400), example=(64,))
+    row("history size: us per candidate", [f"{s:,}: {cost[s] / CANDIDATES * 1e6:.2f}" for s in sizes])
+
+    sizes = [10_000, 100_000, 1_000_000, 10_000_000]
+    steps = {size: OursWithLedger(1024, size).step for size in sizes}
+    cost = timed(steps, dict.fromkeys(sizes, 400), example=(64,))
+    row("data set size: us per candidate", [f"{s:,}: {cost[s] / CANDIDATES * 1e6:.2f}" for s in sizes])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Experiments with the library. The library never imports it; it needs the extra `lab`."""
