@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,6 +43,7 @@ def resnet20(num_classes: int = 10, channels: int = 3) -> nn.Module:
 def small_cnn(num_classes: int = 10, channels: int = 1, width: int = 32) -> nn.Module:
     """Three convolutions with BatchNorm: trains on 8x8 digits in seconds.
 
+    >>> import torch
     >>> small_cnn()(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """

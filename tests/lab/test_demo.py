@@ -1,0 +1,29 @@
+"""The demo as a user runs it, shorter."""
+
+import re
+import subprocess
+import sys
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "selective_backprop.lab.demo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_the_demo_prints_progress_and_a_table():
+    result = run("--epochs", "4", "--seeds", "1")
+    assert result.returncode == 0, result.stderr
+    for method in ("Traditional", "SB", "Stale-SB"):
+        assert re.search(rf"{method}, seed 0: epoch  4  error +[\d.]+%  selectivity [\d.]+", result.stdout)
+    row = re.search(r"│ Traditional │ +([\d.]+)% │ +[\d.]+ │ +3,592 │ +3,592 │ +1.00x │ +1.00x │", result.stdout)
+    assert row, result.stdout
+    assert float(row[1]) < 30
+    sb = re.search(r"│ SB +│ +[\d.]+% │ +[\d.]+ │ +([\d,]+) │ +([\d,]+) │", result.stdout)
+    forward, backward = (int(number.replace(",", "")) for number in sb.groups())
+    assert 3 * 898 + 32 + backward == forward, "a selection pass for all but the warm-up, whose first batch is checked"
+
+
+def test_bad_arguments():
+    result = run("--epochs", "1")
+    assert result.returncode == 2
+    assert "at least 2 epochs and 1 seed are needed" in result.stderr
