@@ -74,3 +74,11 @@ def test_examples_of_different_shapes():
     assembler.add([torch.ones(3, 5)], everything(3), None)
     with pytest.raises(ValueError, match=r"shape \(5,\) \(torch.float32\) and \(6,\) .* pad to one size"):
         assembler.add([torch.ones(3, 6)], everything(3), None)
+
+
+def test_rows_that_wait_do_not_keep_their_candidate_batch_in_memory():
+    assembler, column = Assembler(4), torch.ones(1000, 5)
+    assembler.layout = Layout.of(column)
+    selection = Selection(torch.tensor([3]), torch.ones(1), torch.ones(1000, dtype=torch.float64))
+    assembler.add([column], selection, None)
+    assert assembler._pieces[0].columns[0].untyped_storage().nbytes() == 20
