@@ -9,10 +9,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import selective_backprop as sb
 
+NUM_DIGITS = 203  # leaves a partial last batch
+
 
 @functools.cache
-def digits(count: int = 203) -> TensorDataset:
-    """Real images; the odd number leaves a partial last batch."""
+def digits(count: int = NUM_DIGITS) -> TensorDataset:
+    """Real images."""
     data = load_digits()
     inputs = torch.tensor(data.data[:count], dtype=torch.float32) / 16
     return TensorDataset(inputs, torch.tensor(data.target[:count]))
@@ -21,7 +23,7 @@ def digits(count: int = 203) -> TensorDataset:
 class Noisy(Dataset):
     """Digits with random noise added when they are loaded, from torch's global generator: augmentation."""
 
-    def __init__(self, count: int = 203) -> None:
+    def __init__(self, count: int = NUM_DIGITS) -> None:
         self.inner = digits(count)
 
     def __len__(self):

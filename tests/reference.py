@@ -1,5 +1,6 @@
 """Slow, obvious versions of what the library computes."""
 
+import math
 from collections import deque
 
 
@@ -39,3 +40,25 @@ def capped_shares(weights, total):
         else:
             high = middle
     return [min(1.0, high * w) for w in weights]
+
+
+def squared_distance(logits, target):
+    """|| softmax - onehot || ** 2 of one example, from lists."""
+    peak = max(logits)
+    powers = [math.exp(value - peak) for value in logits]
+    softmax = [power / sum(powers) for power in powers]
+    return sum((p - (i == target)) ** 2 for i, p in enumerate(softmax))
+
+
+def variance_reduction(losses):
+    """Kath18's tau as the paper defines it: (1 - ||g - u||^2 / sum g_i^2) ** -1/2 for shares g and uniform u."""
+    shares = [loss / sum(losses) for loss in losses]
+    squares = sum(share**2 for share in shares)
+    distance = sum((share - 1 / len(shares)) ** 2 for share in shares)
+    return (1 - distance / squares) ** -0.5
+
+
+def kept_loss_share(losses, beta):
+    """Expected share of the total loss that percentile ** beta keeps."""
+    kept = sum(mean_rank_percentile(losses, loss) ** beta * loss for loss in losses)
+    return kept / sum(losses)

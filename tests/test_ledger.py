@@ -11,7 +11,16 @@ def test_rows_belong_to_ids():
     assert ledger.score[[1, 3]].tolist() == pytest.approx([0.1, 0.3])
     assert ledger.score.isnan().tolist() == [True, False, True, False, True]
     assert ledger.loss[1] == 9
-    assert ledger.updated.tolist() == [-1, 2, -1, 0, -1]
+    assert ledger.loss_epoch.tolist() == [-1, 2, -1, -1, -1]
+    assert ledger.age(epoch=3).tolist() == [4, 1, 4, 3, 4]
+
+
+def test_past_scores_move_back_and_keep_their_epochs():
+    ledger = Ledger(3, past_scores=2)
+    for epoch, score in ((0, 5.0), (2, 7.0), (3, 9.0)):
+        ledger.record_scores(torch.tensor([0, 2]), torch.tensor([score, score + 1]), epoch)
+    assert ledger.scores[[0, 2]].tolist() == [[9, 7], [10, 8]]
+    assert ledger.score_epochs.tolist() == [[3, 2], [-1, -1], [3, 2]]
 
 
 def test_training_does_not_overwrite_the_score_of_the_selection_pass():
@@ -32,8 +41,8 @@ def test_mean_loss_is_exponentially_weighted():
 def test_repeated_ids_count_each_time():
     ledger = Ledger(3)
     ledger.count_offered(torch.tensor([2, 2, 0]))
-    ledger.count_trained(torch.tensor([2, 2]))
-    assert (ledger.offered.tolist(), ledger.trained.tolist()) == ([1, 0, 2], [0, 0, 2])
+    ledger.count_selected(torch.tensor([2, 2]))
+    assert (ledger.offered.tolist(), ledger.selected.tolist()) == ([1, 0, 2], [0, 0, 2])
 
 
 def test_at_most_32_bytes_an_id():

@@ -58,8 +58,12 @@ def test_top_k_keeps_the_highest(count, selectivity):
     assert sorted(scores.tolist())[-number:] == sorted(scores[kept].tolist())
 
 
-def test_top_k_at_ties_takes_the_earlier():
-    assert TopKPolicy(selectivity=0.5).select(torch.ones(6), generator()).positions.tolist() == [0, 1, 2]
+def test_top_k_decides_ties_by_lot():
+    scores = torch.tensor([5.0, 1.0, 1.0, 1.0, 1.0, 0.0])
+    selections = [TopKPolicy(selectivity=0.5).select(scores, generator(seed)) for seed in range(50)]
+    assert selections[0].probabilities.tolist() == [1, 0.5, 0.5, 0.5, 0.5, 0]
+    assert all(s.positions[0] == 0 and 5 not in s.positions for s in selections)
+    assert len({tuple(s.positions.tolist()) for s in selections}) == 6
 
 
 @pytest.mark.parametrize(

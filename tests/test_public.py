@@ -13,12 +13,13 @@ SOURCE = Path(sb.__file__).parent
 LAYERS = [
     ["no_trace", "batches"],
     ["functional"],
-    ["losses", "history", "ledger", "schedule", "stats"],
+    ["losses", "history", "ledger", "schedule", "stats", "forward"],
     ["types"],
     ["policies", "scorers"],
     ["sampling", "planning", "source", "assembler"],
     ["selector"],
     ["loader"],
+    ["example_scores", "pruning"],
     ["methods", "progress", "testing"],
     ["lab"],
 ]

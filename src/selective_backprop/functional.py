@@ -72,6 +72,77 @@ def keep_probability(percentiles: Tensor, beta: float) -> Tensor:
     return percentiles.pow(beta)
 
 
+def guarded_percentiles(percentiles: Tensor, ceiling: float) -> Tensor:
+    """Percentiles that rise up to the ceiling and fall back to 0 above it, in a straight line.
+
+    >>> guarded_percentiles(torch.tensor([0.5, 0.75, 0.875, 1.0]), ceiling=0.75).tolist()
+    [0.5, 0.75, 0.375, 0.0]
+    """
+    falling = (1 - percentiles) * (ceiling / (1 - ceiling))
+    return torch.minimum(percentiles, falling)
+
+
+def beta_from_guarded_selectivity(selectivity: float, ceiling: float) -> float:
+    """Exponent for which guarded percentiles keep this share: E = ceiling ** beta / (beta + 1).
+
+    >>> beta_from_guarded_selectivity(0.9**2 / 3, ceiling=0.9)
+    2.0
+    """
+    return round(_solve_falling(lambda beta: ceiling**beta / (beta + 1) - selectivity), 9)
+
+
+def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float) -> float:
+    """Exponent for which the expected share of the total loss that percentile ** beta keeps is `share`.
+
+    The loss that is skipped, not the number of examples, is what selection may lose; with much redundancy a few
+    examples carry most of it.
+
+    >>> losses = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    >>> beta_from_loss_share(rank_percentiles(losses), losses, share=0.9) > 50      # the one that counts is kept
+    True
+    """
+    total = float(losses.sum())
+    if total <= 0:
+        return 0.0  # nothing is known to be easier than anything else
+    return _solve_falling(lambda beta: float((percentiles.pow(beta) * losses).sum()) / total - share)
+
+
+def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> float:
+    """Where a falling function crosses zero between 0 and the limit, by bisection."""
+    if excess(limit) >= 0:
+        return limit
+    low, high = 0.0, limit
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def softmax_distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    """L2 distance between softmax(outputs) and the one-hot (or soft) target of each example.
+
+    It is also the norm of the gradient of the cross-entropy with respect to the outputs, which bounds that with
+    respect to all parameters up to a factor (Katharopoulos and Fleuret 2018).
+
+    >>> softmax_distance(torch.tensor([[100.0, 0.0], [100.0, 0.0]]), torch.tensor([0, 1])).tolist()
+    [0.0, 1.4142...]
+    """
+    if outputs.dim() != 2 or len(targets) != len(outputs):
+        raise ValueError(
+            f"outputs must be (examples, classes) with a target each, got {tuple(outputs.shape)} and "
+            f"{tuple(targets.shape)}"
+        )
+    if (targets.dim() != 1 or targets.is_floating_point()) and targets.shape != outputs.shape:
+        raise ValueError(
+            f"targets must be class indices, shape (N,), or probabilities of the shape of outputs, "
+            f"{tuple(outputs.shape)}; got {targets.dtype} of shape {tuple(targets.shape)}"
+        )
+    if targets.dim() == 1:
+        targets = F.one_hot(targets.long(), outputs.shape[1])
+    distances: Tensor = torch.linalg.vector_norm(outputs.softmax(1) - targets.to(outputs.dtype), dim=1)
+    return distances
+
+
 def flip_coins(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Positions that an independent coin per candidate keeps, in order.
 

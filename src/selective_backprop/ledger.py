@@ -1,4 +1,4 @@
-"""What is known of every example: one row per id, 24 bytes."""
+"""What is known of every example: one row per id."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ import torch
 from torch import Tensor
 
 _MEAN_DECAY = 0.7  # an example seen once an epoch: its last three losses make up two thirds of the mean
-_COLUMNS = {
-    "score": (torch.float32, float("nan")),
-    "loss": (torch.float32, float("nan")),
-    "mean_loss": (torch.float32, float("nan")),
-    "updated": (torch.int32, -1),
-    "offered": (torch.int32, 0),
-    "trained": (torch.int32, 0),
-}
 
 
 class Ledger:
-    """One row per example id, on the CPU.
+    """One row per example id, on the CPU: 28 bytes, and 8 more for every past score beyond the last.
 
-    Attributes (M = number of examples):
-        score: last score from a selection pass; NaN if there was none.
+    Attributes (M = number of examples, H = past scores kept):
+        scores: (M, H) the last scores from selection passes, newest first; NaN where there were none.
+        score_epochs: (M, H) their epochs; -1 where there were none.
         loss: last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none.
+        loss_epoch: its epoch; -1 if there was none.
         mean_loss: exponentially weighted mean of the losses from training.
-        updated: epoch of the last score or loss; -1 if there was none.
         offered: how often it was a candidate.
-        trained: how often it was trained on.
+        selected: how often it was selected for training.
 
     >>> ledger = Ledger(3)
     >>> ledger.record_scores(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
@@ -33,52 +26,67 @@ class Ledger:
     ([1.5, nan, 0.5], [1, 6, 1])
     """
 
-    score: Tensor
+    scores: Tensor
+    score_epochs: Tensor
     loss: Tensor
+    loss_epoch: Tensor
     mean_loss: Tensor
-    updated: Tensor
     offered: Tensor
-    trained: Tensor
+    selected: Tensor
 
-    def __init__(self, num_examples: int) -> None:
-        for name, (dtype, initial) in _COLUMNS.items():
-            setattr(self, name, torch.full((num_examples,), initial, dtype=dtype))
+    def __init__(self, num_examples: int, past_scores: int = 1) -> None:
+        nan = float("nan")
+        self.scores = torch.full((num_examples, past_scores), nan)
+        self.score_epochs = torch.full((num_examples, past_scores), -1, dtype=torch.int32)
+        self.loss = torch.full((num_examples,), nan)
+        self.loss_epoch = torch.full((num_examples,), -1, dtype=torch.int32)
+        self.mean_loss = torch.full((num_examples,), nan)
+        self.offered = torch.zeros(num_examples, dtype=torch.int32)
+        self.selected = torch.zeros(num_examples, dtype=torch.int32)
 
     def __len__(self) -> int:
-        return len(self.score)
+        return len(self.loss)
+
+    @property
+    def score(self) -> Tensor:
+        """The last score of each example."""
+        return self.scores[:, 0]
 
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int) -> None:
         """Scores of a selection pass."""
-        self.score[ids] = scores.to(torch.float32)
-        self.updated[ids] = epoch
+        if self.scores.shape[1] > 1:
+            self.scores[ids, 1:] = self.scores[ids, :-1]
+            self.score_epochs[ids, 1:] = self.score_epochs[ids, :-1]
+        self.scores[ids, 0] = scores.to(torch.float32)
+        self.score_epochs[ids, 0] = epoch
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
         """Losses of a training step."""
         losses = losses.to(torch.float32)
         mean = self.mean_loss[ids]
         self.loss[ids] = losses
+        self.loss_epoch[ids] = epoch
         self.mean_loss[ids] = torch.where(mean.isnan(), losses, mean.lerp(losses, 1 - _MEAN_DECAY))
-        self.updated[ids] = epoch
 
     def count_offered(self, ids: Tensor) -> None:
         # index_add_, not +=: an id may occur twice in a batch when the sampler draws with replacement.
-        self.offered.index_add_(0, ids, torch.ones(len(ids), dtype=torch.int32))
+        self.offered.index_add_(0, ids, torch.ones(ids.shape, dtype=torch.int32))
 
-    def count_trained(self, ids: Tensor) -> None:
-        self.trained.index_add_(0, ids, torch.ones(len(ids), dtype=torch.int32))
+    def count_selected(self, ids: Tensor) -> None:
+        self.selected.index_add_(0, ids, torch.ones(ids.shape, dtype=torch.int32))
 
     def age(self, epoch: int) -> Tensor:
         """Epochs since each example's last score or loss; one more than the epochs there were if none."""
-        return epoch - self.updated
+        return epoch - torch.maximum(self.loss_epoch, self.score_epochs[:, 0])
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).clone() for name in _COLUMNS}
+        return {name: column.clone() for name, column in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        if len(state["score"]) != len(self):
+        if len(state["loss"]) != len(self):
             raise ValueError(
-                f"saved ledger has {len(state['score'])} examples but the data set has {len(self)}: "
+                f"saved ledger has {len(state['loss'])} examples but the data set has {len(self)}: "
                 "was it saved for another data set, or has this one changed?"
             )
-        for name in _COLUMNS:
-            getattr(self, name).copy_(state[name])
+        for name, column in vars(self).items():
+            column.copy_(state[name])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from selective_backprop.assembler import Assembler
 from selective_backprop.batches import Layout, count_rows, move
+from selective_backprop.forward import default_forward
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import device_of
 from selective_backprop.sampling import Chunk
-from selective_backprop.selector import Selector, require_finite
+from selective_backprop.selector import Selector
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
-from selective_backprop.types import Batch, Candidates, Forward, Method
+from selective_backprop.types import Batch, Candidates, Forward, Method, Policy
 
 _STATE_VERSION = 1
 _MAX_PENDING = 16  # training steps whose losses may wait on the device
@@ -80,8 +81,8 @@ class SelectiveLoader:
             raise ValueError(f"num_epochs must be at least 1, got {num_epochs}")
         if method.schedule.needs_num_epochs and num_epochs is None:
             raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
-        self._source = Source(loader)
-        if method.scorer.needs_ids and self._source.num_examples is None:
+        self._source = Source(loader, method.keep)
+        if method.needs_ids and self._source.num_examples is None:
             raise ValueError(
                 f"{method.name} needs to know examples by id, which only a DataLoader over a map-style data set with "
                 "automatic batching can tell: this loader has none. Methods without that need, such as "
@@ -89,13 +90,19 @@ class SelectiveLoader:
             )
         if self._source.num_batches == 0:
             raise ValueError("the loader is empty: it has no batch to offer")
+        for name, by_id in (("keep", method.keep), ("groups", method.groups)):
+            if by_id is not None and len(by_id) != self._source.num_examples:
+                raise ValueError(
+                    f"{method.name} has {name} for {len(by_id)} ids, but the data set has "
+                    f"{self._source.num_examples} examples"
+                )
         self.model = model
         self.method = method
         self.num_epochs = num_epochs
         self.epoch = 0
         """Epochs completed; during one, its number from 0."""
         self.stats = Stats()
-        self.ledger = Ledger(self._source.num_examples or 0)
+        self.ledger = Ledger(self._source.num_examples or 0, method.scorer.needs.past_scores)
         """What is known of every example; empty where the loader has no ids."""
         self._loss = PerExampleLoss(loss_fn, reducer)
         self._device = torch.device(device) if device is not None else device_of(model)
@@ -111,14 +118,14 @@ class SelectiveLoader:
         )
         self._asked_batch_size = batch_size
         size = batch_size or self._source.batch_size
-        self._assembler = Assembler(size) if size is not None else None
+        self._assembler = Assembler(self._scaled(size)) if size is not None else None
         self._fraction = 0.0  # of this epoch's candidates, offered
         self._in_epoch = False
         self._resumed = False
         self._keeps_everything = True  # so far in this epoch
         self._batch: Batch | None = None
-        self._weights_used = True
-        self._pending: list[tuple[Tensor | None, Tensor]] = []
+        self._loss_used = True
+        self._pending: list[tuple[Tensor | None, Tensor, int]] = []  # ids, losses, epoch
 
     # ---- what users read
 
@@ -131,7 +138,17 @@ class SelectiveLoader:
         batches, size = self._source.num_batches, self._source.batch_size
         if batches is None:
             raise TypeError("the loader inside has no length")
-        return math.ceil(batches * size / self._asked_batch_size) if self._asked_batch_size and size else batches
+        return math.ceil(batches * size / self.batch_size) if self.batch_size and size else batches
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples in a full training batch; None until the first batch where the loader does not say it."""
+        return self._assembler.batch_size if self._assembler is not None else None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy at work, with its state."""
+        return self._selector.policy
 
     @property
     def epochs_done(self) -> float:
@@ -161,7 +178,9 @@ class SelectiveLoader:
         batch = self.batch
         weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
         loss, losses = self._loss.for_training(outputs, targets, weights, len(batch))
-        self._pending.append((batch.ids, losses))
+        # What is left in the queue is given out when the last epoch has been counted already.
+        self._pending.append((batch.ids, losses, self.epoch if self._in_epoch else self.epoch - 1))
+        self._loss_used = True
         return loss
 
     # ---- iteration
@@ -209,11 +228,10 @@ class SelectiveLoader:
     def _give(self, batch: Batch) -> Iterator[Any]:
         self._batch = batch
         self._weights_used = bool((batch.weights == 1).all())
+        self._loss_used = not self.method.scorer.needs.training_losses
         self.stats.trained += len(batch)
         self.stats.batches += 1
         self.stats.queued = self._queued()
-        if batch.ids is not None:
-            self.ledger.count_trained(batch.ids)
         start = time.perf_counter()
         yield batch.data
         self.stats.seconds["training"] += time.perf_counter() - start
@@ -221,6 +239,11 @@ class SelectiveLoader:
             raise RuntimeError(
                 f"{self.method.name} gives examples weights, and this batch was trained on without them: use "
                 "loader.loss(outputs, targets), or read loader.batch.weights and apply them yourself"
+            )
+        if not self._loss_used:
+            raise RuntimeError(
+                f"{self.method.name} selects by the losses of training, and learned none from this batch: compute the "
+                "loss by loader.loss(outputs, targets)"
             )
         if self._device.type == "cpu" or len(self._pending) >= _MAX_PENDING:
             self._learn_losses()  # waits for the GPU once in _MAX_PENDING steps, if no scoring did before
@@ -237,7 +260,7 @@ class SelectiveLoader:
         ids = chunk.ids if chunk else None
         candidates = Candidates(data, ids, count_rows(data) if ids is None else len(ids))
         if self._assembler is None:
-            self._assembler = Assembler(candidates.size)
+            self._assembler = Assembler(self._scaled(candidates.size))
         if self._assembler.layout is None:
             self._assembler.layout = Layout.of(data, candidates.size)
         layout = self._assembler.layout
@@ -255,8 +278,10 @@ class SelectiveLoader:
                 layout.columns(data, candidates.size),
                 selection,
                 ids,
-                as_is=self._keeps_everything and self._asked_batch_size is None,
+                as_is=self._keeps_everything and self._asked_batch_size is None and self.method.batch_scale == 1,
             )
+            if ids is not None:
+                self.ledger.count_selected(ids.index_select(0, selection.positions))
             self._count_offered(chunk.offered if chunk else None, num_loaded=candidates.size)
             total = self._source.num_batches
             self._fraction = chunk.fraction if chunk else min(1.0, (batch_idx + 1) / total) if total else 0.0
@@ -272,11 +297,11 @@ class SelectiveLoader:
     def _learn_losses(self) -> None:
         """Take the losses of finished training steps into the ledger."""
         pending, self._pending = self._pending, []
-        for ids, losses in pending:
-            losses = losses.to("cpu", torch.float32)
-            require_finite(losses, ids, "training loss")
-            if ids is not None:
-                self.ledger.record_losses(ids, losses, self.epoch)
+        for ids, losses, epoch in pending:
+            self._selector.learn(ids, losses.to("cpu", torch.float32), epoch)
+
+    def _scaled(self, batch_size: int) -> int:
+        return max(1, round(batch_size * self.method.batch_scale))
 
     def _queued(self) -> int:
         return len(self._assembler) if self._assembler is not None else 0
@@ -290,7 +315,8 @@ class SelectiveLoader:
         which is saved too if it has one; without one it comes from torch's global state, which is the caller's
         to save, as for any exact resume.
         """
-        self._learn_losses()
+        if self._device.type == "cpu":
+            self._learn_losses()  # as the next step would; on a GPU they wait as long as without saving
         return {
             "version": _STATE_VERSION,
             "method": self.method.name,
@@ -304,6 +330,7 @@ class SelectiveLoader:
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
+            "pending": [[ids, losses.cpu(), epoch] for ids, losses, epoch in self._pending],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -325,17 +352,5 @@ class SelectiveLoader:
         self.epoch, self._fraction = state["epoch"], state["fraction"]
         self._keeps_everything = state["keeps_everything"]
         self._in_epoch = self._resumed = state["in_epoch"]
-        self._batch, self._pending, self._weights_used = None, [], True
-
-
-def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """Outputs and targets of a pair (inputs, targets) or of a dict of the model's keyword arguments."""
-    if isinstance(batch, Mapping):
-        return model(**batch), batch.get("labels", batch)
-    if isinstance(batch, (list, tuple)) and len(batch) == 2:
-        inputs, targets = batch
-        return model(inputs), targets
-    raise TypeError(
-        f"a batch of type {type(batch).__name__} is neither a pair (inputs, targets) nor a dict: pass "
-        "forward=, a function from (model, batch) to (outputs, targets)"
-    )
+        self._batch, self._weights_used, self._loss_used = None, True, True
+        self._pending = [(ids, losses, epoch) for ids, losses, epoch in state["pending"]]

@@ -101,6 +101,20 @@ class PerExampleLoss:
         return raw.reshape(rows)
 
 
+def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
+    """Stop at once at a NaN or infinite loss, and say which examples have it."""
+    if torch.isfinite(losses).all():
+        return
+    rows = (~torch.isfinite(losses)).nonzero().flatten()
+    values = ", ".join(f"{value}" for value in losses[rows[:5]].tolist())
+    where = f"ids {ids[rows[:5]].tolist()}" if ids is not None else f"positions {rows[:5].tolist()} of the batch"
+    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    raise ValueError(
+        f"not finite: {what} is {values} for the examples with {where}{more}. Training has diverged or these examples "
+        "are broken: look at them, lower the learning rate, or clip gradients"
+    )
+
+
 def _unreduced(loss_fn: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], bool]:
     """The loss without its reduction, and whether it had one."""
     if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):

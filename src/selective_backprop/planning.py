@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from selective_backprop.ledger import Ledger
 from selective_backprop.sampling import Chunk
-from selective_backprop.types import Policy, Scorer
+from selective_backprop.types import Scorer, Selection
+
+Select = Callable[[Tensor, Tensor | None], Selection]
+"""Scores and ids of candidates in, selection out."""
 
 
 def plan_epoch(
@@ -18,10 +23,9 @@ def plan_epoch(
     switched_on: list[bool],
     *,
     scorer: Scorer,
-    policy: Policy,
+    select: Select,
     ledger: Ledger,
     epoch: int,
-    generator: torch.Generator,
 ) -> tuple[list[Chunk], Tensor]:
     """Decide before loading about every candidate whose score is known, for the whole epoch at once.
 
@@ -32,11 +36,13 @@ def plan_epoch(
     ids = torch.cat(batches)
     decided = (~torch.tensor(switched_on)).repeat_interleave(sizes)  # switched off: everything is trained on
     scores = scorer.recall(ids, ledger, epoch)
+    if not scorer.needs.selection_pass:
+        decided |= scores.isnan()  # there is no other way to learn about them than to train on them
     open_for_choice = (~decided & ~scores.isnan()).nonzero().flatten()
     load = torch.ones(len(ids), dtype=torch.bool)
     weights, probabilities = torch.ones(len(ids)), torch.ones(len(ids), dtype=torch.float64)
     if len(open_for_choice):
-        selection = policy.select(scores[open_for_choice], generator)
+        selection = select(scores[open_for_choice], ids[open_for_choice])
         selected = open_for_choice[selection.positions]
         load[open_for_choice] = False
         load[selected] = decided[selected] = True

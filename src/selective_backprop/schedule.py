@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from selective_backprop.functional import should_selective_backprop
 
@@ -67,5 +71,55 @@ class Schedule:
             return not self.never_on and epoch >= self.warmup_epochs
         return any(self.is_on(epoch + i / num_batches, i, num_epochs) for i in range(num_batches))
 
+    def observe(self, losses: Tensor) -> None:
+        """Losses of a selection pass or a training step; of no interest here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
 
 NEVER = Schedule(end=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariableStart(Schedule):
+    """On as long as importance sampling is estimated to reduce the variance by more than it costs.
+
+    The estimate is Kath18's: sampling n examples in proportion to their losses is worth tau times as many drawn
+    uniformly, tau = sqrt(n * sum(p ** 2)), as a running mean. It needs no pass of its own: before the start it
+    comes from training.
+
+    >>> schedule = VariableStart(threshold=2.0, momentum=0.0)
+    >>> schedule.observe(torch.tensor([1.0, 1.0, 1.0]))
+    >>> schedule.is_on(0, 0)
+    False
+    >>> schedule.observe(torch.tensor([0.0] * 9 + [1.0]))
+    >>> schedule.is_on(0, 0)
+    True
+    """
+
+    threshold: float
+    """Start when tau is above this."""
+    momentum: float = 0.9
+    """Of the running mean."""
+    _tau: dict[str, float] = field(default_factory=lambda: {"tau": 0.0}, repr=False, compare=False)
+
+    def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
+        return self._tau["tau"] > self.threshold and super().is_on(epochs_done, batch_idx, num_epochs)
+
+    def observe(self, losses: Tensor) -> None:
+        losses = losses.to(torch.float64)
+        total = float(losses.sum())
+        if total > 0:
+            tau = float((len(losses) * (losses / total).square().sum()).sqrt())
+            before = self._tau["tau"]
+            self._tau["tau"] = self.momentum * before + (1 - self.momentum) * tau if before else tau
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._tau)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._tau.update(state)

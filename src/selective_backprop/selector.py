@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from selective_backprop.batches import Layout
 from selective_backprop.ledger import Ledger
-from selective_backprop.losses import PerExampleLoss
+from selective_backprop.losses import PerExampleLoss, require_finite
 from selective_backprop.no_trace import unwrap
 from selective_backprop.planning import plan_epoch
+from selective_backprop.policies import GroupedPolicy
 from selective_backprop.sampling import Chunk
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
@@ -41,6 +42,7 @@ class Selector:
         self.ledger = ledger
         self.generator = torch.Generator().manual_seed(seed)
         self.policy = copy.deepcopy(method.policy)
+        self.schedule = copy.deepcopy(method.schedule)
         self.checked = False  # whether the model, the loss and the batches were seen to work together
         self._model, self._forward, self._loss = model, forward, loss
         self._stats = stats
@@ -48,21 +50,13 @@ class Selector:
 
     def plan(self, epoch: int, num_batches: int | None) -> Plan | None:
         """What decides about this epoch's candidates before they are loaded, if anything can."""
-        scorer, schedule = self.method.scorer, self.method.schedule
+        scorer, schedule = self.method.scorer, self.schedule
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
 
         def plan(batches: list[Tensor]) -> tuple[list[Chunk], Tensor]:
             on = [schedule.is_on(epoch + i / len(batches), i, self._num_epochs) for i in range(len(batches))]
-            return plan_epoch(
-                batches,
-                on,
-                scorer=scorer,
-                policy=self.policy,
-                ledger=self.ledger,
-                epoch=epoch,
-                generator=self.generator,
-            )
+            return plan_epoch(batches, on, scorer=scorer, select=self._select, ledger=self.ledger, epoch=epoch)
 
         return plan
 
@@ -83,23 +77,26 @@ class Selector:
             known = Selection(everything.positions, chunk.weights, chunk.probabilities)
             undecided = (~chunk.decided).nonzero().flatten()
         else:
-            on = self.method.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+            on = self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
             known, undecided = everything, everything.positions if on else everything.positions[:0]
         if not len(undecided):
             self._check_once(candidates, epoch)
             return known
         if len(undecided) == candidates.size:
-            scores = self._score(candidates, epoch)
-            with self._stats.timing("selecting"):
-                return self.policy.select(scores, self.generator)
+            return self._select(self._score(candidates, epoch), candidates.ids)
         part = _rows(candidates, undecided, layout)
-        scores = self._score(part, epoch)
+        return _merge(known, undecided, self._select(self._score(part, epoch), part.ids))
+
+    def _select(self, scores: Tensor, ids: Tensor | None) -> Selection:
         with self._stats.timing("selecting"):
-            return _merge(known, undecided, self.policy.select(scores, self.generator))
+            if self.method.groups is None:
+                return self.policy.select(scores, self.generator)
+            assert isinstance(self.policy, GroupedPolicy)
+            return self.policy.select(scores, self.generator, self.method.groups[ids])
 
     def _check_once(self, candidates: Candidates, epoch: int) -> None:
         """Score the first batch even while selection is off: what cannot work must not fail halfway through."""
-        if not self.checked and not self.method.schedule.never_on:
+        if not self.checked and not self.schedule.never_on and self.method.scorer.needs.selection_pass:
             self._score(candidates, epoch)
         self.checked = True
 
@@ -115,33 +112,33 @@ class Selector:
             scores = scores.detach().to("cpu", torch.float32)
         require_finite(scores, candidates.ids, "loss in a selection pass")
         self.checked = True
-        if self.method.scorer.uses_model:
+        if self.method.scorer.needs.selection_pass:
+            self.schedule.observe(scores)
             self._stats.scored += candidates.size
             if candidates.ids is not None:
                 self.ledger.record_scores(candidates.ids, scores, epoch)
         return scores
 
+    def learn(self, ids: Tensor | None, losses: Tensor, epoch: int) -> None:
+        """Losses of a finished training step."""
+        require_finite(losses, ids, "training loss")
+        self.schedule.observe(losses)
+        if ids is not None:
+            self.ledger.record_losses(ids, losses, epoch)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"policy": self.policy.state_dict(), "generator": self.generator.get_state(), "checked": self.checked}
+        return {
+            "policy": self.policy.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "generator": self.generator.get_state(),
+            "checked": self.checked,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
+        self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
         self.checked = state["checked"]
-
-
-def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
-    """Stop at once at a NaN or infinite loss, and say which examples have it."""
-    if torch.isfinite(losses).all():
-        return
-    rows = (~torch.isfinite(losses)).nonzero().flatten()
-    values = ", ".join(f"{value}" for value in losses[rows[:5]].tolist())
-    where = f"ids {ids[rows[:5]].tolist()}" if ids is not None else f"positions {rows[:5].tolist()} of the batch"
-    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-    raise ValueError(
-        f"not finite: {what} is {values} for the examples with {where}{more}. Training has diverged or these examples "
-        "are broken: look at them, lower the learning rate, or clip gradients"
-    )
 
 
 def _keep_all(size: int) -> Selection:

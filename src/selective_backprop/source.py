@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,10 +28,12 @@ class Source:
 
     Args:
         loader: a DataLoader, or any other iterable of batches (which then have no ids).
+        keep: (M,) bool by id; the other ids are pruned from every epoch.
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], keep: Tensor | None = None) -> None:
         self.user_loader: Any = loader
+        self.keep = keep
         self.stream: IndexStream | None = None
         self._loader: Any = loader
         if has_ids(self.user_loader):
@@ -48,9 +51,10 @@ class Source:
     def num_batches(self) -> int | None:
         """Candidate batches of an epoch, where the loader knows."""
         try:
-            return len(self.user_loader)
+            total = len(self.user_loader)
         except TypeError:
             return None
+        return total if self.keep is None else math.ceil(total * float(self.keep.float().mean()))
 
     @property
     def batch_size(self) -> int | None:
@@ -94,13 +98,26 @@ class Source:
     def _chunks(self, stream: IndexStream, plan: Plan | None) -> Iterator[Chunk]:
         # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
         stream.tail = torch.empty(0, dtype=torch.int64)
+        batches = stream.batches() if self.keep is None else self._unpruned(stream, self.keep)
         if plan is not None:
-            chunks, stream.tail = plan(list(stream.batches()))
+            chunks, stream.tail = plan(list(batches))
             yield from chunks
             return
         total = self.num_batches
-        for number, ids in enumerate(stream.batches(), start=1):
-            yield Chunk(ids, ids, number / total if total else 0.0)
+        for number, ids in enumerate(batches, start=1):
+            yield Chunk(ids, ids, min(1.0, number / total) if total else 0.0)
+
+    def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[Tensor]:
+        """Batches of the usual size, in the usual order, without the pruned ids."""
+        waiting, size = torch.empty(0, dtype=torch.int64), 0
+        for ids in stream.batches():
+            size = size or len(ids)
+            waiting = torch.cat([waiting, ids[keep[ids]]])
+            while len(waiting) >= size:
+                yield waiting[:size]
+                waiting = waiting[size:]
+        if len(waiting) and not getattr(self.user_loader, "drop_last", False):
+            yield waiting
 
     def _generators(self) -> list[torch.Generator]:
         """The user's generators that decide on order and on worker seeds."""

@@ -81,21 +81,32 @@ class Policy(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a scorer needs from the loader and the user's loop."""
+
+    ids: bool = False
+    """Examples are known by id."""
+    selection_pass: bool = False
+    """Scoring a loaded candidate runs a model. Without it, a candidate whose score is not known is trained on."""
+    training_losses: bool = False
+    """The user's loop computes its loss by `loader.loss`."""
+    past_scores: int = 1
+    """How many scores of each example the ledger has to remember."""
+
+
 @runtime_checkable
 class Scorer(Protocol):
-    """Where scores come from."""
+    """Where scores come from. Keeps nothing of its own about examples: that is in the ledger."""
 
-    needs_ids: bool
-    """Whether it works only with a data set whose examples have ids."""
-    uses_model: bool
-    """Whether scoring a loaded candidate is a selection pass, rather than free."""
+    needs: Needs
 
     def remembers(self, epoch: int) -> bool:
         """Whether scores can be known in this epoch before candidates are loaded."""
         ...
 
     def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        """(N,) scores of candidates not yet loaded; NaN where one has to be loaded and scored."""
+        """(N,) scores of candidates not yet loaded; NaN where not known."""
         ...
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
@@ -105,7 +116,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A named combination of parts. A recipe: every loader works on a copy of the policy.
+    """A named combination of parts. A recipe: every loader works on copies of the policy and the schedule.
 
     >>> from selective_backprop.policies import UniformPolicy
     >>> from selective_backprop.scorers import ConstantScorer
@@ -117,9 +128,21 @@ class Method:
     scorer: Scorer
     policy: Policy
     schedule: Schedule = field(default_factory=Schedule)
+    keep: Tensor | None = None
+    """(M,) bool by id: candidates for good; the others are pruned. None: all."""
+    groups: Tensor | None = None
+    """(M,) int64 by id, such as classes: what a `GroupedPolicy` keeps apart."""
+    batch_scale: float = 1.0
+    """Training batches are this many times larger than asked."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.scorer, Scorer):
-            raise TypeError(f"scorer must have needs_ids, uses_model, remembers, recall and score, got {self.scorer!r}")
+            raise TypeError(f"scorer must have needs, remembers, recall and score, got {self.scorer!r}")
         if not isinstance(self.policy, Policy):
             raise TypeError(f"policy must have select, state_dict and load_state_dict, got {self.policy!r}")
+        if not isinstance(self.schedule, Schedule):
+            raise TypeError(f"schedule must be a Schedule, got {self.schedule!r}")
+
+    @property
+    def needs_ids(self) -> bool:
+        return self.scorer.needs.ids or self.keep is not None or self.groups is not None

@@ -2,41 +2,63 @@
 
 import inspect
 
+import torch
+
 from selective_backprop import methods
 from selective_backprop.types import Method
+from tests.helpers import NUM_DIGITS, make_model
+
+CLASSES = torch.arange(NUM_DIGITS) % 3
+SCORES = torch.rand(NUM_DIGITS, generator=torch.Generator().manual_seed(0))
+
+
+def some(name, **options):
+    """A method that takes its selectivity as its first argument."""
+    return lambda selectivity: getattr(methods, name)(selectivity, **options)
+
 
 METHODS = {
     "traditional": lambda selectivity: methods.traditional(),
-    "selective_backprop": lambda selectivity: methods.selective_backprop(selectivity),
-    "selective_backprop, scoring in train mode": lambda selectivity: methods.selective_backprop(
-        selectivity, scoring="train"
+    "selective_backprop": some("selective_backprop"),
+    "selective_backprop, scoring in train mode": some("selective_backprop", scoring="train"),
+    "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
+    "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
+    "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
+    "selective_backprop, fixed size": some("selective_backprop", fixed_size=True),
+    "selective_backprop, noise guard": some("selective_backprop", noise_guard=0.9),
+    "selective_backprop, classes": some("selective_backprop", classes=CLASSES),
+    "stale_selective_backprop": some("stale_selective_backprop", every=2),
+    "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
+    "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),
+    "predicted_selective_backprop": some("predicted_selective_backprop", max_age=2),
+    "predicted_selective_backprop, GP": some("predicted_selective_backprop", predictor="gaussian_process"),
+    "distance_backprop": some("distance_backprop"),
+    "expected_selective_backprop": some("expected_selective_backprop"),
+    "ledger_backprop": some("ledger_backprop"),
+    "ledger_backprop, loss share": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),
+    "infobatch": lambda selectivity: methods.infobatch(1 - selectivity, until=0.7),
+    "kath18": lambda selectivity: methods.kath18(1 / selectivity, threshold=1.05),
+    "kath18, unbiased": lambda selectivity: methods.kath18(
+        1 / selectivity, unbiased=True, variable_start=False, score="gradient_norm"
     ),
-    "selective_backprop, warm-up and interrupt": lambda selectivity: methods.selective_backprop(
-        selectivity, warmup_epochs=1, interrupt=3
+    "composer_backprop": lambda keep: methods.composer_backprop(keep=keep),
+    "top_k": some("top_k"),
+    "reducible_loss": lambda selectivity: methods.reducible_loss(make_model(seed=7), selectivity),
+    "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(SCORES, selectivity),
+    "random_backprop": some("random_backprop"),
+    "random_backprop, window and interrupt": some("random_backprop", start=0.2, end=0.7, interrupt=4),
+    "repeated_random": some("repeated_random"),
+    "diet": lambda selectivity: methods.diet(
+        methods.selective_backprop(selectivity), SCORES, prune=0.25 if selectivity < 1 else 0
     ),
-    "selective_backprop, window": lambda selectivity: methods.selective_backprop(selectivity, start=0.3, end=0.8),
-    "stale_selective_backprop": lambda selectivity: methods.stale_selective_backprop(selectivity, every=2),
-    "stale_selective_backprop, warm-up": lambda selectivity: methods.stale_selective_backprop(
-        selectivity, every=3, warmup_epochs=0.5
+    "diet, stale": lambda selectivity: methods.diet(
+        methods.stale_selective_backprop(selectivity, every=2), SCORES, prune=0.25 if selectivity < 1 else 0
     ),
-    "random_backprop": lambda selectivity: methods.random_backprop(selectivity),
-    "random_backprop, window and interrupt": lambda selectivity: methods.random_backprop(
-        selectivity, start=0.2, end=0.7, interrupt=4
-    ),
-    "top_k": lambda selectivity: methods.top_k(selectivity),
 }
 
 
-def public_methods():
-    """Names of the functions in `methods` that return a Method."""
-    functions = inspect.getmembers(methods, inspect.isfunction)
-    return [
-        name
-        for name, function in functions
-        if function.__module__ == methods.__name__ and inspect.signature(function).return_annotation == "Method"
-    ]
-
-
 def test_every_method_is_in_the_table():
-    assert {name.split(",")[0] for name in METHODS} == set(public_methods())
+    assert {name.split(",")[0] for name in METHODS} == set(methods.__all__)
     assert all(isinstance(make(0.5), Method) for make in METHODS.values())
+    for name in methods.__all__:
+        assert f"| {name} |" in inspect.getdoc(methods), "the docstring lists every method"

@@ -1,19 +1,19 @@
-"""The highest scores, without chance."""
+"""The highest scores, without chance except at ties."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.policies.stateless import Stateless
 from selective_backprop.types import Selection
 
 
-class TopKPolicy:
-    """Keep the share of each candidate batch with the highest scores; at least one, earlier ones first at ties.
+class TopKPolicy(Stateless):
+    """Keep the share of the candidates with the highest scores; at least one. Ties are decided by lot.
 
     Args:
         selectivity: the share; of N candidates, ceil(selectivity * N) are kept.
@@ -29,13 +29,10 @@ class TopKPolicy:
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         # The small allowance keeps 0.1 * 30 from being rounded up to 4.
         num_selected = math.ceil(self.selectivity * len(scores) - 1e-9)
-        # A stable sort decides ties the same way on every machine; topk does not.
-        highest = scores.argsort(descending=True, stable=True)[:num_selected]
-        probabilities = torch.zeros(len(scores), dtype=torch.float64).index_fill_(0, highest, 1.0)
+        lots = torch.randperm(len(scores), generator=generator)
+        highest = lots[scores[lots].argsort(descending=True, stable=True)[:num_selected]]
+        lowest_kept = scores[highest[-1]]
+        probabilities = (scores > lowest_kept).to(torch.float64)
+        tied = scores == lowest_kept
+        probabilities[tied] = (num_selected - probabilities.sum()) / tied.sum()
         return Selection(highest.sort().values, torch.ones(num_selected), probabilities)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass

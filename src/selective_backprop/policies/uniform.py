@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.policies.stateless import Stateless
 from selective_backprop.types import Selection
 
 
-class UniformPolicy:
+class UniformPolicy(Stateless):
     """Keep each candidate with the same probability, by a coin of its own.
 
     Args:
@@ -29,9 +28,3 @@ class UniformPolicy:
         probabilities = torch.full((len(scores),), self.selectivity, dtype=torch.float64)
         positions = functional.flip_coins(probabilities, generator)
         return Selection(positions, torch.ones(positions.shape), probabilities)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass

@@ -2,6 +2,19 @@
 
 from selective_backprop.scorers.constant import ConstantScorer
 from selective_backprop.scorers.forward import ForwardScorer
+from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
+from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
+from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLossScorer
 
-__all__ = ["ConstantScorer", "ForwardScorer", "StoredScorer"]
+__all__ = [
+    "ConstantScorer",
+    "ForwardScorer",
+    "LeastSelectedScorer",
+    "PredictedScorer",
+    "ReducibleLossScorer",
+    "StoredScorer",
+    "TrainingLossScorer",
+    "exponential_average",
+    "gaussian_process",
+]

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ledger import Ledger
-from selective_backprop.types import Candidates, Task
+from selective_backprop.types import Candidates, Needs, Task
 
 
 class ConstantScorer:
     """Zero for everyone, known before anything is loaded."""
 
-    needs_ids = False
-    uses_model = False
+    needs = Needs()
 
     def remembers(self, epoch: int) -> bool:
         return True

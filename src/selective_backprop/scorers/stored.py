@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from selective_backprop.ledger import Ledger
-from selective_backprop.types import Candidates, Scorer, Task
+from selective_backprop.types import Candidates, Needs, Scorer, Task
 
 
 class StoredScorer:
@@ -19,8 +19,7 @@ class StoredScorer:
         first_epoch: the epoch of the first selection pass; the length of the warm-up.
     """
 
-    needs_ids = True
-    uses_model = True
+    needs = Needs(ids=True, selection_pass=True)
 
     def __init__(self, fresh: Scorer, *, every: int, first_epoch: int = 0) -> None:
         if not isinstance(every, int) or every < 1:

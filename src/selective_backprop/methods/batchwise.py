@@ -1,0 +1,112 @@
+"""Methods that choose a fixed number from each candidate batch."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from torch import Tensor, nn
+
+from selective_backprop.functional import softmax_distance
+from selective_backprop.methods.options import ScheduleOptions
+from selective_backprop.no_trace import ScoringMode
+from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
+from selective_backprop.schedule import Schedule, VariableStart
+from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer
+from selective_backprop.types import Method
+
+
+def kath18(
+    ratio: float = 3,
+    *,
+    score: Literal["loss", "gradient_norm"] = "loss",
+    unbiased: bool = False,
+    variable_start: bool = True,
+    threshold: float | None = None,
+    scoring: ScoringMode = "eval",
+    **schedule: Unpack[ScheduleOptions],
+) -> Method:
+    """Importance sampling: from each pool of candidates, draw 1/ratio with replacement in proportion to the score.
+
+    The pool is the candidate batch: give the DataLoader batches of ratio * batch_size, and batch_size= to the
+    SelectiveLoader. The defaults are those of the comparison in the SB paper.
+
+    Args:
+        ratio: pool size over training batch size.
+        score: the loss, or "gradient_norm", the norm of the gradient with respect to the outputs.
+        unbiased: weight each draw by 1 / (N p).
+        variable_start: train plainly until the variance reduction, estimated from losses, exceeds the threshold.
+        threshold: of tau; by default (B + 3b) / (3b) for pools of B and batches of b, where it pays.
+        scoring, schedule: as for `selective_backprop`.
+
+    >>> kath18().schedule.threshold
+    2.0
+
+    Katharopoulos and Fleuret 2018, https://arxiv.org/abs/1803.00942.
+    """
+    if ratio < 1:
+        raise ValueError(f"ratio must be at least 1, got {ratio}")
+    measures = {"loss": None, "gradient_norm": softmax_distance}
+    if score not in measures:
+        raise ValueError(f"score must be one of {', '.join(measures)}, got {score!r}")
+    when = Schedule(**schedule)
+    if variable_start:
+        when = VariableStart(threshold=(ratio + 3) / 3 if threshold is None else threshold, **schedule)
+    policy = ImportancePolicy(selectivity=1 / ratio, unbiased=unbiased)
+    return Method("kath18", ForwardScorer(scoring, measure=measures[score]), policy, when)
+
+
+def composer_backprop(
+    start: float = 0.5, end: float = 0.9, keep: float = 0.5, interrupt: int = 2, scale_factor: float = 1.0
+) -> Method:
+    """Composer's variant: in a window of training, a fixed share of each candidate batch, with plain ones between.
+
+    Args:
+        start, end: the window, as fractions of the run.
+        keep: the share.
+        interrupt: every so many batches one is plain; 0 for none.
+        scale_factor: resolution of the selection pass.
+
+    >>> composer_backprop().schedule
+    Schedule(warmup_epochs=0, start=0.5, end=0.9, interrupt=2)
+    """
+    policy = PercentilePolicy(selectivity=keep, history_size=1, fixed_size=True)
+    when = Schedule(start=start, end=end, interrupt=interrupt)
+    return Method("composer_backprop", ForwardScorer(scale_factor=scale_factor), policy, when)
+
+
+def top_k(selectivity: float = 1 / 3, *, scoring: ScoringMode = "eval", **schedule: Unpack[ScheduleOptions]) -> Method:
+    """The highest losses of each candidate batch, without chance.
+
+    Args:
+        selectivity: the share of each candidate batch.
+        scoring, schedule: as for `selective_backprop`.
+
+    >>> top_k(0.5).policy.selectivity
+    0.5
+    """
+    return Method("top_k", ForwardScorer(scoring), TopKPolicy(selectivity=selectivity), Schedule(**schedule))
+
+
+def reducible_loss(
+    reference: nn.Module | Tensor,
+    selectivity: float = 0.1,
+    *,
+    scoring: ScoringMode = "eval",
+    **schedule: Unpack[ScheduleOptions],
+) -> Method:
+    """The highest of each candidate batch by loss minus the loss of a model of held-out data.
+
+    Passes over what is learned already and over what cannot be learned, such as wrong labels.
+
+    Args:
+        reference: a model trained on held-out data, or its loss of each example, by id.
+        selectivity: the share of each candidate batch; the paper keeps a tenth of large ones.
+        scoring, schedule: as for `selective_backprop`.
+
+    >>> reducible_loss(nn.Linear(2, 2)).policy.selectivity
+    0.1
+
+    Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
+    """
+    scorer = ReducibleLossScorer(ForwardScorer(scoring), reference)
+    return Method("reducible_loss", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))

@@ -1,0 +1,53 @@
+"""Options that methods share."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from torch import Tensor
+
+from selective_backprop.policies import GroupedPolicy, PercentilePolicy
+from selective_backprop.schedule import Schedule
+from selective_backprop.types import Method, Policy, Scorer
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """Options of `Schedule`."""
+
+    warmup_epochs: float
+    start: float
+    end: float
+    interrupt: int
+
+
+class PercentileOptions(ScheduleOptions, total=False):
+    """Options of `PercentilePolicy` and `Schedule`, and classes: a label per id, for a history per class."""
+
+    beta: float
+    history_size: int
+    fixed_size: bool
+    noise_guard: float
+    unbiased: bool
+    max_weight: float
+    classes: Tensor
+
+
+def percentile_method(name: str, scorer: Scorer, selectivity: float | None, options: PercentileOptions) -> Method:
+    """A method whose chances are percentile ** beta."""
+    names = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased", "max_weight")
+    chosen = {key: options[key] for key in names if key in options}  # type: ignore[literal-required]
+    if selectivity is None and "beta" not in chosen:
+        selectivity = 1 / 3
+    return method_with(name, scorer, PercentilePolicy(selectivity=selectivity, **chosen), options)
+
+
+def method_with(name: str, scorer: Scorer, policy: Policy, options: PercentileOptions) -> Method:
+    """A method with the options that are not the policy's."""
+    known = PercentileOptions.__optional_keys__
+    if unknown := set(options) - known:
+        raise TypeError(f"{name} has no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    timing = {key: options[key] for key in ScheduleOptions.__optional_keys__ if key in options}  # type: ignore[literal-required]
+    classes = options.get("classes")
+    if classes is not None:
+        policy = GroupedPolicy(policy)
+    return Method(name, scorer, policy, Schedule(**timing), groups=classes)

@@ -1,0 +1,101 @@
+"""Methods without a selection pass."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, method_with, percentile_method
+from selective_backprop.policies import BelowMeanPolicy, LossSharePolicy, TopKPolicy, UniformPolicy
+from selective_backprop.schedule import NEVER, Schedule
+from selective_backprop.scorers import ConstantScorer, LeastSelectedScorer, TrainingLossScorer
+from selective_backprop.types import Method
+
+
+def traditional() -> Method:
+    """Train on everything, always.
+
+    >>> traditional().name
+    'traditional'
+    """
+    return Method("traditional", ConstantScorer(), UniformPolicy(selectivity=1), NEVER)
+
+
+def random_backprop(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
+    """Random-Backprop: every candidate has the same chance. What is not chosen is not even loaded.
+
+    Args:
+        selectivity: the chance.
+        schedule: as for `selective_backprop`.
+
+    >>> random_backprop(0.5).policy.selectivity
+    0.5
+    """
+    return Method("random_backprop", ConstantScorer(), UniformPolicy(selectivity=selectivity), Schedule(**schedule))
+
+
+def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
+    """A new random subset each epoch, without repetition until all have been seen. What selection has to beat.
+
+    Args:
+        selectivity: the share of each epoch.
+        schedule: as for `selective_backprop`.
+
+    >>> repeated_random(0.5).policy.selectivity
+    0.5
+
+    Okanovic et al. 2023, https://arxiv.org/abs/2305.18424.
+    """
+    policy = TopKPolicy(selectivity=selectivity)
+    return Method("repeated_random", LeastSelectedScorer(), policy, Schedule(**schedule))
+
+
+def ledger_backprop(
+    selectivity: float | None = None,
+    *,
+    loss_share: float | None = None,
+    max_age: int | None = 10,
+    **options: Unpack[PercentileOptions],
+) -> Method:
+    """Selection by the losses of training, with no selection pass at all; what is skipped is not even loaded.
+
+    The first epoch trains on everything. After that each epoch is planned at its start by each example's last
+    loss in training, which is refreshed whenever it is trained on.
+
+    Args:
+        selectivity: expected share of candidates trained on.
+        loss_share: instead of a selectivity, the expected share of the total loss that is trained on. It follows
+            the data: little is trained on where there is much redundancy. 0.9 if neither it nor selectivity nor
+            beta is given.
+        max_age: train on every example at least once in this many epochs; None: only as chance has it.
+        options: as for `selective_backprop`.
+
+    >>> ledger_backprop(loss_share=0.8).policy.loss_share
+    0.8
+    """
+    scorer = TrainingLossScorer(max_age=max_age)
+    if selectivity is None and loss_share is None and "beta" not in options:
+        loss_share = 0.9
+    if loss_share is None:
+        return percentile_method("ledger_backprop", scorer, selectivity, options)
+    if selectivity is not None or "beta" in options:
+        raise ValueError(f"give selectivity, beta or loss_share, got selectivity={selectivity} and {loss_share=}")
+    return method_with("ledger_backprop", scorer, LossSharePolicy(loss_share=loss_share), options)
+
+
+def infobatch(
+    prune: float = 0.5, *, until: float = 0.875, start: float = 0.0, warmup_epochs: float = 0, interrupt: int = 0
+) -> Method:
+    """InfoBatch: drop part of the examples below the mean loss, weight their survivors up; all at the end.
+
+    Args:
+        prune: chance of dropping an example whose last loss in training is below the mean.
+        until: fraction of the run after which everything is trained on.
+        start, warmup_epochs, interrupt: of `Schedule`.
+
+    >>> infobatch().schedule.end
+    0.875
+
+    Qin et al. 2024, https://arxiv.org/abs/2303.04947.
+    """
+    schedule = Schedule(end=until, start=start, warmup_epochs=warmup_epochs, interrupt=interrupt)
+    return Method("infobatch", TrainingLossScorer(), BelowMeanPolicy(prune=prune), schedule)

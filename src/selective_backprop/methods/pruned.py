@@ -1,0 +1,33 @@
+"""Any method on what a pruning before training left."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from selective_backprop.pruning import keep_after_pruning
+from selective_backprop.types import Method
+
+
+def diet(
+    method: Method, scores: Tensor, prune: float = 0.25, *, highest: float = 0.0, classes: Tensor | None = None
+) -> Method:
+    """Any method on what a pruning before training left: Diet-SB is EL2N and then SB.
+
+    Args:
+        method: what to do with the rest; `traditional()` for pruning alone.
+        scores: one per id, such as `average_scores` gives.
+        prune: fraction of examples with the lowest scores to leave out for good.
+        highest: fraction with the highest scores to leave out as well, for noisy labels.
+        classes: a label per id, to prune the same fraction of every class.
+
+    >>> import torch
+    >>> from selective_backprop import traditional
+    >>> diet(traditional(), torch.tensor([0.1, 0.9, 0.5, 0.7])).keep.tolist()
+    [False, True, True, True]
+    """
+    keep = keep_after_pruning(scores, prune, highest=highest, classes=classes)
+    if method.keep is not None:
+        keep = keep & method.keep
+    return dataclasses.replace(method, name=f"diet({method.name})", keep=keep)

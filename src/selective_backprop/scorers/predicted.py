@@ -1,0 +1,97 @@
+"""Losses predicted from each example's past, instead of a selection pass.
+
+# N = candidates, H = past scores kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from selective_backprop.ledger import Ledger
+from selective_backprop.types import Candidates, Needs, Scorer, Task
+
+Predictor = Callable[[Tensor, int], Tensor]
+"""From (H,) epochs of past scores, newest first, and the epoch to predict, to their (H,) weights in the prediction."""
+
+
+def exponential_average(decay: float) -> Predictor:
+    """Exponentially weighted average of the past scores, the newest counting most.
+
+    >>> exponential_average(decay=0.5)(torch.tensor([4, 2]), 5).tolist()
+    [0.666..., 0.333...]
+    """
+    if not 0 <= decay < 1:
+        raise ValueError(f"decay must be in [0, 1), got {decay}")
+
+    def weights(epochs: Tensor, now: int) -> Tensor:
+        powers = decay ** torch.arange(len(epochs), dtype=torch.float64)
+        return powers / powers.sum()
+
+    return weights
+
+
+def gaussian_process(length_scale: float, noise: float) -> Predictor:
+    """Posterior mean of a Gaussian process over epochs, around the mean of the example's past scores.
+
+    Kernel exp(-(s - t)^2 / 2 length_scale^2), noise variance `noise` relative to that of the signal. The weights
+    depend on epochs alone, so one small linear solve serves all examples that were scored in the same epochs.
+
+    >>> gaussian_process(length_scale=3, noise=1e-6)(torch.tensor([4, 2]), 4).round(decimals=3).tolist()
+    [1.0, 0.0]
+    """
+    if length_scale <= 0 or noise <= 0:
+        raise ValueError(f"length_scale and noise must be positive, got {length_scale} and {noise}")
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp(-((a[:, None] - b[None, :]) ** 2) / (2 * length_scale**2))
+
+    def gains(epochs: Tensor, now: int) -> Tensor:
+        times = epochs.to(torch.float64)
+        covariance = kernel(times, times) + noise * torch.eye(len(times), dtype=torch.float64)
+        gain = torch.linalg.solve(covariance, kernel(times, torch.tensor([now], dtype=torch.float64))).flatten()
+        weights: Tensor = gain + (1 - gain.sum()) / len(times)
+        return weights
+
+    return gains
+
+
+class PredictedScorer:
+    """Predicts the score of each example from its past ones; fresh ones when there are too few or they are too old.
+
+    Args:
+        fresh: makes the scores.
+        predictor: `exponential_average(...)` or `gaussian_process(...)`.
+        past_scores: H, how many past scores to predict from.
+        max_age: epochs after which an example is scored afresh.
+    """
+
+    def __init__(self, fresh: Scorer, *, predictor: Predictor, past_scores: int = 4, max_age: int = 3) -> None:
+        if past_scores < 1:
+            raise ValueError(f"past_scores must be at least 1, got {past_scores}")
+        if max_age < 1:
+            raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
+        self.fresh = fresh
+        self.predictor = predictor
+        self.max_age = max_age
+        self.needs = Needs(ids=True, selection_pass=True, past_scores=past_scores)
+
+    def remembers(self, epoch: int) -> bool:
+        return True
+
+    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+        scores, epochs = ledger.scores[ids], ledger.score_epochs[ids]
+        known = (epochs[:, 0] > epoch - self.max_age) & (epochs[:, 0] >= 0)
+        predicted = torch.full((len(ids),), float("nan"))
+        # Examples scored in the same epochs share their weights: as a rule all of them.
+        for times in torch.unique(epochs[known], dim=0):
+            same = (known & (epochs == times).all(1)).nonzero().flatten()
+            past = times[times >= 0]
+            weights = self.predictor(past, epoch).to(torch.float32)
+            predicted[same] = scores[same][:, : len(past)] @ weights
+        return predicted
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        return self.fresh.score(candidates, task)

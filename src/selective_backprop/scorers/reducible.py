@@ -1,0 +1,57 @@
+"""Loss above what a model of held-out data finds unavoidable."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.ledger import Ledger
+from selective_backprop.no_trace import device_of, unwrap
+from selective_backprop.scorers.forward import ForwardScorer
+from selective_backprop.types import Candidates, Needs, Task
+
+
+class ReducibleLossScorer:
+    """Loss minus the loss of a reference: low for what is learned already, and for what cannot be learned.
+
+    Args:
+        fresh: scores by the model being trained.
+        reference: a model trained on held-out data, or its loss of each example, by id.
+
+    Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
+    """
+
+    def __init__(self, fresh: ForwardScorer, reference: nn.Module | Tensor) -> None:
+        if isinstance(reference, Tensor):
+            if reference.dim() != 1 or not bool(torch.isfinite(reference).all()):
+                raise ValueError(
+                    f"reference losses must be finite, one per id, got shape {tuple(reference.shape)} with "
+                    f"{int((~torch.isfinite(reference)).sum())} that are not finite"
+                )
+        elif not isinstance(reference, nn.Module):
+            raise TypeError(f"reference must be a model or a tensor of losses, got {type(reference).__name__}")
+        self.fresh = fresh
+        self.reference = reference
+        self.needs = Needs(ids=isinstance(reference, Tensor), selection_pass=True)
+        self._of_reference = ForwardScorer("eval")
+
+    def remembers(self, epoch: int) -> bool:
+        return False
+
+    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+        raise RuntimeError("a forward pass needs loaded candidates")
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        losses = self.fresh.score(candidates, task)
+        if isinstance(self.reference, nn.Module):
+            model = unwrap(self.reference)
+            if device_of(model) != device_of(task.model):
+                raise ValueError(
+                    f"the reference model is on {device_of(model)} and the trained one on {device_of(task.model)}: "
+                    "move it there"
+                )
+            return losses - self._of_reference.score(candidates, Task(model, task.forward, task.loss))
+        assert candidates.ids is not None
+        if int(candidates.ids.max()) >= len(self.reference):
+            raise ValueError(f"no reference loss for id {int(candidates.ids.max())}: there are {len(self.reference)}")
+        return losses - self.reference[candidates.ids].to(losses)

@@ -1,0 +1,54 @@
+"""Scores that training gives for nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selective_backprop.ledger import Ledger
+from selective_backprop.types import Candidates, Needs, Task
+
+
+class TrainingLossScorer:
+    """The last loss of each example from training; no selection pass, ever.
+
+    An example that was not trained on yet, or not for `max_age` epochs, has no score and is therefore trained on,
+    which gives it one.
+
+    Args:
+        max_age: epochs after which a loss counts no longer; None: never.
+    """
+
+    needs = Needs(ids=True, training_losses=True)
+
+    def __init__(self, *, max_age: int | None = None) -> None:
+        if max_age is not None and max_age < 1:
+            raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
+        self.max_age = max_age
+
+    def remembers(self, epoch: int) -> bool:
+        return True
+
+    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+        losses = ledger.loss[ids]
+        if self.max_age is None:
+            return losses
+        return losses.masked_fill(ledger.loss_epoch[ids] <= epoch - self.max_age, float("nan"))
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        raise RuntimeError("losses come from training: candidates without one are trained on, not scored")
+
+
+class LeastSelectedScorer:
+    """The fewer times an example was selected, the higher its score: all are seen before any is seen again."""
+
+    needs = Needs(ids=True)
+
+    def remembers(self, epoch: int) -> bool:
+        return True
+
+    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+        return -ledger.selected[ids].to(torch.float32)
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        raise RuntimeError("counts are known of every example: nothing is scored after loading")

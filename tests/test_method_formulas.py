@@ -1,0 +1,513 @@
+"""Each method's formula against a slow reference, at its limits, and statistically."""
+
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF
+from torch import nn
+from torch.nn import functional as F
+
+import selective_backprop as sb
+from selective_backprop import functional as SF
+from selective_backprop.ledger import Ledger
+from tests import reference
+from tests.helpers import NUM_DIGITS, digits, make_loader, make_model, train
+
+INPUTS, TARGETS = digits().tensors
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- distance_backprop
+
+
+def test_distance_is_the_squared_l2_distance_clipped():
+    model = nn.Linear(64, 10)
+    nn.init.normal_(model.weight, std=3)  # confident enough that some distances are clipped at either end
+    loader = make_loader(sb.distance_backprop(0.2), model=model, loader_options={"shuffle": False})
+    for _ in loader:
+        pass
+    logits = model(INPUTS).tolist()
+    distances = [reference.squared_distance(row, int(t)) for row, t in zip(logits, TARGETS, strict=True)]
+    assert loader.ledger.score.tolist() == pytest.approx(distances, abs=1e-5)
+    chance = loader.policy.select(loader.ledger.score, generator()).probabilities
+    assert chance.tolist() == pytest.approx([min(1, max(0.2, d)) for d in distances], abs=1e-5)
+    assert {0.2, 1.0} <= set(chance.tolist())
+
+
+def test_distance_takes_soft_targets():
+    outputs, soft = torch.randn(5, 4), torch.rand(5, 4).softmax(1)
+    expected = (outputs.softmax(1) - soft).square().sum(1).sqrt()
+    assert torch.allclose(SF.softmax_distance(outputs, soft), expected)
+    with pytest.raises(ValueError, match=r"outputs must be \(examples, classes\) with a target each, got \(5,\)"):
+        SF.softmax_distance(outputs[:, 0], soft)
+
+
+# ---- predicted_selective_backprop
+
+
+def ledger_with(epochs, scores):
+    ledger = Ledger(len(scores[0]), past_scores=3)
+    for epoch, values in zip(epochs, scores, strict=True):
+        ledger.record_scores(torch.arange(len(values)), torch.tensor(values), epoch)
+    return ledger
+
+
+def test_exponential_average():
+    scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.exponential_average(0.5), past_scores=3)
+    ledger = ledger_with([0, 1, 3], [[8.0, 1.0], [4.0, 1.0], [2.0, 1.0]])
+    assert scorer.recall(torch.tensor([0, 1]), ledger, 4).tolist() == pytest.approx([(2 + 4 / 2 + 8 / 4) / 1.75, 1])
+
+
+def test_gaussian_process_equals_an_independent_implementation():
+    predictor = sb.gaussian_process(length_scale=2.5, noise=0.1)
+    scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=predictor, past_scores=3)
+    epochs, scores = [0, 2, 3], torch.rand(3, 6).tolist()
+    predicted = scorer.recall(torch.arange(6), ledger_with(epochs, scores), 5)
+    times = [[epoch] for epoch in epochs]
+    for column in range(6):
+        values = [row[column] for row in scores]
+        mean = sum(values) / 3
+        process = GaussianProcessRegressor(RBF(2.5, "fixed"), alpha=0.1, optimizer=None)
+        process.fit(times, [value - mean for value in values])
+        assert float(predicted[column]) == pytest.approx(mean + process.predict([[5]])[0], abs=1e-5)
+
+
+def test_examples_scored_in_different_epochs_have_their_own_weights():
+    scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.gaussian_process(3, 0.1), past_scores=3, max_age=9)
+    ledger = Ledger(4, past_scores=3)
+    ledger.record_scores(torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 0)
+    ledger.record_scores(torch.tensor([1, 2]), torch.tensor([1.0, 4.0]), 2)
+    got = scorer.recall(torch.tensor([2, 1, 0, 3]), ledger, 3)
+    weights = scorer.predictor(torch.tensor([2, 0]), 3)
+    assert got[:3].tolist() == pytest.approx([4, float(weights[0] * 1 + weights[1] * 5), 3], abs=1e-6)
+    assert got[3].isnan()
+
+
+def test_a_maximum_age_forces_a_fresh_pass():
+    loader = make_loader(sb.predicted_selective_backprop(0.5, max_age=3))
+    scored = []
+    for _ in range(8):
+        for _ in loader:
+            pass
+        scored.append(loader.stats.scored // NUM_DIGITS)
+    assert scored == [1, 1, 1, 2, 2, 2, 3, 3]
+
+
+# ---- kath18
+
+
+@pytest.mark.parametrize("losses", [[1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [0.1, 2.0, 0.5, 0.0, 7.0]])
+def test_variance_reduction_is_kath18s(losses):
+    schedule = sb.VariableStart(threshold=1.0, momentum=0.0)
+    schedule.observe(torch.tensor(losses))
+    assert schedule.state_dict()["tau"] == pytest.approx(reference.variance_reduction(losses))
+
+
+def test_kath18_starts_when_losses_are_uneven_enough():
+    schedule = sb.kath18(3).schedule
+    even, uneven = torch.rand(64) + 1, torch.cat([torch.zeros(60), torch.ones(4)])
+    for _ in range(20):
+        schedule.observe(even)
+    assert not schedule.is_on(1, 0)
+    for _ in range(20):
+        schedule.observe(uneven)
+    assert schedule.is_on(1, 0)
+    for _ in range(40):
+        schedule.observe(even)
+    assert not schedule.is_on(1, 0)
+
+
+def test_kath18_makes_no_selection_pass_before_it_starts():
+    model = make_model()
+    loader = make_loader(sb.kath18(3, threshold=1e9), model=model)
+    train(loader, model, 2)
+    assert loader.stats.scored == 16  # the first batch, to find out whether it works
+    assert loader.stats.selectivity == 1
+
+
+def test_zero_scores_are_never_drawn():
+    scores = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
+    policy = sb.ImportancePolicy(selectivity=0.8)
+    drawn = {p for seed in range(200) for p in policy.select(scores, generator(seed)).positions.tolist()}
+    assert drawn == {1, 3}
+
+
+def test_without_any_loss_all_have_the_same_chance():
+    policy, coins = sb.ImportancePolicy(selectivity=0.5), generator()
+    counts = torch.zeros(4)
+    for _ in range(4000):
+        counts += torch.bincount(policy.select(torch.zeros(4), coins).positions, minlength=4)
+    assert torch.allclose(counts / 8000, torch.full((4,), 0.25), atol=5 * (0.25 * 0.75 / 8000) ** 0.5)
+
+
+def test_draws_are_in_proportion_to_the_score():
+    # 20,000 draws: five standard deviations are at most 0.018.
+    scores, policy, coins = torch.tensor([1.0, 2.0, 3.0, 4.0]), sb.ImportancePolicy(selectivity=0.5), generator()
+    counts = torch.zeros(4)
+    for _ in range(10_000):
+        counts += torch.bincount(policy.select(scores, coins).positions, minlength=4)
+    assert torch.allclose(counts / 20_000, scores / 10, atol=0.018)
+
+
+# ---- unbiasedness, for every policy that promises it
+
+
+@pytest.mark.parametrize(
+    ("policy", "per_pool"),
+    [
+        (sb.PercentilePolicy(selectivity=0.4, unbiased=True, max_weight=1e9), False),
+        (sb.PercentilePolicy(selectivity=0.4, unbiased=True, max_weight=1e9, fixed_size=True), False),
+        (sb.BelowMeanPolicy(prune=0.6), False),
+        (sb.ImportancePolicy(selectivity=0.3, unbiased=True), True),
+    ],
+    ids=["percentile", "fixed size", "infobatch", "kath18"],
+)
+def test_the_mean_gradient_over_many_draws_is_the_full_gradient(policy, per_pool):
+    """Weighted sums over what is selected (per pool: means over the draws), within 5 standard errors."""
+    model = nn.Linear(64, 10)
+    losses = F.cross_entropy(model(INPUTS[:60]), TARGETS[:60], reduction="none")
+    rows = torch.stack([torch.autograd.grad(loss, model.weight, retain_graph=True)[0].flatten() for loss in losses])
+    coins, sums = generator(), []
+    for _ in range(3000):
+        selection = policy.select(losses.detach(), coins)
+        total = selection.weights @ rows[selection.positions]
+        sums.append(total / len(selection.positions) * 60 if per_pool else total)
+    stacked = torch.stack(sums)
+    error = (stacked.mean(0) - rows.sum(0)).abs()
+    assert bool((error <= 5 * stacked.std(0) / 3000**0.5 + 1e-4).all())
+
+
+def test_without_weights_the_gradient_is_biased():
+    """The test above can fail: SB as it is does not pass it."""
+    policy, coins, losses = sb.PercentilePolicy(selectivity=0.4), generator(), torch.rand(60)
+    sums = torch.tensor([float(losses[policy.select(losses, coins).positions].sum()) for _ in range(500)])
+    assert abs(sums.mean() - losses.sum()) > 5 * sums.std() / 500**0.5
+
+
+def test_clipped_weights_are_reported():
+    policy = sb.PercentilePolicy(selectivity=0.5, unbiased=True, max_weight=3)
+    weights = torch.cat([policy.select(torch.rand(500), generator(seed)).weights for seed in range(20)])
+    assert float(weights.max()) == 3
+    assert policy.clipped == pytest.approx(float((weights == 3).float().mean()), abs=1e-6)
+    # beta 1: u < 1/3 is clipped; of the selected that is (1/3)^2.
+    assert policy.clipped == pytest.approx(1 / 9, abs=0.02)
+
+
+# ---- composer_backprop
+
+
+def test_composer_keeps_a_fixed_share_of_each_batch_inside_its_window():
+    loader = make_loader(sb.composer_backprop(keep=0.5, interrupt=3), num_epochs=10)
+    kept = []
+    select = loader.policy.select
+    loader.policy.select = lambda scores, coins: kept.append(len(scores)) or select(scores, coins)
+    for _ in range(10):
+        for _ in loader:
+            pass
+    # Epochs 5 to 8 of 13 batches, of which every third is plain.
+    assert len(kept) == 4 * 9
+    assert loader.stats.scored == 16 + sum(kept)
+    selected = 6 * 203 + 4 * (4 * 16) + sum(max(1, int(n * 0.5)) for n in kept)
+    assert loader.stats.trained + loader.stats.queued == selected
+
+
+def test_low_resolution_scoring():
+    seen = []
+
+    class Spy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(1, 10)
+
+        def forward(self, x):
+            seen.append((self.training, x.shape[2:]))
+            return self.linear(x.mean((2, 3)))
+
+    data = torch.utils.data.TensorDataset(INPUTS.view(-1, 1, 8, 8), TARGETS)
+    model = Spy()
+    loader = make_loader(sb.composer_backprop(start=0, end=1, scale_factor=0.5), dataset=data, model=model)
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets)
+    assert set(seen) == {(False, (4, 4)), (True, (8, 8))}
+
+
+# ---- repeated_random
+
+
+@pytest.mark.parametrize("selectivity", [0.1, 0.25, 0.3, 0.5, 0.7])
+def test_no_example_is_seen_again_before_all_have_been(selectivity):
+    loader = make_loader(sb.repeated_random(selectivity))
+    size = -(-NUM_DIGITS * selectivity // 1)
+    for epoch in range(1, 25):
+        for _ in loader:
+            pass
+        assert int(loader.ledger.selected.sum()) == epoch * size
+        assert int(loader.ledger.selected.max() - loader.ledger.selected.min()) <= 1
+    assert loader.stats.scored == 0
+
+
+def test_the_subset_is_random():
+    def first_epoch(seed):
+        loader = make_loader(sb.repeated_random(0.3), seed=seed, loader_options={"shuffle": False})
+        for _ in loader:
+            pass
+        return loader.ledger.selected.tolist()
+
+    assert first_epoch(1) == first_epoch(1) != first_epoch(2)
+
+
+# ---- infobatch
+
+
+def test_below_the_mean_and_above():
+    scores = torch.tensor([1.0, 1.0, 1.0, 9.0])
+    policy = sb.BelowMeanPolicy(prune=0.75)
+    selections = [policy.select(scores, generator(seed)) for seed in range(300)]
+    assert selections[0].probabilities.tolist() == [0.25, 0.25, 0.25, 1]
+    for selection in selections:
+        weights = dict(zip(selection.positions.tolist(), selection.weights.tolist(), strict=True))
+        assert weights.pop(3) == 1
+        assert set(weights.values()) <= {4.0}
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 1e-8, 7e8, 0.0])
+def test_equal_losses_are_not_below_their_mean(value):
+    assert sb.BelowMeanPolicy(prune=0.9).select(torch.full((1001,), value), generator()).probabilities.min() == 1
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2, 3, 5, 7, 8, 10])
+@pytest.mark.parametrize("until", [0.5, 0.875])
+def test_weights_reset_exactly_when_the_window_ends(num_epochs, until):
+    model = make_model()
+    loader = make_loader(sb.infobatch(0.5, until=until), model=model, num_epochs=num_epochs)
+    weighted = []
+    for epoch in range(num_epochs):
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets)
+        weighted.append(loader.stats.skipped_before_loading)
+        skipped_now = weighted[-1] - (weighted[-2] if epoch else 0)
+        in_window = [epoch + i / 13 < until * num_epochs - 1e-9 for i in range(13)]
+        assert (skipped_now > 0) == (epoch > 0 and any(in_window)), (epoch, skipped_now)
+        if not any(in_window):
+            queue_was_empty = loader.stats.queued == 0
+            assert bool((loader.batch.weights == 1).all()) or not queue_was_empty
+
+
+# ---- ledger_backprop
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9, 0.99])
+def test_beta_keeps_the_asked_share_of_the_loss(share):
+    losses = torch.randn(300, generator=generator()).exp()
+    policy = sb.LossSharePolicy(loss_share=share)
+    selection = policy.select(losses, generator())
+    assert reference.kept_loss_share(losses.tolist(), policy.beta) == pytest.approx(share, abs=1e-4)
+    assert float((selection.probabilities * losses).sum() / losses.sum()) == pytest.approx(share, abs=1e-4)
+
+
+def test_loss_share_at_its_limits():
+    losses = torch.rand(50)
+    everything = sb.LossSharePolicy(loss_share=1.0).select(losses, generator())
+    assert len(everything.positions) == 50
+    assert len(sb.LossSharePolicy(loss_share=0.5).select(torch.zeros(50), generator()).positions) == 50
+
+
+def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_is_none():
+    even = torch.rand(2000, generator=generator()) * 0.2 + 0.9
+    skewed = torch.cat([torch.full((1800,), 1e-3), torch.ones(200)])
+    kept = [
+        float(sb.LossSharePolicy(loss_share=0.9).select(x, generator()).probabilities.mean()) for x in (even, skewed)
+    ]
+    assert kept[0] > 0.85
+    assert kept[1] < 0.3
+
+
+def test_ledger_backprop_makes_no_selection_pass_and_loads_only_what_it_trains_on():
+    model = make_model()
+    loader = make_loader(sb.ledger_backprop(0.3), model=model, num_epochs=6)
+    train(loader, model, 6)
+    assert loader.stats.scored == 0
+    assert loader.stats.offered - loader.stats.skipped_before_loading == loader.stats.trained + loader.stats.queued
+
+
+def test_every_example_is_trained_on_at_least_once_in_max_age_epochs():
+    model, last, gaps = make_model(), torch.zeros(NUM_DIGITS), []
+    loader = make_loader(sb.ledger_backprop(0.05, max_age=3), model=model)
+    for epoch in range(12):
+        before = loader.ledger.selected.clone()
+        train(loader, model, epoch + 1)
+        chosen = loader.ledger.selected > before
+        last[chosen] = epoch
+        # One more epoch may pass while a selected example waits for its batch to fill.
+        gaps.append(int((epoch - last).max()))
+    assert max(gaps) <= 3
+    assert loader.stats.selectivity < 0.6
+
+
+def test_losses_of_training_are_asked_for():
+    for method in (sb.ledger_backprop(0.3), sb.infobatch(until=1.0)):
+        loader = make_loader(method)
+        with pytest.raises(RuntimeError, match=rf"{method.name} selects by the losses of training.*by loader\.loss\("):
+            for _ in loader:
+                pass
+
+
+# ---- reducible_loss
+
+
+def test_reducible_loss_is_the_difference():
+    model, held_out = make_model().eval(), make_model(seed=9).eval()
+    loss = nn.functional.cross_entropy(model(INPUTS), TARGETS, reduction="none").detach()
+    expected = loss - nn.functional.cross_entropy(held_out(INPUTS), TARGETS, reduction="none").detach()
+    for given in (held_out, loss - expected):
+        loader = make_loader(sb.reducible_loss(given, 0.3), model=model)
+        for _ in loader:
+            pass
+        assert torch.allclose(loader.ledger.score, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("model.pt", TypeError, "reference must be a model or a tensor of losses, got str"),
+        (
+            torch.tensor([1.0, float("nan")]),
+            ValueError,
+            r"finite, one per id, got shape \(2,\) with 1 that are not finite",
+        ),
+    ],
+)
+def test_bad_references(given, error, message):
+    with pytest.raises(error, match=message):
+        sb.reducible_loss(given)
+
+
+def test_too_few_reference_losses():
+    with pytest.raises(ValueError, match=r"no reference loss for id \d+: there are 10"):
+        list(make_loader(sb.reducible_loss(torch.rand(10))))
+
+
+# ---- options of SB-like methods
+
+
+@pytest.mark.parametrize("selectivity", [0.1, 0.37, 0.9, 1.0])
+def test_fixed_size_does_not_vary(selectivity):
+    policy, coins = sb.PercentilePolicy(selectivity=selectivity, fixed_size=True), generator()
+    assert {len(policy.select(torch.rand(40), coins).positions) for _ in range(50)} == {int(40 * selectivity + 1e-9)}
+
+
+@pytest.mark.parametrize("selectivity", [0.1, 1 / 3, 0.6])
+@pytest.mark.parametrize("ceiling", [0.7, 0.95])
+def test_the_guard_keeps_the_asked_share_and_drops_the_top(selectivity, ceiling):
+    policy = sb.PercentilePolicy(selectivity=selectivity, noise_guard=ceiling, history_size=1)
+    chance = policy.select(torch.arange(10_000.0), generator()).probabilities
+    assert float(chance.mean()) == pytest.approx(selectivity, abs=1e-3)
+    assert int(chance.argmax()) == pytest.approx(ceiling * 10_000, abs=2)
+    assert chance[-1] == 0
+
+
+def test_classes_share_alike():
+    """One class is much harder: without classes it takes nearly everything, with them its share."""
+    classes = torch.arange(NUM_DIGITS) % 2
+    scores = torch.rand(NUM_DIGITS) + 10 * classes
+    shares = []
+    for policy, groups in (
+        (sb.PercentilePolicy(selectivity=0.25), []),
+        (sb.GroupedPolicy(sb.PercentilePolicy(selectivity=0.25)), [classes]),
+    ):
+        chance = policy.select(scores, generator(), *groups).probabilities
+        shares.append(float(chance[classes == 1].sum() / chance.sum()))
+    assert shares[0] > 0.9
+    assert shares[1] == pytest.approx(0.5, abs=0.02)
+
+
+def test_expected_selective_backprop_is_sb_in_expectation():
+    """Mean gradient of SB's selected batches over many draws = gradient of the weighted whole batch."""
+    model = nn.Linear(64, 10)
+    losses = F.cross_entropy(model(INPUTS[:100]), TARGETS[:100], reduction="none")
+    rows = torch.stack([torch.autograd.grad(loss, model.bias, retain_graph=True)[0] for loss in losses])
+    weighted = sb.ExpectedPolicy(selectivity=0.4).select(losses.detach(), generator())
+    expected = (weighted.weights[:, None] * rows).mean(0)
+    draws, coins = [], generator()
+    for _ in range(2000):
+        positions = sb.PercentilePolicy(selectivity=0.4).select(losses.detach(), coins).positions
+        draws.append(rows[positions].sum(0) / (0.4 * 100))  # a batch of 40 comes from 100 candidates
+    stacked = torch.stack(draws)
+    assert bool(((stacked.mean(0) - expected).abs() <= 5 * stacked.std(0) / 2000**0.5 + 1e-6).all())
+
+
+def test_expected_batches_are_larger():
+    model = make_model()
+    loader = make_loader(sb.expected_selective_backprop(0.25), model=model)
+    assert loader.batch_size == 64
+    sizes = []
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets)
+        sizes.append(len(inputs))
+    assert sizes == [64, 64, 64, 11]
+    assert len(loader) == 4
+
+
+# ---- diet
+
+
+def test_pruned_examples_are_never_offered_and_batches_stay_full():
+    scores = torch.rand(NUM_DIGITS)
+    loader = make_loader(sb.diet(sb.traditional(), scores, prune=0.25))
+    sizes = [len(inputs) for inputs, _ in loader]
+    kept = NUM_DIGITS - round(0.25 * NUM_DIGITS)
+    assert sizes == [16] * (kept // 16) + [kept % 16]
+    assert loader.ledger.offered.bool().tolist() == (scores >= scores.sort().values[NUM_DIGITS - kept]).tolist()
+    assert len(loader) == len(sizes)
+
+
+def test_diets_add_up():
+    a, b = torch.rand(NUM_DIGITS), torch.rand(NUM_DIGITS)
+    method = sb.diet(sb.diet(sb.random_backprop(0.5), a), b)
+    assert method.name == "diet(diet(random_backprop))"
+    keep = [sb.diet(sb.traditional(), s).keep for s in (a, b)]
+    assert torch.equal(method.keep, keep[0] & keep[1])
+
+
+def test_scores_of_another_data_set():
+    with pytest.raises(ValueError, match="has keep for 99 ids, but the data set has 203 examples"):
+        make_loader(sb.diet(sb.traditional(), torch.rand(99)))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: sb.ledger_backprop(0.5, loss_share=0.9), ValueError, "give selectivity, beta or loss_share, got"),
+        (lambda: sb.ledger_backprop(loss_share=1.5), ValueError, r"loss_share must be in \(0, 1\], got 1.5"),
+        (lambda: sb.ledger_backprop(max_age=0), ValueError, "max_age must be at least 1 epoch, got 0"),
+        (lambda: sb.infobatch(1.0), ValueError, r"prune must be in \[0, 1\), got 1.0"),
+        (lambda: sb.kath18(0.5), ValueError, "ratio must be at least 1, got 0.5"),
+        (lambda: sb.kath18(score="gradient"), ValueError, "score must be one of loss, gradient_norm, got 'gradient'"),
+        (lambda: sb.distance_backprop(2), ValueError, r"minimum must be a probability in \[0, 1\], got 2"),
+        (
+            lambda: sb.predicted_selective_backprop(predictor="lstm"),
+            ValueError,
+            "must be one of average, gaussian_proc",
+        ),
+        (lambda: sb.predicted_selective_backprop(decay=1.5), ValueError, r"decay must be in \[0, 1\), got 1.5"),
+        (lambda: sb.composer_backprop(scale_factor=2), ValueError, "scale_factor must be <= 1 and above 0, got 2"),
+        (
+            lambda: sb.selective_backprop(noise_guard=1),
+            ValueError,
+            r"noise_guard must be a percentile in \(0, 1\), got 1",
+        ),
+        (lambda: sb.selective_backprop(max_weight=0.5), ValueError, "max_weight must be at least 1, got 0.5"),
+        (
+            lambda: sb.ImportancePolicy(selectivity=0.5).select(torch.tensor([-1.0]), generator()),
+            ValueError,
+            "got -1.0",
+        ),
+        (lambda: sb.LossSharePolicy(loss_share=0.5).select(torch.tensor([-1.0]), generator()), ValueError, "got -1.0"),
+    ],
+)
+def test_bad_parameters(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,55 @@
+"""Behaviour on a small real task: digits with 20% of the labels flipped."""
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import selective_backprop as sb
+from tests.helpers import digits, make_loader, make_model, train
+
+COUNT, EPOCHS = 1200, 8
+
+
+def flipped_digits(seed):
+    inputs, targets = digits(COUNT).tensors
+    generator = torch.Generator().manual_seed(seed)
+    wrong = torch.rand(COUNT, generator=generator) < 0.2
+    shift = torch.randint(1, 10, (COUNT,), generator=generator)
+    return TensorDataset(inputs, torch.where(wrong, (targets + shift) % 10, targets)), wrong
+
+
+def trained_on(method, seed):
+    """Share of wrong labels among what was trained on after the first epochs, and the loader."""
+    dataset, wrong = flipped_digits(seed)
+    torch.manual_seed(seed)
+    model = make_model(seed)
+    loader = make_loader(method, dataset=dataset, model=model, seed=seed)
+    train(loader, model, 2)
+    before = loader.ledger.selected.clone()
+    train(loader, model, EPOCHS)
+    chosen = (loader.ledger.selected - before).float()
+    return float(chosen[wrong].sum() / chosen.sum()), loader, wrong
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_noise_guard_trains_on_fewer_wrong_labels(seed):
+    plain, _, wrong = trained_on(sb.selective_backprop(1 / 3), seed)
+    guarded, _, _ = trained_on(sb.selective_backprop(1 / 3, noise_guard=0.75), seed)
+    share = float(wrong.float().mean())
+    assert plain > 1.5 * share, "plain SB chases wrong labels"
+    assert guarded < 0.75 * plain
+
+
+def test_top_loss_examples_in_the_ledger_are_enriched_in_wrong_labels():
+    _, loader, wrong = trained_on(sb.selective_backprop(0.5), seed=0)
+    top = loader.ledger.score.argsort(descending=True)[: COUNT // 10]
+    assert float(wrong[top].float().mean()) > 3 * float(wrong.float().mean())
+
+
+def test_reducible_loss_passes_over_wrong_labels():
+    """A reference that knows the task finds wrong labels unavoidable."""
+    torch.manual_seed(0)
+    reference = make_model(3)
+    train(make_loader(sb.traditional(), dataset=digits(COUNT), model=reference), reference, 6)
+    shares = [trained_on(method, 0)[0] for method in (sb.top_k(0.3), sb.reducible_loss(reference, 0.3))]
+    assert shares[1] < 0.5 * shares[0]
