@@ -18,6 +18,7 @@ demo: $(INSTALLED)
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/selection_step.py
+	$(BIN)/python benchmarks/ledger.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

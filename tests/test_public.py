@@ -16,8 +16,8 @@ LAYERS = [
     ["losses", "history", "ledger", "schedule", "stats", "forward"],
     ["types"],
     ["policies", "scorers"],
-    ["sampling", "planning", "source", "assembler"],
-    ["selector"],
+    ["sampling", "planning", "source", "assembler", "checks"],
+    ["selector", "feedback"],
     ["loader"],
     ["example_scores", "pruning"],
     ["methods", "progress", "testing"],
@@ -67,5 +67,5 @@ def test_importing_needs_torch_alone_and_touches_nothing():
 
 
 def test_files_stay_short():
-    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 350}
+    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 330}
     assert not long

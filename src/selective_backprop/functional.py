@@ -58,9 +58,12 @@ def rank_percentiles(values: Tensor) -> Tensor:
     >>> rank_percentiles(torch.tensor([1.0, 9.0, 4.0, 4.0])).tolist()
     [0.25, 1.0, 0.625, 0.625]
     """
-    ordered = values.sort().values
-    balance = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True) - len(values)
-    return percentiles_from_balance(balance, len(values))
+    ordered, order = values.sort()
+    _, ties = torch.unique_consecutive(ordered, return_counts=True)
+    mean_ranks = ties.cumsum(0) - (ties - 1) / 2
+    ranks = torch.empty(len(values), dtype=torch.float64)
+    ranks[order] = mean_ranks.to(torch.float64).repeat_interleave(ties)
+    return ranks.div_(len(values))
 
 
 def keep_probability(percentiles: Tensor, beta: float) -> Tensor:
@@ -101,10 +104,12 @@ def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float) -> f
     >>> beta_from_loss_share(rank_percentiles(losses), losses, share=0.9) > 50      # the one that counts is kept
     True
     """
-    total = float(losses.sum())
+    total = float(losses.sum(dtype=torch.float64))
     if total <= 0:
         return 0.0  # nothing is known to be easier than anything else
-    return _solve_falling(lambda beta: float((percentiles.pow(beta) * losses).sum()) / total - share)
+    # exp of a multiple of the logarithm, in float32: many times faster than pow, for millions of examples.
+    logarithms, parts = percentiles.log().to(torch.float32), (losses / total).to(torch.float32)
+    return _solve_falling(lambda beta: float(torch.exp(logarithms * beta) @ parts) - share)
 
 
 def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> float:
@@ -112,7 +117,7 @@ def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> flo
     if excess(limit) >= 0:
         return limit
     low, high = 0.0, limit
-    for _ in range(50):
+    for _ in range(36):  # to 1e-9
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return (low + high) / 2

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from selective_backprop.assembler import Assembler
 from selective_backprop.batches import Layout, count_rows, move
+from selective_backprop.checks import check_arguments, check_source
+from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss, Reducer
@@ -26,7 +28,6 @@ from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Candidates, Forward, Method, Policy
 
 _STATE_VERSION = 1
-_MAX_PENDING = 16  # training steps whose losses may wait on the device
 
 
 class SelectiveLoader:
@@ -69,33 +70,9 @@ class SelectiveLoader:
         num_epochs: int | None = None,
         seed: int = 0,
     ) -> None:
-        if not isinstance(loader, Iterable):
-            raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if not isinstance(method, Method):
-            raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if num_epochs is not None and num_epochs < 1:
-            raise ValueError(f"num_epochs must be at least 1, got {num_epochs}")
-        if method.schedule.needs_num_epochs and num_epochs is None:
-            raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
+        check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
         self._source = Source(loader, method.keep)
-        if method.needs_ids and self._source.num_examples is None:
-            raise ValueError(
-                f"{method.name} needs to know examples by id, which only a DataLoader over a map-style data set with "
-                "automatic batching can tell: this loader has none. Methods without that need, such as "
-                "selective_backprop, work with it"
-            )
-        if self._source.num_batches == 0:
-            raise ValueError("the loader is empty: it has no batch to offer")
-        for name, by_id in (("keep", method.keep), ("groups", method.groups)):
-            if by_id is not None and len(by_id) != self._source.num_examples:
-                raise ValueError(
-                    f"{method.name} has {name} for {len(by_id)} ids, but the data set has "
-                    f"{self._source.num_examples} examples"
-                )
+        check_source(self._source, method)
         self.model = model
         self.method = method
         self.num_epochs = num_epochs
@@ -125,7 +102,7 @@ class SelectiveLoader:
         self._keeps_everything = True  # so far in this epoch
         self._batch: Batch | None = None
         self._loss_used = True
-        self._pending: list[tuple[Tensor | None, Tensor, int]] = []  # ids, losses, epoch
+        self._feedback = Feedback(self._selector, self._device)
 
     # ---- what users read
 
@@ -179,7 +156,7 @@ class SelectiveLoader:
         weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
         loss, losses = self._loss.for_training(outputs, targets, weights, len(batch))
         # What is left in the queue is given out when the last epoch has been counted already.
-        self._pending.append((batch.ids, losses, self.epoch if self._in_epoch else self.epoch - 1))
+        self._feedback.add(batch.ids, losses, self.epoch if self._in_epoch else self.epoch - 1)
         self._loss_used = True
         return loss
 
@@ -245,11 +222,10 @@ class SelectiveLoader:
                 f"{self.method.name} selects by the losses of training, and learned none from this batch: compute the "
                 "loss by loader.loss(outputs, targets)"
             )
-        if self._device.type == "cpu" or len(self._pending) >= _MAX_PENDING:
-            self._learn_losses()  # waits for the GPU once in _MAX_PENDING steps, if no scoring did before
+        self._feedback.step_is_over()
 
     def _end_epoch(self) -> None:
-        self._learn_losses()
+        self._feedback.learn()
         self.epoch += 1
         self._fraction = 0.0
         self._in_epoch = False
@@ -270,7 +246,7 @@ class SelectiveLoader:
             chunk, candidates, layout, epoch=self.epoch, fraction=self._fraction, batch_idx=batch_idx
         )
         if self.stats.scored > scored_before:
-            self._learn_losses()  # costs no wait: scoring has just made the device catch up
+            self._feedback.learn()  # costs no wait: scoring has just made the device catch up
         with self.stats.timing("selecting"):
             num_offered = len(chunk.offered) if chunk else candidates.size
             self._keeps_everything &= len(selection.positions) == num_offered
@@ -294,12 +270,6 @@ class SelectiveLoader:
         if ids is not None:
             self.ledger.count_offered(ids)
 
-    def _learn_losses(self) -> None:
-        """Take the losses of finished training steps into the ledger."""
-        pending, self._pending = self._pending, []
-        for ids, losses, epoch in pending:
-            self._selector.learn(ids, losses.to("cpu", torch.float32), epoch)
-
     def _scaled(self, batch_size: int) -> int:
         return max(1, round(batch_size * self.method.batch_scale))
 
@@ -315,8 +285,7 @@ class SelectiveLoader:
         which is saved too if it has one; without one it comes from torch's global state, which is the caller's
         to save, as for any exact resume.
         """
-        if self._device.type == "cpu":
-            self._learn_losses()  # as the next step would; on a GPU they wait as long as without saving
+        feedback = self._feedback.state_dict()
         return {
             "version": _STATE_VERSION,
             "method": self.method.name,
@@ -330,7 +299,7 @@ class SelectiveLoader:
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
-            "pending": [[ids, losses.cpu(), epoch] for ids, losses, epoch in self._pending],
+            "feedback": feedback,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -353,4 +322,4 @@ class SelectiveLoader:
         self._keeps_everything = state["keeps_everything"]
         self._in_epoch = self._resumed = state["in_epoch"]
         self._batch, self._weights_used, self._loss_used = None, True, True
-        self._pending = [(ids, losses, epoch) for ids, losses, epoch in state["pending"]]
+        self._feedback.load_state_dict(state["feedback"])

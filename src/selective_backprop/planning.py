@@ -55,13 +55,19 @@ def plan_epoch(
         loaded = load.nonzero().flatten()
         size = len(batches[0])
         ends = torch.arange(size, len(loaded) + size, size).clamp_(max=len(loaded))
-    chunks, start, offered_before = [], 0, 0
-    for end in ends.tolist():
-        rows = loaded[start:end]
-        offered = int(rows[-1]) + 1
-        fraction = offered / len(ids)
-        chunks.append(
-            Chunk(ids[rows], ids[offered_before:offered], fraction, decided[rows], weights[rows], probabilities[rows])
+    if not len(loaded):
+        return [], ids
+    # Split, not sliced one by one: an epoch of a million ids has thousands of chunks.
+    loaded_sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    offered_ends = loaded[ends - 1] + 1
+    offered_sizes = offered_ends.diff(prepend=offered_ends.new_zeros(1)).tolist()
+    *offered, tail = torch.split(ids, [*offered_sizes, len(ids) - int(offered_ends[-1])])
+    fractions = (offered_ends / len(ids)).tolist()
+    columns = [torch.split(column[loaded], loaded_sizes) for column in (ids, decided, weights, probabilities)]
+    chunks = [
+        Chunk(part, passed, fraction, known, weight, chance)
+        for part, passed, fraction, known, weight, chance in zip(
+            columns[0], offered, fractions, *columns[1:], strict=True
         )
-        start, offered_before = end, offered
-    return chunks, ids[offered_before:]
+    ]
+    return chunks, tail

@@ -82,15 +82,18 @@ class PredictedScorer:
         return True
 
     def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        scores, epochs = ledger.scores[ids], ledger.score_epochs[ids]
-        known = (epochs[:, 0] > epoch - self.max_age) & (epochs[:, 0] >= 0)
+        newest = ledger.score_epochs[ids, 0]
+        known = ((newest > epoch - self.max_age) & (newest >= 0)).nonzero().flatten()
+        scores, epochs = ledger.scores[ids[known]], ledger.score_epochs[ids[known]]
         predicted = torch.full((len(ids),), float("nan"))
         # Examples scored in the same epochs share their weights: as a rule all of them.
-        for times in torch.unique(epochs[known], dim=0):
-            same = (known & (epochs == times).all(1)).nonzero().flatten()
+        while len(known):
+            times = epochs[0]
+            same = (epochs == times).all(1)
             past = times[times >= 0]
             weights = self.predictor(past, epoch).to(torch.float32)
-            predicted[same] = scores[same][:, : len(past)] @ weights
+            predicted[known[same]] = scores[same][:, : len(past)] @ weights
+            known, scores, epochs = known[~same], scores[~same], epochs[~same]
         return predicted
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:

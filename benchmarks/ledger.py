@@ -1,0 +1,71 @@
+"""What it costs to plan an epoch from the ledger, and what the ledger weighs.
+
+    python benchmarks/ledger.py
+
+On one core, for 1,000,000 and 10,000,000 ids: reading the sampler's order is not counted, deciding about every id is.
+"""
+
+import platform
+import time
+
+import torch
+
+import selective_backprop as sb
+from selective_backprop.ledger import Ledger
+from selective_backprop.planning import plan_epoch
+
+BATCH = 128
+METHODS = {
+    "ledger_backprop(loss_share=0.9)": sb.ledger_backprop(),
+    "ledger_backprop(0.25)": sb.ledger_backprop(0.25),
+    "stale_selective_backprop(0.25)": sb.stale_selective_backprop(0.25),
+    "predicted_selective_backprop, GP": sb.predicted_selective_backprop(predictor="gaussian_process", past_scores=2),
+    "infobatch()": sb.infobatch(),
+    "repeated_random(0.25)": sb.repeated_random(0.25),
+}
+
+
+def filled_ledger(size, past_scores):
+    """As after a few epochs: losses of all ages, most of them small."""
+    ledger, everything = Ledger(size, past_scores), torch.arange(size)
+    losses = torch.randn(size).mul(2).sub(2).exp()
+    for epoch in range(past_scores):
+        ledger.record_scores(everything, losses, epoch)
+    ledger.record_losses(everything, losses, 1)
+    ledger.loss_epoch.random_(0, 3)
+    return ledger
+
+
+def seconds(method, ledger, batches):
+    generator = torch.Generator().manual_seed(0)
+    start = time.perf_counter()
+    chunks, _ = plan_epoch(
+        batches,
+        [True] * len(batches),
+        scorer=method.scorer,
+        select=lambda scores, ids: method.policy.select(scores, generator),
+        ledger=ledger,
+        epoch=2,
+    )
+    return time.perf_counter() - start, sum(len(chunk.ids) for chunk in chunks)
+
+
+def main():
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, 1 thread")
+    sizes = [1_000_000, 10_000_000]
+    orders = {size: list(torch.randperm(size).split(BATCH)) for size in sizes}
+    for name, method in METHODS.items():
+        cells = []
+        for size in sizes:
+            ledger = filled_ledger(size, method.scorer.needs.past_scores)
+            times = [seconds(method, ledger, orders[size]) for _ in range(3)]
+            weight = sum(column.nbytes for column in vars(ledger).values()) / size
+            cells.append(
+                f"{size:,}: {min(t for t, _ in times):6.2f} s, {times[0][1] / size:4.0%} kept, {weight:.0f} bytes an id"
+            )
+        print(f"{name:34}" + "   ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What SelectiveLoader refuses, at construction and not halfway through a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from selective_backprop.source import Source
+from selective_backprop.types import Method
+
+
+def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None) -> None:
+    """Raise for arguments that cannot work by themselves."""
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if num_epochs is not None and num_epochs < 1:
+        raise ValueError(f"num_epochs must be at least 1, got {num_epochs}")
+    if method.schedule.needs_num_epochs and num_epochs is None:
+        raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
+
+
+def check_source(source: Source, method: Method) -> None:
+    """Raise where the method and the user's loader do not go together."""
+    if method.needs_ids and source.num_examples is None:
+        raise ValueError(
+            f"{method.name} needs to know examples by id, which only a DataLoader over a map-style data set with "
+            "automatic batching can tell: this loader has none. Methods without that need, such as "
+            "selective_backprop, work with it"
+        )
+    if source.num_batches == 0:
+        raise ValueError("the loader is empty: it has no batch to offer")
+    for name, by_id in (("keep", method.keep), ("groups", method.groups)):
+        if by_id is not None and len(by_id) != source.num_examples:
+            raise ValueError(
+                f"{method.name} has {name} for {len(by_id)} ids, but the data set has {source.num_examples} examples"
+            )
