@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -101,7 +100,7 @@ class SelectiveLoader:
         self._resumed = False
         self._keeps_everything = True  # so far in this epoch
         self._batch: Batch | None = None
-        self._loss_used = True
+        self._weights_used = self._loss_used = True
         self._feedback = Feedback(self._selector, self._device)
 
     # ---- what users read
@@ -209,9 +208,8 @@ class SelectiveLoader:
         self.stats.trained += len(batch)
         self.stats.batches += 1
         self.stats.queued = self._queued()
-        start = time.perf_counter()
-        yield batch.data
-        self.stats.seconds["training"] += time.perf_counter() - start
+        with self.stats.timing("training"):
+            yield batch.data
         if not self._weights_used:
             raise RuntimeError(
                 f"{self.method.name} gives examples weights, and this batch was trained on without them: use "

@@ -105,21 +105,21 @@ class VariableStart(Schedule):
     """Start when tau is above this."""
     momentum: float = 0.9
     """Of the running mean."""
-    _tau: dict[str, float] = field(default_factory=lambda: {"tau": 0.0}, repr=False, compare=False)
+    _state: dict[str, float] = field(default_factory=lambda: {"tau": 0.0}, init=False, repr=False, compare=False)
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        return self._tau["tau"] > self.threshold and super().is_on(epochs_done, batch_idx, num_epochs)
+        return self._state["tau"] > self.threshold and super().is_on(epochs_done, batch_idx, num_epochs)
 
     def observe(self, losses: Tensor) -> None:
         losses = losses.to(torch.float64)
         total = float(losses.sum())
         if total > 0:
             tau = float((len(losses) * (losses / total).square().sum()).sqrt())
-            before = self._tau["tau"]
-            self._tau["tau"] = self.momentum * before + (1 - self.momentum) * tau if before else tau
+            before = self._state["tau"]
+            self._state["tau"] = self.momentum * before + (1 - self.momentum) * tau if before else tau
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._tau)
+        return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tau.update(state)
+        self._state.update(state)

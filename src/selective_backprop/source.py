@@ -34,6 +34,7 @@ class Source:
     def __init__(self, loader: Iterable[Any], keep: Tensor | None = None) -> None:
         self.user_loader: Any = loader
         self.keep = keep
+        self._kept_share = 1.0 if keep is None else float(keep.float().mean())
         self.stream: IndexStream | None = None
         self._loader: Any = loader
         if has_ids(self.user_loader):
@@ -54,7 +55,7 @@ class Source:
             total = len(self.user_loader)
         except TypeError:
             return None
-        return total if self.keep is None else math.ceil(total * float(self.keep.float().mean()))
+        return math.ceil(total * self._kept_share)
 
     @property
     def batch_size(self) -> int | None:

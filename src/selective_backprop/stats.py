@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 PHASES = ("loading", "scoring", "selecting", "training")
@@ -33,6 +34,9 @@ class Stats:
     """Training batches given out."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
+    def __post_init__(self) -> None:
+        self._phase, self._since = "", 0.0
+
     @property
     def selectivity(self) -> float:
         """Achieved so far: selected among offered candidates."""
@@ -40,18 +44,27 @@ class Stats:
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
+        """Count the time inside as the phase's, and not as that of a phase around it: no second counts twice."""
+        outer, self._phase = self._phase, phase
+        self._count_time(outer)
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - start
+            self._count_time(phase)
+            self._phase = outer
+
+    def _count_time(self, phase: str) -> None:
+        now = time.perf_counter()
+        if phase:
+            self.seconds[phase] += now - self._since
+        self._since = now
 
     def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {f.name: copy.copy(getattr(self, f.name)) for f in fields(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-        self.seconds = dict(state["seconds"])
+        for name, value in state.items():
+            setattr(self, name, copy.copy(value))
 
     def __str__(self) -> str:
         seconds = ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in PHASES)
