@@ -48,6 +48,56 @@ def test_training_batches_are_the_very_tensors_that_were_scored():
     assert rows > 30
 
 
+class AddNoise:
+    """Augmentation with a generator of its own."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __call__(self, batch):
+        inputs, targets = batch
+        return inputs + 0.1 * torch.randn(inputs.shape, generator=self.generator), targets
+
+    def state_dict(self):
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.generator.set_state(state["generator"])
+
+
+def test_a_transform_is_applied_once_before_scoring():
+    scored = []
+
+    class Spy(nn.Linear):
+        def forward(self, x):
+            if not self.training:
+                scored.append(x)
+            return super().forward(x)
+
+    loader = make_loader(sb.selective_backprop(0.3), model=Spy(64, 10), transform=AddNoise())
+    trained = torch.cat([inputs for inputs, _ in loader])
+    rows = {tuple(row.tolist()) for row in torch.cat(scored)}
+    assert all(tuple(row.tolist()) in rows for row in trained)
+    plain = {tuple(row.tolist()) for row in digits().tensors[0]}
+    assert not any(tuple(row.tolist()) in plain for row in trained)
+
+
+def test_the_state_of_a_transform_is_saved():
+    def new():
+        torch.manual_seed(0)
+        return make_loader(sb.selective_backprop(0.3), transform=AddNoise())
+
+    loader, resumed = new(), new()
+    iterator = iter(loader)
+    next(iterator)
+    resumed.load_state_dict(loader.state_dict())
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(iterator, resumed, strict=True))
+    with pytest.raises(
+        ValueError, match="saved with a transform that has a state, which this loader's transform has not"
+    ):
+        make_loader(sb.selective_backprop(0.3)).load_state_dict(loader.state_dict())
+
+
 def test_candidate_batches_may_be_larger_than_training_batches():
     loader = make_loader(sb.selective_backprop(0.5), loader_options={"batch_size": 100}, batch_size=8)
     sizes = {len(inputs) for _ in range(2) for inputs, _ in loader}

@@ -10,6 +10,8 @@ from torch import nn
 from selective_backprop.source import Source
 from selective_backprop.types import Method
 
+STATE_VERSION = 1
+
 
 def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None) -> None:
     """Raise for arguments that cannot work by themselves."""
@@ -42,3 +44,15 @@ def check_source(source: Source, method: Method) -> None:
             raise ValueError(
                 f"{method.name} has {name} for {len(by_id)} ids, but the data set has {source.num_examples} examples"
             )
+
+
+def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any) -> None:
+    """Raise, before anything is loaded, for a saved state that does not fit."""
+    if state.get("version") != STATE_VERSION:
+        raise ValueError(f"this state has version {state.get('version')}, expected {STATE_VERSION}")
+    if state["method"] != method.name:
+        raise ValueError(f"saved by the method {state['method']}, this loader has {method.name}")
+    if None not in (batch_size, state["batch_size"]) and batch_size != state["batch_size"]:
+        raise ValueError(f"saved with training batches of {state['batch_size']}, this loader has {batch_size}")
+    if state["transform"] is not None and not hasattr(transform, "load_state_dict"):
+        raise ValueError("saved with a transform that has a state, which this loader's transform has not")

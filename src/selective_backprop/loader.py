@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from selective_backprop.assembler import Assembler
 from selective_backprop.batches import Layout, count_rows, move
-from selective_backprop.checks import check_arguments, check_source
+from selective_backprop.checks import STATE_VERSION, check_arguments, check_source, check_state
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
 from selective_backprop.ledger import Ledger
@@ -25,8 +25,6 @@ from selective_backprop.selector import Selector
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Candidates, Forward, Method, Policy
-
-_STATE_VERSION = 1
 
 
 class SelectiveLoader:
@@ -43,6 +41,9 @@ class SelectiveLoader:
         forward: how a batch goes through the model: `forward(model, batch) -> (outputs, targets)`, the arguments
             of loss_fn. By default `model(inputs), targets` for a pair, and `model(**batch), labels` for a dict,
             where labels is its "labels" entry or, without one, the whole dict.
+        transform: called on each candidate batch once it is on the device and before it is scored, such as
+            augmentation there: the batch trained on is the one that was scored. If it has a state_dict, that is
+            saved with the loader's.
         reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum",
             "max" or a function.
         device: where batches are given out; by default where the model's parameters are.
@@ -64,6 +65,7 @@ class SelectiveLoader:
         *,
         batch_size: int | None = None,
         forward: Forward | None = None,
+        transform: Callable[[Any], Any] | None = None,
         reducer: str | Reducer | None = None,
         device: torch.device | str | None = None,
         num_epochs: int | None = None,
@@ -92,6 +94,7 @@ class SelectiveLoader:
             num_epochs=num_epochs,
             seed=seed,
         )
+        self._transform: Any = transform
         self._asked_batch_size = batch_size
         size = batch_size or self._source.batch_size
         self._assembler = Assembler(self._scaled(size)) if size is not None else None
@@ -231,6 +234,9 @@ class SelectiveLoader:
     def _offer(self, chunk: Chunk | None, data: Any) -> None:
         """Let the method choose among loaded candidates, and queue what it chose."""
         data = move(data, self._device)
+        if self._transform is not None:
+            with self.stats.timing("loading"):
+                data = self._transform(data)
         ids = chunk.ids if chunk else None
         candidates = Candidates(data, ids, count_rows(data) if ids is None else len(ids))
         if self._assembler is None:
@@ -285,39 +291,36 @@ class SelectiveLoader:
         """
         feedback = self._feedback.state_dict()
         return {
-            "version": _STATE_VERSION,
+            "version": STATE_VERSION,
             "method": self.method.name,
             "epoch": self.epoch,
             "in_epoch": self._in_epoch,
             "fraction": self._fraction,
             "keeps_everything": self._keeps_everything,
-            "batch_size": self._assembler.batch_size if self._assembler is not None else None,
+            "batch_size": self.batch_size,
             "queue": self._assembler.state_dict() if self._assembler is not None else None,
             "source": self._source.state_dict(in_epoch=self._in_epoch),
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
             "feedback": feedback,
+            "transform": self._transform.state_dict() if hasattr(self._transform, "state_dict") else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state was saved; the next iteration finishes the epoch that was under way."""
-        if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"this state has version {state.get('version')}, expected {_STATE_VERSION}")
-        if state["method"] != self.method.name:
-            raise ValueError(f"saved by the method {state['method']}, this loader has {self.method.name}")
-        size = state["batch_size"]
-        if self._assembler is not None and size is not None and size != self._assembler.batch_size:
-            raise ValueError(f"saved with training batches of {size}, this loader has {self._assembler.batch_size}")
+        check_state(state, self.method, batch_size=self.batch_size, transform=self._transform)
         self.ledger.load_state_dict(state["ledger"])
         self._source.load_state_dict(state["source"])
         self._selector.load_state_dict(state["selector"])
         self.stats.load_state_dict(state["stats"])
-        if size is not None:
-            self._assembler = Assembler(size)
+        if state["batch_size"] is not None:
+            self._assembler = Assembler(state["batch_size"])
             self._assembler.load_state_dict(state["queue"], self._device)
         self.epoch, self._fraction = state["epoch"], state["fraction"]
         self._keeps_everything = state["keeps_everything"]
         self._in_epoch = self._resumed = state["in_epoch"]
         self._batch, self._weights_used, self._loss_used = None, True, True
         self._feedback.load_state_dict(state["feedback"])
+        if hasattr(self._transform, "load_state_dict") and state["transform"] is not None:
+            self._transform.load_state_dict(state["transform"])

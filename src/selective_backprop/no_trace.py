@@ -42,13 +42,15 @@ def preserved_rng(device: torch.device) -> Iterator[None]:
     numpy = sys.modules.get("numpy")  # not imported: then nobody has drawn from it either
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy else None
-    has_generator = device.type not in ("cpu", "meta")
-    devices = [device] if has_generator else []
+    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None  # fork_rng cannot do this one
+    forked = device.type not in ("cpu", "meta", "mps")
     try:
-        with torch.random.fork_rng(devices=devices, device_type=device.type if has_generator else "cuda"):
+        with torch.random.fork_rng(devices=[device] if forked else [], device_type=device.type if forked else "cuda"):
             yield
     finally:
         random.setstate(python_state)
+        if mps_state is not None:
+            torch.mps.set_rng_state(mps_state)
         if numpy:
             numpy.random.set_state(numpy_state)
 

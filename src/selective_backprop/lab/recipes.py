@@ -1,0 +1,180 @@
+"""Published training setups, at their own length or compressed to any other."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decay:
+    """What the learning rate is multiplied by, as a function of progress from 0 to 1.
+
+    >>> Decay(kind="step", milestones=(0.3, 0.6), factor=0.2).at(0.5)
+    0.2
+    >>> Decay(kind="linear").at(0.25)
+    0.75
+    """
+
+    kind: Literal["step", "cosine", "linear", "constant"] = "cosine"
+    milestones: tuple[float, ...] = ()
+    """For "step": where, as fractions of the run."""
+    factor: float = 0.1
+    """For "step": by how much."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("step", "cosine", "linear", "constant"):
+            raise ValueError(f"kind must be step, cosine, linear or constant, got {self.kind!r}")
+        if not all(0 < a < 1 for a in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones must be rising fractions of the run in (0, 1), got {self.milestones}")
+        if (self.kind == "step") != bool(self.milestones):
+            raise ValueError(f"milestones go with kind 'step', got {self.milestones} with {self.kind!r}")
+
+    def at(self, progress: float) -> float:
+        """The multiplier at this fraction of the run."""
+        if self.kind == "constant":
+            return 1.0
+        if self.kind == "linear":
+            return 1 - progress
+        if self.kind == "cosine":
+            return (1 + math.cos(math.pi * progress)) / 2
+        # The small allowance undoes the rounding of progress: epoch 120 of 200 is at 0.6.
+        return self.factor ** sum(progress + 1e-9 >= milestone for milestone in self.milestones)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything about a training run but the method of selection and the seed."""
+
+    dataset: str
+    model: str
+    epochs: int
+    source: str
+    """Where the setup is from."""
+    decay: Decay
+    batch_size: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    padding: int = 4
+    """Random crops from images padded by this much."""
+    flip: bool = True
+    cutout: int = 0
+    """Length of the square cut out of each image; 0 for none."""
+    method: str = "selective_backprop"
+    selectivity: float = 1 / 3
+    """What the source uses with the method."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.lr <= 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0 < self.selectivity <= 1:
+            raise ValueError(f"selectivity must be in (0, 1], got {self.selectivity}")
+
+    def lr_at(self, progress: float) -> float:
+        """The learning rate at a fraction of the run."""
+        return self.lr * self.decay.at(progress)
+
+    def with_(self, **changes: object) -> Recipe:
+        """The same with other values; a decay by milestones stretches with `epochs`.
+
+        >>> RECIPES["cifar10"].with_(epochs=20).decay.milestones
+        (0.3, 0.6, 0.8)
+        """
+        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            raise ValueError(f"a recipe has no {', '.join(sorted(unknown))}")
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _steps(*epochs: int, of: int, factor: float) -> Decay:
+    return Decay(kind="step", milestones=tuple(epoch / of for epoch in epochs), factor=factor)
+
+
+_SB = "Jiang et al. 2019, https://arxiv.org/abs/1910.00762"
+_CIFAR10 = Recipe(
+    dataset="cifar10",
+    model="wrn_28_10",
+    epochs=200,
+    decay=_steps(60, 120, 160, of=200, factor=0.2),
+    cutout=16,
+    selectivity=1 / 3,
+    source=_SB,
+)
+_CIFAR100 = Recipe(
+    dataset="cifar100",
+    model="wrn_28_10",
+    epochs=200,
+    decay=_steps(60, 120, of=200, factor=0.1),
+    cutout=8,
+    selectivity=1 / 2,
+    source=_SB,
+)
+_SVHN = Recipe(
+    dataset="svhn",
+    model="wrn_28_10",
+    epochs=160,
+    decay=_steps(60, 120, of=160, factor=0.1),
+    flip=False,
+    cutout=20,
+    selectivity=1 / 4,
+    source=_SB,
+)
+_DIGITS = Recipe(
+    dataset="digits",
+    model="small_cnn",
+    epochs=24,
+    decay=Decay(kind="cosine"),
+    batch_size=32,
+    padding=0,
+    flip=False,
+    source="made for a demonstration on two cores",
+)
+
+RECIPES: dict[str, Recipe] = {
+    "digits": _DIGITS,
+    "mnist": _DIGITS.with_(dataset="mnist", model="small_resnet", epochs=10, batch_size=128, padding=2),
+    "fashion_mnist": _DIGITS.with_(dataset="fashion_mnist", model="small_resnet", epochs=10, batch_size=128, padding=2),
+    "cifar10": _CIFAR10,
+    "cifar10_fast": _CIFAR10.with_(epochs=160, decay=_steps(48, 96, 128, of=160, factor=0.2)),
+    "cifar100": _CIFAR100,
+    "cifar100_fast": _CIFAR100.with_(epochs=160, decay=_steps(48, 96, of=160, factor=0.1)),
+    "svhn": _SVHN,
+    "svhn_fast": _SVHN.with_(epochs=128, decay=_steps(48, 96, of=128, factor=0.1)),
+    "composer": _CIFAR10.with_(
+        model="resnet56",
+        epochs=160,
+        decay=_steps(80, 120, of=160, factor=0.1),
+        weight_decay=1e-4,
+        cutout=0,
+        method="composer_backprop",
+        selectivity=0.5,
+        source="Composer's method card: ResNet-56, 160 epochs, window 0.5 to 0.9",
+    ),
+    "diet": _CIFAR100.with_(
+        model="resnet18",
+        cutout=0,
+        selectivity=0.5,
+        source="the Diet-SB poster: EL2N prunes 25%, then SB",
+    ),
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by name.
+
+    >>> find_recipe("cifar10").selectivity == 1 / 3
+    True
+    """
+    if name not in RECIPES:
+        nearest = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(RECIPES)}"
+        raise ValueError(f"there is no recipe {name!r}: {hint}")
+    return RECIPES[name]

@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from selective_backprop.lab.recipes import RECIPES, Decay, find_recipe
+
+
+def rates(recipe, *epochs):
+    return [recipe.lr_at(epoch / recipe.epochs) for epoch in epochs]
+
+
+@pytest.mark.parametrize(
+    ("name", "milestones", "factor"),
+    [
+        ("cifar10", (60, 120, 160), 0.2),
+        ("cifar10_fast", (48, 96, 128), 0.2),
+        ("cifar100", (60, 120), 0.1),
+        ("cifar100_fast", (48, 96), 0.1),
+        ("svhn", (60, 120), 0.1),
+        ("svhn_fast", (48, 96), 0.1),
+    ],
+)
+def test_the_papers_schedules(name, milestones, factor):
+    recipe = RECIPES[name]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, factor)
+    expected = []
+    for _ in range(recipe.epochs):
+        expected.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates(recipe, *range(recipe.epochs)) == pytest.approx(expected)
+    assert (recipe.batch_size, recipe.weight_decay, recipe.momentum) == (128, 5e-4, 0.9)
+
+
+def test_selectivities_and_cutouts_are_the_papers():
+    assert [(r.selectivity, r.cutout) for r in (RECIPES[n] for n in ("cifar10", "cifar100", "svhn"))] == [
+        (1 / 3, 16),
+        (1 / 2, 8),
+        (1 / 4, 20),
+    ]
+
+
+@pytest.mark.parametrize("epochs", [5, 10, 37])
+def test_a_compressed_schedule_decays_at_the_same_fractions(epochs):
+    long, short = RECIPES["cifar10"], RECIPES["cifar10"].with_(epochs=epochs)
+    for progress in (0, 0.29, 0.3, 0.59, 0.6, 0.79, 0.8, 1):
+        assert short.lr_at(progress) == long.lr_at(progress)
+
+
+def test_budget_schedules_end_at_zero():
+    for kind in ("cosine", "linear"):
+        decay = Decay(kind=kind)
+        assert decay.at(0) == 1
+        assert decay.at(1) == pytest.approx(0)
+        assert decay.at(0.5) == pytest.approx(0.5)
+    assert Decay(kind="constant").at(0.9) == 1
+
+
+def test_the_nearest_name_is_suggested():
+    with pytest.raises(ValueError, match="there is no recipe 'cifar-10': did you mean cifar10"):
+        find_recipe("cifar-10")
+    with pytest.raises(ValueError, match="there is no recipe 'xyz': there are digits, mnist"):
+        find_recipe("xyz")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RECIPES["digits"].with_(epochs=0), "epochs must be at least 1, got 0"),
+        (lambda: RECIPES["digits"].with_(lr=-1), "lr must be positive, got -1"),
+        (lambda: RECIPES["digits"].with_(selectivity=2), r"selectivity must be in \(0, 1\], got 2"),
+        (lambda: RECIPES["digits"].with_(learning_rate=1), "a recipe has no learning_rate"),
+        (lambda: Decay(kind="exponential"), "kind must be step, cosine, linear or constant, got 'exponential'"),
+        (
+            lambda: Decay(kind="step", milestones=(0.6, 0.3)),
+            r"rising fractions of the run in \(0, 1\), got \(0.6, 0.3\)",
+        ),
+        (lambda: Decay(kind="step"), r"milestones go with kind 'step', got \(\) with 'step'"),
+        (lambda: Decay(kind="cosine", milestones=(0.5,)), "milestones go with kind 'step'"),
+    ],
+)
+def test_bad_values(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
