@@ -1,0 +1,124 @@
+"""Networks for images, by name. Initial weights are torch's own unless a network says otherwise."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from selective_backprop.lab.models.cifar_resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
+from selective_backprop.lab.models.densenet import densenet121, densenet_100_12, densenet_bc
+from selective_backprop.lab.models.googlenet import googlenet
+from selective_backprop.lab.models.mobilenet import mobilenet_v2
+from selective_backprop.lab.models.resnet import resnet18, resnet50
+from selective_backprop.lab.models.small import small_cnn, small_resnet
+from selective_backprop.lab.models.wide_resnet import wide_resnet, wrn_10_1, wrn_16_2, wrn_16_4, wrn_28_10
+
+__all__ = [
+    "MODELS",
+    "cifar_resnet",
+    "densenet121",
+    "densenet_100_12",
+    "densenet_bc",
+    "googlenet",
+    "make_model",
+    "mobilenet_v2",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+    "resnet44",
+    "resnet50",
+    "resnet56",
+    "resnet110",
+    "small_cnn",
+    "small_resnet",
+    "wide_resnet",
+    "wrn_10_1",
+    "wrn_16_2",
+    "wrn_16_4",
+    "wrn_28_10",
+]
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "small_cnn": small_cnn,
+    "small_resnet": small_resnet,
+    "small_resnet_gn": partial(small_resnet, norm="group"),
+    "resnet20": resnet20,
+    "resnet20_gn": partial(resnet20, norm="group"),
+    "resnet32": resnet32,
+    "resnet44": resnet44,
+    "resnet56": resnet56,
+    "resnet110": resnet110,
+    "resnet18": resnet18,
+    "resnet18_gn": partial(resnet18, norm="group"),
+    "resnet50": resnet50,
+    "wrn_10_1": wrn_10_1,
+    "wrn_16_2": wrn_16_2,
+    "wrn_16_4": wrn_16_4,
+    "wrn_28_10": wrn_28_10,
+    "densenet_100_12": densenet_100_12,
+    "densenet121": densenet121,
+    "mobilenet_v2": mobilenet_v2,
+    "googlenet": googlenet,
+}
+"""Every network that has a name; called with num_classes= and channels=."""
+
+
+def make_model(name: str, *, num_classes: int, channels: int, seed: int | None = None) -> nn.Module:
+    """A network by its name in MODELS, or your own as `package.module:function`.
+
+    The function is called with num_classes= and channels=. With a seed, the network is made on the CPU, its weights
+    follow from the seed alone, and torch's global random state is left as it was.
+
+    >>> make_model("resnet20", num_classes=100, channels=1, seed=0)[0]
+    Conv2d(1, 16, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+    """
+    if num_classes < 1 or channels < 1:
+        raise ValueError(f"num_classes and channels must be >= 1, got {num_classes} and {channels}")
+    function = _own_function(name) if ":" in name else _named_function(name)
+    if seed is None:
+        model = function(num_classes=num_classes, channels=channels)
+    else:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs, too
+            model = function(num_classes=num_classes, channels=channels)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name!r} must return an nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _named_function(name: str) -> Callable[..., object]:
+    if name in MODELS:
+        return MODELS[name]
+    nearest = difflib.get_close_matches(name.lower().replace("-", "_"), MODELS, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    raise ValueError(
+        f"no model is called {name!r}; {hint}There are {', '.join(MODELS)}. Your own is 'package.module:function'"
+    )
+
+
+def _own_function(name: str) -> Callable[..., object]:
+    path, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in [*path.split("."), attribute]):
+        raise ValueError(f"a model of your own is 'package.module:function', got {name!r}")
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise ValueError(
+            f"cannot import {path!r} for model {name!r}: {error}. Install it, or put its folder on PYTHONPATH"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
+        raise ValueError(f"{path!r} has no function {attribute!r} for model {name!r}; its functions: {there}")
+    try:
+        inspect.signature(function).bind(num_classes=1, channels=1)
+    except TypeError as error:
+        raise ValueError(f"model {name!r} must take num_classes= and channels=: {error}") from error
+    own: Callable[..., object] = function
+    return own

@@ -1,0 +1,73 @@
+"""What several families share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+Norm = Literal["batch", "group"]
+
+
+def conv(channels_in: int, channels: int, size: int, stride: int = 1, *, groups: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the image's size at stride 1; no bias, since a normalisation follows."""
+    return nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, groups=groups, bias=False)
+
+
+def normalisation(norm: Norm, width: int) -> nn.Module:
+    """BatchNorm, or GroupNorm in groups of 8 channels, or of the largest number below that divides the width.
+
+    Group Normalization, Wu and He 2018, https://arxiv.org/abs/1803.08494. With it, no example's outputs depend on
+    the others in the batch. The paper's 16 channels a group would leave a single group in narrow ResNets.
+
+    >>> normalisation("group", 16), normalisation("group", 12)
+    (GroupNorm(2, 16, ...), GroupNorm(2, 12, ...))
+    """
+    if norm == "batch":
+        return nn.BatchNorm2d(width)
+    if norm == "group":
+        channels_per_group = max(size for size in range(1, 9) if width % size == 0)
+        return nn.GroupNorm(width // channels_per_group, width)
+    raise ValueError(f"norm must be 'batch' or 'group', got {norm!r}")
+
+
+class Residual(nn.Module):
+    """The sum of a branch and a shortcut.
+
+    >>> import torch
+    >>> Residual(nn.ReLU(), nn.Identity())(torch.tensor([-1.0, 2.0]))
+    tensor([-1., 4.])
+    """
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut = branch, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = self.branch(x) + self.shortcut(x)
+        return total
+
+
+def projection(channels_in: int, channels: int, stride: int, norm: Norm = "batch") -> nn.Module:
+    """The shortcut itself where it fits, a normalised 1x1 convolution where it does not (option B of He et al.)."""
+    if stride == 1 and channels_in == channels:
+        return nn.Identity()
+    return nn.Sequential(conv(channels_in, channels, 1, stride), normalisation(norm, channels))
+
+
+def classifier(width: int, num_classes: int) -> list[nn.Module]:
+    """The mean over the image, whatever its size, and a linear layer."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
+
+
+def kaiming_init(model: nn.Module) -> nn.Module:
+    """Normal weights of variance 2 / fan_out in convolutions, zero biases in linear layers; returns the model.
+
+    Delving Deep into Rectifiers, He et al. 2015, https://arxiv.org/abs/1502.01852.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+    return model

@@ -1,0 +1,300 @@
+"""Sizes against published ones, shapes, gradients, seeds, and a user's own network."""
+
+import random
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from selective_backprop.lab.models import MODELS, cifar_resnet, densenet_bc, make_model, small_resnet, wide_resnet
+from selective_backprop.lab.models.layers import normalisation
+
+
+def wide_resnet_by_hand(depth, widen_factor):
+    """Stem, blocks, last normalisation, classifier of 10 classes."""
+    total, channels_in, blocks = 27 * 16, 16, (depth - 4) // 6
+    for width in (16 * widen_factor, 32 * widen_factor, 64 * widen_factor):
+        total += 2 * channels_in + 9 * channels_in * width + 2 * width + 9 * width * width
+        total += channels_in * width if channels_in != width else 0
+        total += (blocks - 1) * 2 * (2 * width + 9 * width * width)
+        channels_in = width
+    return total + 2 * channels_in + 10 * channels_in + 10
+
+
+# Parameters with 10 classes and 3 channels, unless told otherwise.
+PUBLISHED = {
+    # He et al. 2015, table 6, to two digits. To the last one in many implementations with shortcuts of option A.
+    "resnet20": 269_722,  # 0.27 million in the paper
+    "resnet32": 464_154,  # 0.46
+    "resnet44": 658_586,  # 0.66
+    "resnet56": 853_018,  # 0.85
+    "resnet110": 1_727_962,  # 1.7
+    # As torchsummary counts those of github.com/kuangliu/pytorch-cifar.
+    "resnet18": 11_173_962,
+    "densenet121": 6_956_298,
+    "mobilenet_v2": 2_296_922,
+    "googlenet": 6_166_250,
+    # With 1000 classes; torchvision's documentation of resnet50.
+    "resnet50": 25_557_032,
+    # Table of github.com/osmr/imgclsmob; 36.5 million in Zagoruyko and Komodakis 2016, 0.8 in Huang et al. 2017.
+    "wrn_28_10": 36_479_194,
+    "densenet_100_12": 769_162,
+    # 2.7 million in Zagoruyko and Komodakis 2016; the smaller ones are not in the paper.
+    "wrn_16_4": wide_resnet_by_hand(16, 4),
+    "wrn_16_2": wide_resnet_by_hand(16, 2),
+    "wrn_10_1": wide_resnet_by_hand(10, 1),
+    # Not published: ResNet-20 without the two further blocks of each stage; three convolutions and a classifier.
+    "small_resnet": 269_722 - 2 * sum(2 * 9 * width * width + 2 * 2 * width for width in (16, 32, 64)),
+    "small_cnn": 9 * (3 * 32 + 32 * 32 + 32 * 64) + 2 * (32 + 32 + 64) + 650,
+}
+
+# Millions of multiply-adds per 32x32 image, 224x224 for resnet50. They tell where images shrink; parameters do not.
+MULTIPLY_ADDS = {
+    # github.com/osmr/imgclsmob
+    "resnet20": 41.29,
+    "resnet56": 127.06,
+    "wrn_28_10": 5246.98,
+    "densenet_100_12": 298.45,
+    # those of github.com/kuangliu/pytorch-cifar, counted by thop
+    "resnet18": 556.65,
+    "densenet121": 898.06,
+    "mobilenet_v2": 94.61,
+    "googlenet": 1529.43,
+    # torchvision's documentation
+    "resnet50": 4090,
+}
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def finite_gradients(model, images):
+    outputs = model(images)
+    nn.functional.cross_entropy(outputs, torch.arange(len(images))).backward()
+    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not missing
+    return outputs
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_many_as_published(name):
+    with torch.device("meta"):
+        model = MODELS[name](num_classes=1000 if name == "resnet50" else 10, channels=3)
+    assert count(model) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", MULTIPLY_ADDS)
+def test_multiply_adds_are_as_many_as_published(name):
+    size, num_classes = (224, 1000) if name == "resnet50" else (32, 10)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        MODELS[name](num_classes=num_classes, channels=3)(torch.empty(1, 3, size, size))
+    # Published counts have those of normalisation and pooling, too: up to 4% more.
+    assert 0.96 < counter.get_total_flops() / 2e6 / MULTIPLY_ADDS[name] <= 1
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - PUBLISHED.keys()))
+def test_group_norm_has_as_many_parameters_as_batch_norm(name):
+    with torch.device("meta"):
+        model = MODELS[name](num_classes=10, channels=3)
+    assert count(model) == PUBLISHED[name.removesuffix("_gn")]
+    kinds = {type(module) for module in model.modules()}
+    assert nn.GroupNorm in kinds
+    assert nn.BatchNorm2d not in kinds
+
+
+@pytest.mark.parametrize(
+    ("depth", "widen_factor", "millions"),
+    # Millions of parameters as in the tables of Zagoruyko and Komodakis 2016.
+    [
+        (40, 1, 0.6),
+        (40, 2, 2.2),
+        (40, 4, 8.9),
+        (40, 8, 35.7),
+        (28, 10, 36.5),
+        (28, 12, 52.5),
+        (22, 8, 17.2),
+        (22, 10, 26.8),
+        (16, 4, 2.7),
+        (16, 8, 11.0),
+        (16, 10, 17.1),
+    ],
+)
+def test_wide_resnets_of_the_paper(depth, widen_factor, millions):
+    with torch.device("meta"):
+        parameters = count(wide_resnet(depth, widen_factor))
+    assert round(parameters / 1e6, 1) == millions
+    assert parameters == wide_resnet_by_hand(depth, widen_factor)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_gets_a_gradient(name):
+    model = make_model(name, num_classes=10, channels=3, seed=0)
+    assert finite_gradients(model, torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_grey_images(name):
+    model = make_model(name, num_classes=7, channels=1, seed=0)
+    with torch.no_grad():
+        assert model(torch.randn(2, 1, 28, 28)).shape == (2, 7)
+    assert finite_gradients(model, torch.randn(2, 1, 8, 8)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_example_does_not_depend_on_its_batch_in_eval_mode(name):
+    model = make_model(name, num_classes=10, channels=3, seed=0).eval()
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        together, alone = model(images), model(images[:1])
+    assert together.isfinite().all()
+    assert not torch.allclose(together[0], together[1])
+    torch.testing.assert_close(together[:1], alone, rtol=1e-3, atol=1e-4)
+
+
+def test_group_norm_does_not_depend_on_the_batch_in_train_mode_either():
+    images = torch.randn(2, 3, 16, 16)
+    for norm, same in (("group", True), ("batch", False)):
+        for model in (small_resnet(norm=norm), wide_resnet(10, 1, norm=norm)):
+            assert torch.allclose(model(images)[:1], model(torch.cat([images[:1], 5 * images[1:]]))[:1]) == same
+
+
+@pytest.mark.parametrize(("width", "groups"), [(16, 2), (512, 64), (12, 2), (18, 3), (5, 1), (11, 11)])
+def test_groups_have_up_to_eight_channels(width, groups):
+    assert normalisation("group", width).num_groups == groups
+
+
+def test_widths_that_do_not_halve():
+    assert finite_gradients(small_resnet(width=5, norm="group"), torch.randn(2, 3, 9, 9)).shape == (2, 10)
+
+
+def test_dropout_of_wide_resnets_is_used_in_training_only():
+    model, images = wide_resnet(10, 1, dropout=0.5), torch.randn(2, 3, 8, 8)
+    assert not torch.equal(model(images), model(images))
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize("name", ["wrn_16_2", "densenet_100_12", "resnet50"])
+def test_initial_weights_of_the_papers(name):
+    model = make_model(name, num_classes=10, channels=3, seed=0)
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    for module in convolutions:
+        fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+        # The estimate of a variance from n normal numbers has a relative deviation of sqrt(2 / n); five of them.
+        tolerance = 5 * (2 / module.weight.numel()) ** 0.5
+        assert module.weight.var().item() * fan_out / 2 == pytest.approx(1, rel=tolerance)
+    assert not model[-1].bias.any()
+
+
+def test_a_seed_makes_the_weights_and_leaves_the_global_state():
+    before, python = torch.get_rng_state(), random.getstate()
+    first, again, other = (make_model("resnet20", num_classes=10, channels=3, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first[0].weight, other[0].weight)
+
+    torch.manual_seed(1)
+    plain = make_model("resnet20", num_classes=10, channels=3)
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), plain.parameters(), strict=True))
+    assert not torch.equal(torch.get_rng_state(), before), "without a seed the global generator is drawn from"
+
+
+def test_initial_weights_of_networks_in_use_stay_the_same():
+    # Sums of absolute weights. Results in the repository were made with these.
+    sums = {
+        name: sum(
+            p.abs().sum().item() for p in make_model(name, num_classes=10, channels=channels, seed=0).parameters()
+        )
+        for name, channels in (("resnet20", 3), ("small_cnn", 1))
+    }
+    assert sums == pytest.approx({"resnet20": 7275.8746, "small_cnn": 1027.7483}, rel=1e-6)
+
+
+OWN = """
+import torch
+
+def linear(num_classes, channels):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * 64, num_classes))
+
+def nothing(num_classes, channels):
+    return None
+
+def no_channels(num_classes):
+    return torch.nn.Linear(1, num_classes)
+
+width = 16
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    package = tmp_path / "own_package_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "nets.py").write_text(OWN)
+    (package / "broken.py").write_text("import no_such_module_anywhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    return package.name
+
+
+def test_a_network_of_ones_own(own):
+    model = make_model(f"{own}.nets:linear", num_classes=4, channels=2, seed=3)
+    assert finite_gradients(model, torch.randn(2, 2, 8, 8)).shape == (2, 4)
+    again = make_model(f"{own}.nets:linear", num_classes=4, channels=2, seed=3)
+    assert torch.equal(model[1].weight, again[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet-20", "no model is called 'resnet-20'; did you mean 'resnet20'? There are small_cnn, "),
+        ("WRN-28-10", "did you mean 'wrn_28_10'?"),
+        ("xyz", "no model is called 'xyz'; There are small_cnn, "),
+        ("", "Your own is 'package.module:function'"),
+        ("{own}.nets:", "a model of your own is 'package.module:function', got"),
+        (":linear", "a model of your own is 'package.module:function', got ':linear'"),
+        (".nets:linear", "a model of your own is 'package.module:function', got '.nets:linear'"),
+        ("{own}.net:linear", "Install it, or put its folder on PYTHONPATH"),
+        ("{own}.broken:linear", "No module named 'no_such_module_anywhere'"),
+        (
+            "{own}.nets:linaer",
+            "has no function 'linaer' for model '{own}.nets:linaer'; its functions: linear, nothing, ",
+        ),
+        ("{own}.nets:width", "has no function 'width'"),
+        ("{own}:linear", "its functions: none"),
+        ("{own}.nets:nothing", "'{own}.nets:nothing' must return an nn.Module, got NoneType"),
+        (
+            "{own}.nets:no_channels",
+            "must take num_classes= and channels=: got an unexpected keyword argument 'channels'",
+        ),
+    ],
+)
+def test_names_that_are_wrong(own, name, message):
+    with pytest.raises(ValueError, match=re.escape(message.replace("{own}", own))):
+        make_model(name.replace("{own}", own), num_classes=10, channels=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: make_model("resnet20", num_classes=0, channels=3),
+            "num_classes and channels must be >= 1, got 0 and 3",
+        ),
+        (lambda: cifar_resnet(18), r"depth must be 6n + 2 with n >= 1 (8, 14, 20, 26, 32, ...), got 18"),
+        (lambda: cifar_resnet(2), "got 2"),
+        (lambda: small_resnet(width=0), "width must be >= 1, got 0"),
+        (lambda: small_resnet(norm="layer"), "norm must be 'batch' or 'group', got 'layer'"),
+        (lambda: wide_resnet(20, 2), "depth must be 6n + 4 with n >= 1"),
+        (lambda: wide_resnet(16, 0), "widen_factor must be >= 1, got 0"),
+        (lambda: wide_resnet(16, 2, dropout=1), "dropout must be in [0, 1), got 1"),
+        (lambda: densenet_bc((), 12), "num_layers and growth must be >= 1, got () and 12"),
+    ],
+)
+def test_sizes_that_are_wrong(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
