@@ -14,7 +14,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 demo: $(INSTALLED)
-	$(BIN)/python -m selective_backprop.lab.demo
+	$(BIN)/selective-backprop demo
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/selection_step.py

@@ -6,7 +6,7 @@ import sys
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "selective_backprop.lab.demo", *arguments]
+    command = [sys.executable, "-m", "selective_backprop.lab", "demo", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
@@ -26,4 +26,4 @@ def test_the_demo_prints_progress_and_a_table():
 def test_bad_arguments():
     result = run("--epochs", "1")
     assert result.returncode == 2
-    assert "at least 2 epochs and 1 seed are needed" in result.stderr
+    assert "greater than or equal to 2" in result.stderr

@@ -1,11 +1,7 @@
-"""Traditional, Selective-Backprop and Stale-SB side by side on scikit-learn's digits.
-
-python -m selective_backprop.lab.demo [--epochs 24] [--seeds 6]
-"""
+"""Traditional, Selective-Backprop and Stale-SB side by side on scikit-learn's digits."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -146,20 +142,10 @@ def show(results: dict[str, Result], epochs: int, seeds: int) -> None:
     )
 
 
-def main() -> None:
+def run(epochs: int, seeds: int) -> None:
     """Train, show the progress, print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=24, help="epochs of candidates for every method (default: 24)")
-    parser.add_argument("--seeds", type=int, default=6, help="runs per method (default: 6)")
-    arguments = parser.parse_args()
-    if arguments.epochs < 2 or arguments.seeds < 1:
-        parser.error("at least 2 epochs and 1 seed are needed")
-    try:
-        import sklearn  # noqa: F401
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError as error:
-        parser.error(f"{error}: pip install 'selective-backprop[lab]'")
-    total = arguments.epochs * arguments.seeds
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     finished: dict[str, list[Run]] = {name: [] for name in METHODS}
     columns = (
         TextColumn("{task.description:12}"),
@@ -168,17 +154,13 @@ def main() -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns) as progress:
-        bars = {name: progress.add_task(name, total=total, state="") for name in METHODS}
-        for run in train(arguments.epochs, arguments.seeds):
+        bars = {name: progress.add_task(name, total=epochs * seeds, state="") for name in METHODS}
+        for run in train(epochs, seeds):
             stats = run.loader.stats
             state = f"epoch {len(run.errors):2}  error {run.errors[-1]:6.2%}  selectivity {stats.selectivity:.2f}"
             progress.update(bars[run.method], advance=1, state=state)
-            if len(run.errors) == arguments.epochs:
+            if len(run.errors) == epochs:
                 finished[run.method].append(run)
                 if not progress.console.is_terminal:
                     print(f"{run.method}, seed {len(finished[run.method]) - 1}: {state}", flush=True)
-    show({name: Result.of(runs) for name, runs in finished.items()}, arguments.epochs, arguments.seeds)
-
-
-if __name__ == "__main__":
-    main()
+    show({name: Result.of(runs) for name, runs in finished.items()}, epochs, seeds)

@@ -1,0 +1,170 @@
+"""Normalisation and augmentation of whole batches of images, on the batch's device.
+
+# B = batch, C = channels, H, W = height and width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_CHUNK_VALUES = 2**24  # of memory-mapped pixels that are in memory at a time
+_PADDING_MODES = ("zero", "reflect")
+
+
+def measure_mean_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, on the scale from 0 to 1.
+
+    Pixels are counted by value, so that the sums are exact however many there are.
+
+    >>> measure_mean_std(torch.tensor([0, 255, 255, 0], dtype=torch.uint8).view(2, 1, 1, 2))
+    ((0.5,), (0.5,))
+    """
+    if images.dim() != 4 or images.dtype != torch.uint8 or images.numel() == 0:
+        raise ValueError(f"images must be uint8 (N, C, H, W) and not empty, got {_describe(images)}")
+    channels = images.shape[1]
+    counts = torch.zeros(channels, 256, dtype=torch.int64)
+    for chunk in torch.split(images, max(1, _CHUNK_VALUES // images[0].numel())):
+        for channel in range(channels):
+            counts[channel] += torch.bincount(chunk[:, channel].flatten(), minlength=256).cpu()
+    share = counts.double() / counts.sum(1, keepdim=True)
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean = share @ values
+    std = (share * (values - mean[:, None]).square()).sum(1).sqrt()
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+class Normalise(nn.Module):
+    """(images - mean) / std per channel, in float.
+
+    A module without parameters, so that it can be the first layer of a network that takes uint8 images.
+
+    Args:
+        mean, std: per channel, on the scale from 0 to 1, as `measure_mean_std` returns them. Images of uint8 are
+            brought to that scale; those of float are taken to be on it.
+
+    >>> Normalise([0.5], [0.25])(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2))
+    tensor([[[[-2.,  2.]]]])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std) or len(mean) == 0:
+            raise ValueError(f"mean and std must have one number per channel each, got {mean} and {std}")
+        if not all(value > 0 for value in std):
+            raise ValueError(f"std must be > 0 in every channel, got {std}: a constant channel cannot be normalised")
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        _require_images(images)
+        if images.shape[1] != len(self.mean):
+            raise ValueError(f"mean and std are of {len(self.mean)} channels, got images of {images.shape[1]}")
+        if images.dtype == torch.uint8:
+            # In place on the new tensor: one allocation for the batch.
+            return images.float().div_(255 * self.std).sub_(self.mean / self.std)
+        return (images - self.mean.to(images.dtype)) / self.std.to(images.dtype)
+
+
+class Augment:
+    """Random crop from the padded image, random horizontal flip, cutout: for each example of a batch on its own.
+
+    Everything is drawn from a generator of its own, on the CPU, so that a seed gives the same on every device. With
+    all three off, the batch itself is returned.
+
+    Zero is black in uint8 images and the mean in normalised ones. DeVries and Taylor normalise first.
+
+    Args:
+        padding: pixels on each side that the crop can move by; 0 is no crop.
+        flip: mirror each image with chance 1/2.
+        cutout: length of a square of zeros whose centre is uniform over the image, so that the border may cut it
+            (DeVries and Taylor 2017: 16 for CIFAR-10, 8 for CIFAR-100, 20 for SVHN); 0 is none.
+        padding_mode: "zero" or "reflect", the latter without repeating the border.
+        seed: of the generator.
+
+    >>> augment = Augment(padding=0, flip=True, seed=1)
+    >>> augment(torch.arange(3.0).expand(4, 1, 1, 3)).flatten(1)
+    tensor([[2., 1., 0.],
+            [0., 1., 2.],
+            [0., 1., 2.],
+            [2., 1., 0.]])
+    """
+
+    def __init__(
+        self, *, padding: int = 4, flip: bool = True, cutout: int = 0, padding_mode: str = "zero", seed: int = 0
+    ) -> None:
+        for name, value in (("padding", padding), ("cutout", cutout)):
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} must be a whole number of pixels, 0 or more, got {value!r}")
+        if padding_mode not in _PADDING_MODES:
+            raise ValueError(f"padding_mode must be 'zero' or 'reflect', got {padding_mode!r}")
+        self.padding, self.flip, self.cutout, self.padding_mode = padding, flip, cutout, padding_mode
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        _require_images(images)
+        size, _, height, width = images.shape
+        if self.padding_mode == "reflect" and self.padding >= min(height, width):
+            raise ValueError(f"padding by reflection must be below the size {height}x{width}, got {self.padding}")
+        if not (self.padding or self.flip or self.cutout):
+            return images
+        ranges = (2 * self.padding + 1, 2 * self.padding + 1, 1 + self.flip, *((height, width) if self.cutout else ()))
+        draws = [torch.randint(most, (size, 1), generator=self.generator) for most in ranges]
+        top, left, mirrored, *centre = torch.stack(draws).to(images.device, non_blocking=True)  # one transfer
+        row, column = (torch.arange(length, device=images.device) for length in (height, width))
+        rows = row + top - self.padding  # (B, H): where each row of the result comes from
+        columns = torch.where(mirrored.bool(), column.flip(0), column) + left - self.padding
+        blank: Tensor | None = None
+        if self.padding and self.padding_mode == "reflect":
+            rows, columns = _reflect(rows, height), _reflect(columns, width)
+        elif self.padding:
+            outside_rows, outside_columns = (rows < 0) | (rows >= height), (columns < 0) | (columns >= width)
+            blank = outside_rows[:, :, None] | outside_columns[:, None, :]
+        if self.cutout:
+            hole = _near(row, centre[0], self.cutout)[:, :, None] & _near(column, centre[1], self.cutout)[:, None, :]
+            blank = hole if blank is None else blank.logical_or_(hole)
+        return _take_pixels(images, rows[:, :, None] * width + columns[:, None, :], blank)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+def _take_pixels(images: Tensor, positions: Tensor, blank: Tensor | None) -> Tensor:
+    """The pixels at these positions, (B, H, W), the same for all channels; zero where blank. One gather does it all."""
+    size, channels, height, width = images.shape
+    pixels = images.flatten(2)
+    if blank is not None:
+        positions = positions.masked_fill_(blank, height * width)
+        pixels = F.pad(pixels, (0, 1))  # the zero that blank positions point to
+    index = positions.view(size, 1, height * width).expand(-1, channels, -1)
+    return pixels.gather(2, index).view(images.shape)
+
+
+def _reflect(positions: Tensor, length: int) -> Tensor:
+    """-1 becomes 1, and length becomes length - 2."""
+    return (length - 1) - ((length - 1) - positions.abs()).abs()
+
+
+def _near(positions: Tensor, centre: Tensor, length: int) -> Tensor:
+    """(B, positions): within the stretch of this length around the centre."""
+    offset = positions - centre + length // 2
+    return (offset >= 0) & (offset < length)
+
+
+def _require_images(images: Tensor) -> None:
+    if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        raise ValueError(f"images must be a batch (B, C, H, W) of uint8 or float, got {_describe(images)}")
+
+
+def _describe(images: Tensor) -> str:
+    return f"{images.dtype} of shape {tuple(images.shape)}"

@@ -1,0 +1,189 @@
+"""Image sets for experiments, decoded once into memory-mapped files.
+
+# N = examples, C = channels, H, W = height and width
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from selective_backprop.lab.decoding import NAMES as NAMES
+from selective_backprop.lab.decoding import AnyPath, check_labels, decode, import_extra, locate
+
+_PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+_CACHE_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images to train on and to test on: uint8 (N, C, H, W), with labels int64 (N,)."""
+
+    name: str
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        train, test = self.train_images, self.test_images
+        for images, labels in ((train, self.train_labels), (test, self.test_labels)):
+            if images.dim() != 4 or images.dtype != torch.uint8 or len(images) == 0:
+                got = f"{images.dtype} {tuple(images.shape)}"
+                raise ValueError(f"{self.name}: images must be uint8 (N, C, H, W) and not empty, got {got}")
+            if len(images) != len(labels):
+                raise ValueError(f"{self.name}: one label per image, got {len(labels)} for {len(images)}")
+            check_labels(labels, self.num_classes, f"labels of {self.name}")
+        if test.shape[1:] != train.shape[1:]:
+            got = f"{self.image_shape} and {tuple(test.shape[1:])}"
+            raise ValueError(f"{self.name}: train and test images must have the same shape, got {got}")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(C, H, W)."""
+        return tuple(self.train_images.shape[1:])
+
+
+class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Images and labels as a map-style data set that loads a whole batch by one indexing operation.
+
+    >>> digits = load_images("digits")
+    >>> dataset = ImageDataset(digits.train_images, digits.train_labels)
+    >>> loader = torch.utils.data.DataLoader(dataset, 32, shuffle=True, collate_fn=ImageDataset.collate)
+    >>> images, labels = next(iter(loader))
+    >>> images.shape, labels.dtype
+    (torch.Size([32, 1, 8, 8]), torch.int64)
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        if len(images) != len(labels):
+            raise ValueError(f"images and labels must be as many, got {len(images)} and {len(labels)}")
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index], self.labels[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return self.images.index_select(0, chosen), self.labels.index_select(0, chosen)
+
+    @staticmethod
+    def collate(batch: Any) -> Any:
+        """For DataLoader's collate_fn: the batch is one already."""
+        return batch
+
+
+def flip_labels(labels: Tensor, fraction: float, num_classes: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """New labels of which exactly round(fraction * N) are wrong, and the (N,) mask of those.
+
+    A wrong label is uniform among the other classes.
+
+    >>> labels, flipped = flip_labels(torch.zeros(6, dtype=torch.int64), 0.5, 3, seed=0)
+    >>> int(flipped.sum()), bool((labels[flipped] != 0).all()), labels[~flipped].tolist()
+    (3, True, [0, 0, 0])
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1], got {fraction}")
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, so that there is another class; got {num_classes}")
+    check_labels(labels, num_classes, "labels")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
+    steps = torch.randint(1, num_classes, (len(chosen),), generator=generator)
+    flipped = torch.zeros(len(labels), dtype=torch.bool)
+    flipped[chosen] = True
+    return labels.index_put((chosen,), (labels[chosen] + steps) % num_classes), flipped
+
+
+def split_validation(image_set: ImageSet, fraction: float, seed: int) -> ImageSet:
+    """The training set alone, with a random part of it to test on: for choosing settings.
+
+    Both parts are copies in memory and keep the order of the training set.
+
+    >>> parts = split_validation(load_images("digits"), 0.1, seed=0)
+    >>> len(parts.train_labels), len(parts.test_labels)
+    (1293, 144)
+    """
+    total = len(image_set.train_labels)
+    held_out = round(fraction * total) if 0 <= fraction <= 1 else 0
+    if not 0 < held_out < total:
+        raise ValueError(f"fraction must be in [0, 1] and leave examples in both parts of {total}, got {fraction}")
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    parts = [ids.sort().values for ids in (order[held_out:], order[:held_out])]
+    train, test = ((image_set.train_images[ids], image_set.train_labels[ids]) for ids in parts)
+    return ImageSet(image_set.name, *train, *test, image_set.classes)
+
+
+def load_images(
+    name: AnyPath = "digits",
+    *,
+    image_size: int | None = None,
+    data_dir: AnyPath | None = None,
+    cache_dir: AnyPath | None = None,
+) -> ImageSet:
+    """An image set by name, or from a folder. All but the digits are decoded once, into memory-mapped files.
+
+    Args:
+        name: one of `NAMES`; or a folder with train.parquet and test.parquet, or with train/<class>/<image> and
+            test/<class>/<image>. Parquet files are as on the Hugging Face Hub: encoded images in a column image or
+            img, labels in label or fine_label.
+        image_size: resize to this height and width (bilinear). Needed where sizes differ, as in imagenet.
+        data_dir: folder of <name>/train.parquet and <name>/test.parquet, used instead of the Hub if <name> is there;
+            default: the environment variable SELECTIVE_BACKPROP_DATA.
+        cache_dir: where decoded images are kept; default: selective_backprop in $XDG_CACHE_HOME or ~/.cache. While
+            decoding, there is a temporary copy of the parquet files too.
+
+    >>> digits = load_images("digits")
+    >>> len(digits.train_labels), len(digits.test_labels), digits.image_shape, digits.num_classes
+    (1437, 360, (1, 8, 8), 10)
+    """
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"image_size must be at least 1, got {image_size}")
+    if name == "digits":
+        if image_size not in (None, 8):
+            raise ValueError(f"digits are 8x8 and not resized, got image_size={image_size}")
+        return _digits()
+    if name == "imagenet" and image_size is None:
+        raise ValueError("imagenet has images of many sizes: pass image_size=, the height and width to resize them to")
+    title, identity, open_splits = locate(name, data_dir)
+    key = hashlib.sha256(repr((_CACHE_VERSION, identity, image_size)).encode()).hexdigest()[:16]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cached = Path(cache_dir or caches / "selective_backprop") / f"{title}-{key}"
+    if not cached.exists():
+        decode(open_splits, image_size, cached)
+    load = import_extra("numpy").load
+    try:
+        # Copy-on-write: writing to these tensors is possible and never reaches the file.
+        tensors = {part: torch.from_numpy(load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS}
+        classes = tuple(json.loads((cached / "classes.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
+    return ImageSet(title, classes=classes, **tensors)
+
+
+def _digits() -> ImageSet:
+    """Too small for files: they stay in memory. The split is the same everywhere."""
+    data = import_extra("sklearn.datasets").load_digits()
+    images = (torch.from_numpy(data.images).unsqueeze(1) * 255 / 16).round().to(torch.uint8)
+    labels = torch.from_numpy(data.target).to(torch.int64)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order[: 4 * len(order) // 5], order[4 * len(order) // 5 :]
+    classes = tuple(str(digit) for digit in range(10))
+    return ImageSet("digits", images[train], labels[train], images[test], labels[test], classes)

@@ -1,0 +1,239 @@
+"""Finding encoded images, and decoding them into .npy files."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+_T = TypeVar("_T")
+AnyPath = str | os.PathLike[str]
+_HUB = {  # repository, configuration, split to test on
+    "mnist": ("ylecun/mnist", None, "test"),
+    "fashion_mnist": ("zalando-datasets/fashion_mnist", None, "test"),
+    "cifar10": ("uoft-cs/cifar10", None, "test"),
+    "cifar100": ("uoft-cs/cifar100", None, "test"),
+    "svhn": ("ufldl-stanford/svhn", "cropped_digits", "test"),
+    "imagenet": ("ILSVRC/imagenet-1k", None, "validation"),
+}
+NAMES = ("digits", *_HUB)
+DATA_VARIABLE = "SELECTIVE_BACKPROP_DATA"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Encoded images, as bytes or paths, that can be iterated over more than once."""
+
+    source: str
+    labels: list[int]
+    classes: tuple[str, ...] | None
+    encoded: Callable[[], Iterator[bytes | str]]
+
+
+OpenSplits = Callable[[Path], list[Split]]  # train and test, given a folder for temporary files
+
+
+def locate(name: AnyPath, data_dir: AnyPath | None) -> tuple[str, Any, OpenSplits]:
+    """Title, what identifies the content, and how to open it."""
+    folder, title = Path(name), Path(name).resolve().name
+    if name in _HUB:
+        data_dir, title = data_dir or os.environ.get(DATA_VARIABLE, ""), str(name)
+        if data_dir and not Path(data_dir).is_dir():
+            raise FileNotFoundError(f"data_dir= or $SELECTIVE_BACKPROP_DATA is no folder: {data_dir}")
+        folder = Path(data_dir, name)
+        if not (data_dir and folder.is_dir()):
+            return title, _HUB[title], lambda _: _from_hub(title)
+    elif not folder.is_dir():
+        near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.5)
+        meant = f", did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no image set or folder is called {str(name)!r}{meant} (sets: {', '.join(NAMES)})")
+    parts, tables = ([folder.resolve() / f"{part}{end}" for part in ("train", "test")] for end in ("", ".parquet"))
+    if all(part.is_dir() for part in parts):
+        files = sorted(path for part in parts for path in part.glob("*/[!.]*"))
+        return title, _fingerprint(files), lambda _: _from_folders(parts, files)
+    if missing := [path.name for path in tables if not path.is_file()]:
+        wanted = "train.parquet and test.parquet, or the folders train/<class> and test/<class> with images"
+        raise FileNotFoundError(f"{folder} must hold {wanted}; there is no {' and no '.join(missing)}")
+    return title, _fingerprint(tables), lambda work: [_from_parquet(path, work) for path in tables]
+
+
+def _fingerprint(files: Sequence[Path]) -> list[tuple[str, int, int]]:
+    return [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+
+
+def _from_hub(name: str) -> list[Split]:
+    repository, configuration, test_split = _HUB[name]
+    load_dataset = import_extra("datasets").load_dataset
+    try:
+        tables = load_dataset(repository, configuration)
+    except Exception as error:  # of many kinds: no network, no access, offline mode
+        raise ConnectionError(
+            f"{name} cannot be had from the Hugging Face Hub as {repository} ({error}). Without the Hub, set data_dir= "
+            f"or the environment variable SELECTIVE_BACKPROP_DATA to a folder of {name}/train.parquet and "
+            f"{name}/test.parquet"
+        ) from error
+    return [_from_table(tables[split], f"{repository}, {split}") for split in ("train", test_split)]
+
+
+def _from_parquet(path: Path, work: Path) -> Split:
+    load_dataset, read_metadata = import_extra("datasets").load_dataset, import_extra("pyarrow.parquet").read_metadata
+    try:
+        if read_metadata(path).num_rows == 0:  # load_dataset fails on it without saying so
+            return Split(str(path), [], None, lambda: iter(()))
+        # Not streaming=True, which needs no copy: its threads abort the process where an error leaves them running.
+        table = load_dataset("parquet", data_files={"train": str(path)}, split="train", cache_dir=str(work))
+    except Exception as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, OSError) and cause.errno is not None:  # pyarrow's, for bad content, have no number
+            raise _with_needs(cause, work, path.stat().st_size) from error
+        raise ValueError(f"{path} cannot be read as parquet, it is damaged or cut short: {cause}") from error
+    return _from_table(table, str(path))
+
+
+def _from_table(table: Any, source: str) -> Split:
+    kinds, encoded_image = table.features, import_extra("datasets").Image(decode=False)
+    image = next((column for column in ("image", "img") if column in kinds), None)
+    label = next((column for column in ("label", "fine_label") if column in kinds), None)
+    if image is None or label is None:
+        wanted = "a column image or img and a column label or fine_label"
+        raise ValueError(f"{source} needs {wanted}, it has {', '.join(kinds)}")
+    labels = list(table[label])
+    if wrong := [value for value in labels if not isinstance(value, int)]:
+        raise ValueError(f"{source}: the column {label} must hold whole numbers, got {wrong[0]!r}")
+    images = table.select_columns([image]).cast_column(image, encoded_image)
+
+    def encoded() -> Iterator[bytes | str]:
+        for batch in images.iter(1000):
+            yield from (cell["bytes"] or cell["path"] for cell in batch[image])
+
+    names = getattr(kinds[label], "names", None)
+    return Split(source, labels, tuple(names) if names else None, encoded)
+
+
+def _from_folders(parts: Sequence[Path], files: Sequence[Path]) -> list[Split]:
+    train, test = ([path for path in files if path.parent.parent == part] for part in parts)
+    classes = {name: label for label, name in enumerate(sorted({path.parent.name for path in train}))}
+    if unknown := {path.parent.name for path in test} - classes.keys():
+        raise ValueError(f"{parts[1]} has classes that {parts[0]} has not: {', '.join(sorted(unknown))}")
+    return [
+        Split(
+            str(part), [classes[path.parent.name] for path in mine], tuple(classes), functools.partial(map, str, mine)
+        )
+        for part, mine in zip(parts, (train, test), strict=True)
+    ]
+
+
+def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> None:
+    """Write a folder of .npy files under a temporary name, then rename it: it is whole or not there."""
+    np = import_extra("numpy")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached.parent) as work:
+        train, test = open_splits(Path(work))
+        classes, (mode, size) = _common_classes(train, test), _common_format(train, test, image_size)
+        finished = Path(work, "finished")
+        finished.mkdir()
+        for part, split in (("train", train), ("test", test)):
+            np.save(finished / f"{part}_labels.npy", np.array(split.labels, dtype=np.int64))
+            _write_images(split, mode, size, finished / f"{part}_images.npy")
+        (finished / "classes.json").write_text(json.dumps(classes))
+        try:
+            finished.rename(cached)
+        except OSError:
+            if not cached.exists():  # else another process was first, with the same images
+                raise
+
+
+def _common_classes(train: Split, test: Split) -> tuple[str, ...]:
+    if empty := [split.source for split in (train, test) if not split.labels]:
+        raise ValueError(f"{empty[0]} is empty: it has no images")
+    if train.classes != test.classes:
+        raise ValueError(f"{train.source} and {test.source} differ in classes: {train.classes} and {test.classes}")
+    classes = train.classes or tuple(str(label) for label in range(max(train.labels + test.labels) + 1))
+    for split in (train, test):
+        check_labels(torch.tensor(split.labels), len(classes), f"labels of {split.source}")
+    return classes
+
+
+def _common_format(train: Split, test: Split, image_size: int | None) -> tuple[str, tuple[int, int]]:
+    """PIL's mode and size for all images. Reads headers alone, so that nothing is decoded in vain."""
+    found = [set(_each(split, lambda image: (image.mode, image.size))) for split in (train, test)]
+    both, modes = f"{train.source} and {test.source}", [{mode for mode, _ in formats} for formats in found]
+    if deep := [mode for mode in modes[0] | modes[1] if mode[0] in "IF"]:
+        raise ValueError(
+            f"images must have 8 bits per channel, but among those of {both} is one of PIL's mode {deep[0]}"
+        )
+    colours = ["L" if mode <= {"1", "L", "LA"} else "RGB" for mode in modes]
+    if colours[0] != colours[1]:
+        raise ValueError(f"images must be all grey or all in colour, but {both} have {colours[0]} and {colours[1]}")
+    sizes = sorted({size for _, size in found[0] | found[1]})
+    if len(sizes) > 1 and image_size is None:
+        smallest, largest = (f"{width}x{height}" for width, height in (sizes[0], sizes[-1]))
+        raise ValueError(
+            f"images of {both} differ in size, such as {smallest} and {largest}: pass image_size=, the height and "
+            "width to resize them to"
+        )
+    return colours[0], (image_size, image_size) if image_size else sizes[0]
+
+
+def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) -> None:
+    np, bilinear = import_extra("numpy"), import_extra("PIL.Image").Resampling.BILINEAR
+    shape = (len(split.labels), len(mode), size[1], size[0])  # L or RGB: a letter per channel
+
+    def pixels(image: Any) -> Any:
+        image = image.convert(mode)
+        image = image if image.size == size else image.resize(size, bilinear)
+        return np.moveaxis(np.asarray(image).reshape(*shape[2:], shape[1]), 2, 0).tobytes()
+
+    try:
+        # Written, not assigned to a memory map: there a full disk would kill the process.
+        with path.open("wb", buffering=2**20) as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            file.writelines(_each(split, pixels))
+    except OSError as error:
+        raise _with_needs(error, path, math.prod(shape)) from error
+
+
+def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
+    """What read returns for each opened image."""
+    open_image = import_extra("PIL.Image").open
+    for number, encoded in enumerate(split.encoded()):
+        try:
+            with open_image(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+                result = read(image)
+        except Exception as error:  # PIL raises many kinds, depending on the format
+            which = encoded if isinstance(encoded, str) else f"image {number} of {split.source}"
+            raise ValueError(f"{which} cannot be decoded: {error}") from error
+        yield result
+
+
+def _with_needs(error: OSError, path: Path, needed: int) -> OSError:
+    return OSError(error.errno, f"{error.strerror}; {needed:,} bytes are needed, cache_dir= chooses where", str(path))
+
+
+def check_labels(labels: Tensor, num_classes: int, what: str) -> None:
+    """Raise for labels that are no class's."""
+    if labels.dtype != torch.int64 or labels.dim() != 1:
+        raise ValueError(f"{what} must be int64 (N,), got {labels.dtype} {tuple(labels.shape)}")
+    if bool((wrong := (labels < 0) | (labels >= num_classes)).any()):
+        first = int(wrong.nonzero()[0])
+        raise ValueError(f"{what} must be in [0, {num_classes}), got {int(labels[first])} at position {first}")
+
+
+def import_extra(module: str) -> Any:
+    """A module of the extra `lab`, or an error with the pip line."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{error}: pip install 'selective-backprop[lab]'") from error

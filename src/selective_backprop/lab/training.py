@@ -1,0 +1,206 @@
+"""One training run: a method, a recipe and a seed, with a record per epoch and exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import selective_backprop as sb
+from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
+from selective_backprop.lab.choices import make_method
+from selective_backprop.lab.clock import Clock
+from selective_backprop.lab.datasets import ImageDataset, ImageSet, flip_labels
+from selective_backprop.lab.models import make_model
+from selective_backprop.lab.recipes import Recipe
+from selective_backprop.lab.records import RunFolder
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that decides the outcome of a run, but the data."""
+
+    recipe: Recipe
+    method: str
+    selectivity: float
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    label_noise: float = 0.0
+    """Fraction of training labels that are made wrong."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; equal settings give equal data."""
+        return dataclasses.asdict(self) | {"recipe": _plain(dataclasses.asdict(self.recipe))}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class Prepare:
+    """Candidates made ready on the device. Its state is the augmentation's.
+
+    Normalised first: what is padded or cut out is then the mean, not black.
+    """
+
+    def __init__(self, augment: Augment, normalise: Normalise) -> None:
+        self.augment, self.normalise = augment, normalise
+
+    def __call__(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.augment(self.normalise(batch[0])), batch[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.augment.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.augment.load_state_dict(state)
+
+
+class Training:
+    """A run under way. `epoch()` trains for one epoch of candidates and gives its record.
+
+    Draws from torch's global state (dropout), which it seeds at the start and saves with its own.
+    """
+
+    def __init__(self, settings: Settings, data: ImageSet, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        recipe, seed = settings.recipe, settings.seed
+        channels = data.train_images.shape[1]
+        labels = data.train_labels
+        if settings.label_noise:
+            labels, _ = flip_labels(labels, settings.label_noise, data.num_classes, seed=seed)
+        torch.manual_seed(seed)
+        self.model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed).to(device)
+        self.normalise = Normalise(*measure_mean_std(data.train_images)).to(device)
+        self.test = data.test_images, data.test_labels
+        dataset = ImageDataset(data.train_images, labels)
+        generator = torch.Generator().manual_seed(seed)
+        train_loader: DataLoader[Any] = DataLoader(
+            dataset, recipe.batch_size, shuffle=True, generator=generator, collate_fn=dataset.collate
+        )
+        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
+        self.loader = sb.SelectiveLoader(
+            train_loader,
+            self.model,
+            nn.CrossEntropyLoss(),
+            make_method(settings.method, settings.selectivity, settings.options),
+            transform=Prepare(augment, self.normalise),
+            device=device,
+            num_epochs=recipe.epochs,
+            seed=seed,
+        )
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            nesterov=recipe.nesterov,
+        )
+        self.records: list[Record] = []
+
+    def epoch(self) -> Record:
+        """Train for one epoch of candidates, test, and record."""
+        clock, before = Clock(self.device), self.loader.stats.state_dict()
+        losses, wrong = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        self.model.train()
+        for images, labels in self.loader:
+            # By progress, so that the rate is fully decayed at the end however few steps were taken.
+            rate = self.settings.recipe.lr_at(self.loader.progress)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            with clock("forward"):
+                outputs = self.model(images)
+                loss = self.loader.loss(outputs, labels)
+            with clock("backward"):
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            losses += loss.detach() * len(labels)
+            wrong += (outputs.detach().argmax(1) != labels).sum()
+        with clock("evaluation"):
+            test_loss, test_error = self.evaluate()
+        record = self._record(before, clock.read(), losses=float(losses), wrong=float(wrong))
+        record |= {"test_loss": test_loss, "test_error": test_error, "lr": self.optimizer.param_groups[0]["lr"]}
+        self.records.append(record)
+        return record
+
+    def _record(self, before: dict[str, Any], seconds: dict[str, float], *, losses: float, wrong: float) -> Record:
+        stats = self.loader.stats
+        record: Record = {"epoch": len(self.records)}
+        for name in ("offered", "scored", "trained", "skipped_before_loading", "batches"):
+            record[name] = getattr(stats, name) - before[name]
+        phases = {name: stats.seconds[name] - before["seconds"][name] for name in stats.seconds}
+        forward, backward = seconds.get("forward", 0.0), seconds.get("backward", 0.0)
+        record["seconds"] = {
+            "loading": phases["loading"],
+            "selection": phases["scoring"] + phases["selecting"],
+            "forward": forward,
+            "backward": backward,
+            "other": max(0.0, phases["training"] - forward - backward),
+            "evaluation": seconds["evaluation"],
+        }
+        trained = max(1, record["trained"])
+        return record | {"train_loss": losses / trained, "train_error": wrong / trained}
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float]:
+        """Loss and error on the test set."""
+        self.model.eval()
+        images, labels = self.test
+        loss, wrong = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for part, target in zip(torch.split(images, 1000), torch.split(labels, 1000), strict=True):
+            outputs = self.model(self.normalise(part.to(self.device)))
+            target = target.to(self.device)
+            loss += nn.functional.cross_entropy(outputs, target, reduction="sum")
+            wrong += (outputs.argmax(1) != target).sum()
+        return float(loss) / len(labels), float(wrong) / len(labels)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loader": self.loader.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "num_records": len(self.records),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], records: list[Record]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.loader.load_state_dict(state["loader"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+        self.records = records[: state["num_records"]]
+
+
+def train(
+    settings: Settings,
+    data: ImageSet,
+    *,
+    folder: RunFolder | None = None,
+    device: torch.device | None = None,
+    on_epoch: Callable[[Training, Record], None] | None = None,
+) -> list[Record]:
+    """Train to the end, from where the folder's last checkpoint left off; saves after every epoch."""
+    training = Training(settings, data, device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    checkpoint = folder.checkpoint() if folder is not None else None
+    if folder is not None and checkpoint is not None:
+        training.load_state_dict(checkpoint, folder.records())
+    while len(training.records) < settings.recipe.epochs:
+        record = training.epoch()
+        if folder is not None:
+            folder.save(training.state_dict(), training.records)
+        if on_epoch is not None:
+            on_epoch(training, record)
+    return training.records

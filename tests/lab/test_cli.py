@@ -1,0 +1,143 @@
+"""The command line as a user runs it, on digits and small networks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from selective_backprop.testing import same
+
+# One thread: with more, sums may be in another order.
+ENVIRONMENT = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "selective_backprop.lab", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def run(*arguments):
+    with start(*arguments) as process:
+        output, errors = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def text_of(result):
+    """What was printed, without the frame and line breaks of error boxes."""
+    return " ".join((result.stdout + result.stderr).replace("│", " ").split())
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def without_seconds(folder):
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records(folder)]
+
+
+SHORT = ("--epochs", 3, "--model", "small_cnn")
+
+
+def test_train_records_every_epoch(tmp_path):
+    result = run(
+        "train", *SHORT, "--method", "stale_selective_backprop", "--option", "every=2", "--out", tmp_path / "run"
+    )
+    assert result.returncode == 0, text_of(result)
+    assert "epoch 3/3" in result.stdout
+    assert "stale_selective_backprop on digits: test error" in text_of(result)
+    written = records(tmp_path / "run")
+    assert [record["epoch"] for record in written] == [0, 1, 2]
+    assert [record["scored"] for record in written] == [1437, 0, 1437]
+    assert all(0 <= record["test_error"] <= 1 and record["offered"] == 1437 for record in written)
+    assert set(written[0]["seconds"]) == {"loading", "selection", "forward", "backward", "other", "evaluation"}
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["method"], config["options"]) == ("stale_selective_backprop", {"every": 2})
+    assert config["recipe"]["epochs"] == 3
+
+
+def test_traditional_learns_digits(tmp_path):
+    result = run("train", "--method", "traditional", "--epochs", 5, "--out", tmp_path / "run")
+    assert result.returncode == 0, text_of(result)
+    last = records(tmp_path / "run")[-1]
+    assert last["test_error"] < 0.1
+    assert last["lr"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_killed_run_resumes_bit_exactly(tmp_path):
+    settings = ("train", "--epochs", 8, "--method", "selective_backprop", "--label-noise", 0.1, "--out")
+    assert run(*settings, tmp_path / "undisturbed").returncode == 0
+    folder = tmp_path / "killed"
+    with start(*settings, folder) as process:
+        while not (folder / "checkpoint.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert len(records(folder)) < 8
+    result = run(*settings, folder, "--resume")
+    assert result.returncode == 0, text_of(result)
+    assert without_seconds(folder) == without_seconds(tmp_path / "undisturbed")
+    weights = [
+        torch.load(path / "checkpoint.pt", weights_only=True)["model"] for path in (folder, tmp_path / "undisturbed")
+    ]
+    assert same(*weights)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    with start("train", "--epochs", 500, "--out", tmp_path / "run") as process:
+        while not (tmp_path / "run" / "checkpoint.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; go on with the same command and --resume" in " ".join(output.split())
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path):
+    assert run("train", *SHORT, "--out", tmp_path).returncode == 0
+    before = (tmp_path / "records.jsonl").read_text()
+    again = run("train", *SHORT, "--out", tmp_path)
+    assert again.returncode == 2
+    assert "holds a run already: add --resume to go on with it" in text_of(again)
+    other = run("train", *SHORT, "--seed", 1, "--out", tmp_path, "--resume")
+    assert other.returncode == 2
+    assert "holds a run with other settings (seed)" in text_of(other)
+    assert (tmp_path / "records.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--recipe", "cifar"), "there is no recipe 'cifar': did you mean cifar10"),
+        (("--method", "sb"), "there is no method 'sb'"),
+        (("--model", "resnet21"), "resnet20"),
+        (("--dataset", "mnits"), "mnist"),
+        (("--selectivity", "2"), "selectivity must be in (0, 1], got 2.0"),
+        (("--option", "every"), "--option takes name=value, got 'every'"),
+        (("--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("--resume",), "--resume needs --out"),
+        (("--label-noise", "3"), "3"),
+    ],
+)
+def test_bad_input_is_answered_with_what_would_be_right(arguments, message):
+    result = run("train", *arguments)
+    assert result.returncode == 2, text_of(result)
+    assert message in text_of(result)
+    assert "Traceback" not in text_of(result)
+
+
+def test_list_and_help():
+    listed = text_of(run("list"))
+    for name in ("digits", "cifar10", "wrn_28_10", "ledger_backprop", "composer"):
+        assert name in listed
+    for words in (("--help",), ("train", "--help"), ("demo", "--help"), ("list", "--help")):
+        result = run(*words)
+        assert result.returncode == 0
+        assert "Usage:" in result.stdout
+    assert "selective-backprop train --recipe svhn" in text_of(run("train", "--help"))

@@ -1,0 +1,588 @@
+import io
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader
+
+import selective_backprop as sb
+from selective_backprop.lab.datasets import NAMES, ImageDataset, ImageSet, flip_labels, load_images, split_validation
+from selective_backprop.testing import global_random_states, same
+
+HUB_COLUMNS = {"cifar10": ("img", "label"), "cifar100": ("img", "fine_label")}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SELECTIVE_BACKPROP_DATA", raising=False)
+
+
+def random_pixels(size, shape=(6, 5, 3), seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (size, *shape), dtype=np.uint8)
+
+
+def encoded(pixels, kind="PNG"):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+def write_parquet(path, images, labels, *, columns=("image", "label"), classes=("cat", "dog", "eel"), metadata=True):
+    """The layout of the Hub: encoded images as {bytes, path}, labels, features in the metadata."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    features = {columns[0]: {"_type": "Image"}, columns[1]: {"names": list(classes), "_type": "ClassLabel"}}
+    cells = pa.array(
+        [{"bytes": x if isinstance(x, bytes) else encoded(x), "path": None} for x in images],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
+    table = pa.table({columns[0]: cells, columns[1]: pa.array(labels)})
+    if metadata:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path, row_group_size=4)
+
+
+def write_set(folder, train=None, test=None, **options):
+    train, test = random_pixels(10) if train is None else train, random_pixels(4, seed=1) if test is None else test
+    for part, images in (("train", train), ("test", test)):
+        write_parquet(folder / f"{part}.parquet", images, [i % 3 for i in range(len(images))], **options)
+    return folder
+
+
+def write_folders(folder, sizes=((6, 5),), mode="RGB"):
+    for part, count in (("train", 8), ("test", 4)):
+        for number in range(count):
+            name = folder / part / ("ant", "bee")[number % 2] / f"{number}.png"
+            name.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random_pixels(1, (*sizes[number % len(sizes)], 3), seed=number)[0]
+            Image.fromarray(pixels).convert(mode).save(name)
+    return folder
+
+
+def channels_first(pixels):
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+# ---- digits
+
+
+def test_digits_are_those_of_scikit_learn_split_once():
+    from sklearn.datasets import load_digits
+
+    before = global_random_states()
+    digits, again = load_images(), load_images("digits", image_size=8)
+    assert same(before, global_random_states())
+    assert (len(digits.train_labels), len(digits.test_labels)) == (1437, 360)
+    assert digits.classes == tuple("0123456789")
+    assert torch.equal(digits.train_images, again.train_images)
+
+    def rows(images, labels):
+        return sorted((*image, label) for image, label in zip(images.tolist(), labels.tolist(), strict=True))
+
+    images = torch.cat([digits.train_images, digits.test_images]).flatten(1)
+    labels = torch.cat([digits.train_labels, digits.test_labels])
+    data = load_digits()
+    assert rows((images.double() * 16 / 255).round().int(), labels) == rows(
+        torch.tensor(data.data).int(), torch.tensor(data.target)
+    )
+    assert (int(images.min()), int(images.max())) == (0, 255)
+
+
+# ---- parquet
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("digits", "imagenet")])
+def test_named_sets_are_read_from_data_dir_to_the_bit(tmp_path, monkeypatch, name, by_variable):
+    write_set(tmp_path / "data" / name, columns=HUB_COLUMNS.get(name, ("image", "label")))
+    if by_variable:
+        monkeypatch.setenv("SELECTIVE_BACKPROP_DATA", str(tmp_path / "data"))
+    images = load_images(name, data_dir=None if by_variable else tmp_path / "data")
+    assert (images.name, images.classes, images.num_classes) == (name, ("cat", "dog", "eel"), 3)
+    assert images.image_shape == (3, 6, 5)
+    assert torch.equal(images.train_images, channels_first(random_pixels(10)))
+    assert torch.equal(images.test_images, channels_first(random_pixels(4, seed=1)))
+    assert images.train_labels.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    assert images.train_labels.dtype == torch.int64
+
+
+def test_imagenet_is_resized(tmp_path):
+    train = [random_pixels(1, (8, 6, 3))[0], random_pixels(1, (5, 9))[0]]  # one of them grey
+    write_set(tmp_path / "imagenet", train)
+    with pytest.raises(ValueError, match="imagenet has images of many sizes: pass image_size="):
+        load_images("imagenet", data_dir=tmp_path)
+    images = load_images("imagenet", data_dir=tmp_path, image_size=4)
+    assert images.image_shape == (3, 4, 4)
+    for got, pixels in zip(images.train_images, train, strict=True):
+        wanted = np.asarray(Image.fromarray(pixels).convert("RGB").resize((4, 4), Image.Resampling.BILINEAR))
+        assert torch.equal(got, torch.tensor(wanted).permute(2, 0, 1))
+
+
+def test_a_folder_of_parquet_without_metadata(tmp_path):
+    folder = write_set(tmp_path / "mine", metadata=False)
+    images = load_images(folder)
+    assert (images.name, images.classes) == ("mine", ("0", "1", "2"))
+    assert torch.equal(images.train_images, channels_first(random_pixels(10)))
+
+
+def test_grey_images_have_one_channel(tmp_path):
+    pixels = random_pixels(4, (6, 5))
+    images = load_images(write_set(tmp_path / "grey", pixels, pixels))
+    assert torch.equal(images.train_images, torch.from_numpy(pixels)[:, None])
+
+
+# ---- the Hub
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "test_split"),
+    [
+        ("mnist", ("ylecun/mnist", None), "test"),
+        ("fashion_mnist", ("zalando-datasets/fashion_mnist", None), "test"),
+        ("cifar10", ("uoft-cs/cifar10", None), "test"),
+        ("cifar100", ("uoft-cs/cifar100", None), "test"),
+        ("svhn", ("ufldl-stanford/svhn", "cropped_digits"), "test"),
+        ("imagenet", ("ILSVRC/imagenet-1k", None), "validation"),
+    ],
+)
+def test_what_is_asked_of_the_hub(tmp_path, monkeypatch, name, arguments, test_split):
+    folder = write_set(tmp_path / "served", columns=HUB_COLUMNS.get(name, ("image", "label")))
+    files = {"train": str(folder / "train.parquet"), test_split: str(folder / "test.parquet")}
+    served = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "hub"))
+    calls = []
+
+    def load_dataset(*arguments, **options):
+        calls.append((arguments, options))
+        return served
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    images = load_images(name, image_size=6)
+    assert calls == [(arguments, {})]
+    assert (len(images.train_labels), len(images.test_labels), images.image_shape) == (10, 4, (3, 6, 6))
+    load_images(name, image_size=6)
+    assert len(calls) == 1, "decoded already: no need of the Hub"
+
+
+def test_without_the_hub_the_error_says_what_to_do(tmp_path):
+    code = "from selective_backprop.lab.datasets import load_images; load_images('cifar10')"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert (
+        "ConnectionError: cifar10 cannot be had from the Hugging Face Hub as uoft-cs/cifar10 (" in result.stderr
+        and "set data_dir= or the environment variable SELECTIVE_BACKPROP_DATA to a folder of cifar10/train.parquet "
+        "and cifar10/test.parquet"
+        in result.stderr
+    ), result.stderr
+    assert result.returncode == 1
+
+
+# ---- image folders
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("1", 1), ("P", 3), ("RGBA", 3)])
+def test_image_folders(tmp_path, mode, channels):
+    folder = write_folders(tmp_path / "insects", mode=mode)
+    (folder / "train" / "ant" / ".hidden").write_text("no image")
+    images = load_images(str(folder))
+    assert (images.name, images.classes, images.image_shape) == ("insects", ("ant", "bee"), (channels, 6, 5))
+    assert images.train_labels.tolist() == [0] * 4 + [1] * 4
+    first = Image.open(folder / "train" / "bee" / "1.png").convert("L" if channels == 1 else "RGB")
+    assert np.array_equal(images.train_images[4].permute(1, 2, 0).squeeze(), np.asarray(first))
+
+
+def test_folders_of_different_sizes_are_resized_if_asked(tmp_path):
+    folder = write_folders(tmp_path / "insects", sizes=[(6, 5), (9, 12)])
+    with pytest.raises(ValueError, match=r"train and .*test differ in size, such as 5x6 and 12x9: pass image_size="):
+        load_images(folder)
+    assert load_images(folder, image_size=7).image_shape == (3, 7, 7)
+
+
+# ---- the cache
+
+
+def test_a_second_load_does_not_decode_again(tmp_path, monkeypatch):
+    folder, cache = write_set(tmp_path / "mine"), tmp_path / "elsewhere"
+    first = load_images(folder, cache_dir=cache)
+    (decoded,) = cache.iterdir()
+    assert decoded.name.startswith("mine-")
+    monkeypatch.setattr(Image, "open", None)
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    second = load_images(folder, cache_dir=cache)
+    assert torch.equal(first.train_images, second.train_images)
+    assert not (tmp_path / "cache").exists()
+    assert np.load(decoded / "train_images.npy", mmap_mode="r").shape == (10, 3, 6, 5)
+
+
+def test_images_are_mapped_and_writing_to_them_does_not_reach_the_file(tmp_path):
+    folder = write_set(tmp_path / "mine")
+    images = load_images(folder)
+    with open("/proc/self/maps") as maps:
+        assert "train_images.npy" in maps.read()
+    images.train_images.zero_()
+    assert load_images(folder).train_images.any()
+
+
+def test_changed_files_and_other_sizes_are_decoded_anew(tmp_path):
+    folder = write_set(tmp_path / "mine")
+    load_images(folder)
+    assert load_images(folder, image_size=4).image_shape == (3, 4, 4)
+    write_set(folder, random_pixels(11))
+    assert len(load_images(folder).train_labels) == 11
+    os.utime(folder / "train.parquet", ns=(0, 0))  # as if written anew with the same size
+    load_images(folder)
+    assert len(list((tmp_path / "cache" / "selective_backprop").iterdir())) == 4
+
+
+def test_a_killed_decode_leaves_nothing_half_done(tmp_path):
+    folder = write_folders(tmp_path / "insects")
+    code = f"""
+        import os, signal
+        from PIL import Image
+        from selective_backprop.lab.datasets import load_images
+        convert, calls = Image.Image.convert, []
+
+        def convert_some(*arguments):
+            calls.append(1)
+            if len(calls) == 10:  # in the second file
+                os.kill(os.getpid(), signal.SIGKILL)
+            return convert(*arguments)
+
+        Image.Image.convert = convert_some
+        load_images({str(folder)!r})
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=120)
+    assert result.returncode == -signal.SIGKILL
+    cache = tmp_path / "cache" / "selective_backprop"
+    assert [path.name[:10] for path in cache.iterdir()] == [".decoding-"]
+    assert len(load_images(folder).test_labels) == 4
+
+
+def test_an_error_leaves_nothing_behind(tmp_path):
+    folder = write_set(tmp_path / "mine", [*random_pixels(5), b"no image"])
+    with pytest.raises(ValueError, match=r"image 5 of .*train\.parquet cannot be decoded: cannot identify image"):
+        load_images(folder)
+    assert list((tmp_path / "cache" / "selective_backprop").iterdir()) == []
+
+
+def test_two_processes_at_once(tmp_path, monkeypatch):
+    folder = write_folders(tmp_path / "insects")
+    save, nested = np.save, []
+
+    def save_while_another_finishes(*arguments):
+        if not nested:
+            nested.append(1)
+            nested.append(load_images(folder))
+        save(*arguments)
+
+    monkeypatch.setattr(np, "save", save_while_another_finishes)
+    assert torch.equal(load_images(folder).train_images, nested[1].train_images)
+    assert len(list((tmp_path / "cache" / "selective_backprop").iterdir())) == 1
+
+
+def test_a_damaged_cache_is_said_to_be_damaged(tmp_path):
+    folder = write_set(tmp_path / "mine")
+    load_images(folder)
+    (decoded,) = (tmp_path / "cache" / "selective_backprop").iterdir()
+    os.truncate(decoded / "test_images.npy", 200)
+    with pytest.raises(ValueError, match=r"mine-\w+ is damaged \(.*\): delete it, and the images are decoded again"):
+        load_images(folder)
+
+
+@pytest.mark.parametrize("kind", ["folders", "parquet"])
+def test_no_room_says_where_and_how_much(tmp_path, kind):
+    large = random_pixels(8, (60, 60, 3))
+    folder = (write_folders if kind == "folders" else write_set)(
+        tmp_path / "set", *([[(60, 60)]] if kind == "folders" else [large])
+    )
+    needed = f"{8 * 60 * 60 * 3:,}" if kind == "folders" else f"{(folder / 'train.parquet').stat().st_size:,}"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # the error of a file that cannot grow is a real one
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"{needed} bytes are needed, cache_dir= chooses where: '.*cache") as raised:
+            load_images(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.errno
+    assert list((tmp_path / "cache" / "selective_backprop").iterdir()) == []
+
+
+# ---- what cannot be loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cifar_10", r"no image set or folder is called 'cifar_10', did you mean 'cifar10'\? \(sets: digits, mnist, "),
+        ("fashionmnist", "did you mean 'fashion_mnist'?"),
+        ("zzz", r"called 'zzz' \(sets: digits"),
+        ("./no/such/folder", r"no image set or folder is called './no/such/folder' \(sets"),
+    ],
+)
+def test_unknown_names(name, message):
+    with pytest.raises(ValueError, match=message):
+        load_images(name)
+
+
+def test_missing_files(tmp_path):
+    wanted = "must hold train.parquet and test.parquet, or the folders train/<class> and test/<class> with images"
+    with pytest.raises(FileNotFoundError, match=f"{wanted}; there is no train.parquet and no test.parquet"):
+        load_images(tmp_path)
+    write_set(tmp_path / "svhn")
+    (tmp_path / "svhn" / "test.parquet").unlink()
+    with pytest.raises(FileNotFoundError, match=f"svhn {wanted}; there is no test.parquet"):
+        load_images("svhn", data_dir=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"data_dir= or \$SELECTIVE_BACKPROP_DATA is no folder: /no/such"):
+        load_images("svhn", data_dir="/no/such")
+
+
+@pytest.mark.parametrize("left", [0, 100, 0.5, 0.99])
+def test_parquet_cut_short(tmp_path, left):
+    folder = write_set(tmp_path / "mine")
+    path = folder / "test.parquet"
+    os.truncate(path, int(left * path.stat().st_size) if left < 1 else left)
+    with pytest.raises(ValueError, match=r"mine/test\.parquet cannot be read as parquet, it is damaged or cut short: "):
+        load_images(folder)
+
+
+def test_parquet_damaged_in_the_middle(tmp_path):
+    folder = write_set(tmp_path / "mine", random_pixels(10, (40, 40, 3)))
+    content = bytearray((folder / "train.parquet").read_bytes())
+    content[4:4000] = bytes(3996)
+    (folder / "train.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match=r"train\.parquet cannot be read as parquet, it is damaged"):
+        load_images(folder)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            lambda folder: write_set(folder, test=random_pixels(4, (7, 5, 3))),
+            r"train\.parquet and .*test\.parquet differ in size, such as 5x6 and 5x7: pass image_size=",
+        ),
+        (
+            lambda folder: write_set(folder, test=random_pixels(4, (6, 5))),
+            r"all grey or all in colour, but .*train\.parquet and .*test\.parquet have RGB and L",
+        ),
+        (
+            lambda folder: write_set(folder, random_pixels(4, (6, 5)).astype(np.uint16)),
+            r"images must have 8 bits per channel, but among those of .* is one of PIL's mode I;16",
+        ),
+        (lambda folder: write_set(folder, test=[]), r"test\.parquet is empty: it has no images"),
+        (
+            lambda folder: write_set(folder, classes=("cat", "dog")),
+            r"labels of .*train\.parquet must be in \[0, 2\), got 2 at position 2",
+        ),
+        (
+            lambda folder: write_parquet(write_set(folder) / "test.parquet", random_pixels(2), [0, -1]),
+            r"labels of .*test\.parquet must be in \[0, 3\), got -1 at position 1",
+        ),
+        (
+            lambda folder: write_parquet(write_set(folder) / "test.parquet", random_pixels(2), [0, None]),
+            r"test\.parquet: the column label must hold whole numbers, got None",
+        ),
+        (
+            lambda folder: write_parquet(write_set(folder) / "test.parquet", random_pixels(2), [0, 1], classes="ab"),
+            r"differ in classes: \('cat', 'dog', 'eel'\) and \('a', 'b'\)",
+        ),
+        (
+            lambda folder: write_set(folder, columns=("picture", "label")),
+            r"needs a column image or img and a column label or fine_label, it has picture, label",
+        ),
+        (
+            lambda folder: (write_folders(folder) / "test/cow").mkdir() or (folder / "test/cow/1.png").touch(),
+            "has not: cow",
+        ),
+        (lambda folder: (write_folders(folder) / "train/ant/0.png").write_text("x"), r"ant/0\.png cannot be decoded"),
+        (lambda folder: [(folder / part).mkdir(parents=True) for part in ("train", "test")], "train is empty"),
+    ],
+)
+def test_wrong_content(tmp_path, write, message):
+    write(tmp_path / "mine")
+    with pytest.raises(ValueError, match=message):
+        load_images(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 0}, "image_size must be at least 1, got 0"),
+        ({"image_size": 16}, "digits are 8x8 and not resized, got image_size=16"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        load_images("digits", **options)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("sklearn.datasets", "digits"), ("datasets", "mnist"), ("PIL.Image", "insects")]
+)
+def test_a_missing_extra_names_its_pip_line(tmp_path, monkeypatch, module, name):
+    write_set(tmp_path / "mnist")
+    write_folders(tmp_path / "insects")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"{module}.*: pip install 'selective-backprop\[lab\]'"):
+        load_images(name, data_dir=tmp_path)
+
+
+# ---- image sets
+
+
+def make_set(train=(10, 1, 2, 2), test=(5, 1, 2, 2), labels=None, classes=("a", "b")):
+    images = [torch.randint(256, shape, dtype=torch.uint8) for shape in (train, test)]
+    train_labels = torch.arange(train[0]) % 2 if labels is None else labels
+    return ImageSet("mine", images[0], train_labels, images[1], torch.arange(test[0]) % 2, classes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": (0, 1, 2, 2)}, r"uint8 \(N, C, H, W\) and not empty, got torch.uint8 \(0, 1, 2, 2\)"),
+        ({"test": (5, 2, 2)}, r"uint8 \(N, C, H, W\) and not empty, got torch.uint8 \(5, 2, 2\)"),
+        ({"test": (5, 3, 2, 2)}, r"must have the same shape, got \(1, 2, 2\) and \(3, 2, 2\)"),
+        ({"labels": torch.arange(9) % 2}, "mine: one label per image, got 9 for 10"),
+        ({"labels": torch.rand(10)}, r"labels of mine must be int64 \(N,\), got torch.float32 \(10,\)"),
+        ({"classes": ("a",)}, r"labels of mine must be in \[0, 1\), got 1 at position 1"),
+    ],
+)
+def test_wrong_sets(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_set(**options)
+
+
+def test_validation_is_held_out_of_the_training_set():
+    images = make_set(train=(100, 3, 4, 4), test=(5, 3, 4, 4))
+    before = global_random_states()
+    parts, again, other = (split_validation(images, 0.2, seed=seed) for seed in (1, 1, 2))
+    assert same(before, global_random_states())
+    assert (len(parts.train_labels), len(parts.test_labels), parts.classes) == (80, 20, images.classes)
+    rows = torch.cat([parts.train_images, parts.test_images]).flatten(1).tolist()
+    assert sorted(rows) == sorted(images.train_images.flatten(1).tolist())
+    place = {tuple(row): i for i, row in enumerate(images.train_images.flatten(1).tolist())}
+    for part, labels in ((parts.train_images, parts.train_labels), (parts.test_images, parts.test_labels)):
+        ids = [place[tuple(row)] for row in part.flatten(1).tolist()]
+        assert ids == sorted(ids)
+        assert torch.equal(images.train_labels[ids], labels)
+    assert torch.equal(parts.test_images, again.test_images)
+    assert not torch.equal(parts.test_images, other.test_images)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 0, 0.01, 1, 1.1, float("nan")])
+def test_parts_that_cannot_be(fraction):
+    with pytest.raises(ValueError, match=rf"in \[0, 1\] and leave examples in both parts of 10, got {fraction}"):
+        split_validation(make_set(), fraction, seed=0)
+
+
+# ---- wrong labels
+
+
+def test_flipping_nothing_and_everything():
+    labels = torch.arange(50) % 5
+    same_labels, flipped = flip_labels(labels, 0, 5, seed=0)
+    assert torch.equal(same_labels, labels) and not flipped.any()
+    new, flipped = flip_labels(labels, 1, 5, seed=0)
+    assert flipped.all() and bool((new != labels).all())
+    assert torch.equal(flip_labels(labels % 2, 1.0, 2, seed=0)[0], 1 - labels % 2)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.2556, 0.5])
+def test_exactly_the_fraction_is_flipped_and_the_input_stays(fraction):
+    labels = torch.arange(1000) % 7
+    given, before = labels.clone(), global_random_states()
+    new, flipped = flip_labels(labels, fraction, 7, seed=3)
+    assert same(before, global_random_states())
+    assert torch.equal(labels, given)
+    assert int(flipped.sum()) == round(fraction * 1000)
+    assert torch.equal(new != labels, flipped)
+    assert torch.equal(flip_labels(labels, fraction, 7, seed=3)[0], new)
+    assert not torch.equal(flip_labels(labels, fraction, 7, seed=4)[1], flipped)
+
+
+def test_wrong_labels_are_uniform_among_the_others():
+    new, flipped = flip_labels(torch.full((20000,), 2), 0.5, 5, seed=0)
+    shares = torch.bincount(new[flipped], minlength=5) / 10000
+    assert shares[2] == 0
+    tolerance = 5 * math.sqrt(0.25 * 0.75 / 10000)  # five standard deviations
+    assert bool(((shares[[0, 1, 3, 4]] - 0.25).abs() < tolerance).all())
+    halves = flipped.view(2, -1).float().mean(1)  # so are the places
+    assert bool(((halves - 0.5).abs() < 5 * math.sqrt(0.25 / 10000)).all())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(4).long(), 1.5, 3), r"fraction must be in \[0, 1\], got 1.5"),
+        ((torch.zeros(4).long(), -0.5, 3), r"fraction must be in \[0, 1\], got -0.5"),
+        ((torch.zeros(4).long(), float("nan"), 3), r"fraction must be in \[0, 1\], got nan"),
+        ((torch.zeros(4).long(), 0.5, 1), "num_classes must be at least 2, so that there is another class; got 1"),
+        ((torch.tensor([0, 1, 3]), 0.5, 3), r"labels must be in \[0, 3\), got 3 at position 2"),
+        ((torch.zeros(4), 0.5, 3), r"labels must be int64 \(N,\), got torch.float32 \(4,\)"),
+    ],
+)
+def test_what_cannot_be_flipped(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        flip_labels(*arguments, seed=0)
+
+
+# ---- batches
+
+
+def numbered(count=50):
+    """Images that tell their id."""
+    ids = torch.arange(count)
+    return ImageDataset(ids.to(torch.uint8).view(-1, 1, 1, 1).repeat(1, 1, 2, 2), ids % 10)
+
+
+def test_a_batch_is_what_a_loop_over_examples_makes():
+    dataset = numbered()
+    assert len(dataset) == 50
+    slow = torch.utils.data.default_collate([dataset[i] for i in (3, 49, 3, 0)])
+    fast = ImageDataset.collate(dataset.__getitems__([3, 49, 3, 0]))
+    assert same(list(fast), slow)
+    assert (fast[0].dtype, fast[1].dtype) == (torch.uint8, torch.int64)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "method",
+    [sb.traditional(), sb.selective_backprop(0.5), sb.stale_selective_backprop(0.5, every=2)],
+    ids=lambda m: m.name,
+)
+def test_ids_match_the_images_in_a_selective_loader(method, workers, monkeypatch):
+    monkeypatch.setattr(ImageDataset, "__getitem__", None)  # batches only
+    options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    train_loader = DataLoader(numbered(), 8, shuffle=True, collate_fn=ImageDataset.collate, **options)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+    loader = sb.SelectiveLoader(
+        train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=3, forward=lambda m, b: (m(b[0].float()), b[1])
+    )
+    seen = set()
+    for _ in range(3):
+        for images, labels in loader:
+            ids = loader.batch.ids
+            assert images.dtype == torch.uint8
+            assert torch.equal(images[:, 0, 0, 0].long(), ids)
+            assert torch.equal(labels, ids % 10)
+            loader.loss(model(images.float()), labels).backward()
+            seen.update(ids.tolist())
+    assert len(seen) > 25
+
+
+def test_images_and_labels_have_to_be_as_many():
+    with pytest.raises(ValueError, match="images and labels must be as many, got 3 and 4"):
+        ImageDataset(torch.zeros(3, 1, 2, 2), torch.zeros(4))
