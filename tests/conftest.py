@@ -1,10 +1,22 @@
 """Small real data and a model on which every promise can be broken: BatchNorm, dropout, a frozen part."""
 
+import hypothesis
 import pytest
 import torch
 
 # Several test processes share the cores; and sums in a fixed order make "to the bit" meaningful.
 torch.set_num_threads(1)
+
+
+# Neither the clock nor chance decides whether a test passes.
+hypothesis.settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True)

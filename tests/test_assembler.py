@@ -29,7 +29,7 @@ def check(batch):
     assert torch.equal(batch.probabilities, batch.ids.double() / 100)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 9), st.lists(st.lists(st.booleans(), min_size=1, max_size=20), max_size=12), st.data())
 def test_full_batches_in_order_without_loss_or_repetition(batch_size, masks, data):
     assembler, expected, got, start = Assembler(batch_size), [], [], 0

@@ -43,7 +43,7 @@ def test_coins_at_their_limits():
     assert SF.flip_coins(torch.zeros(1000)).tolist() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=25), st.data())
 def test_fixed_size_probabilities_equal_the_reference(weights, data):
     weights = [0.0 if w < 1e-6 else w for w in weights]

@@ -9,7 +9,7 @@ from tests import reference
 losses = st.sampled_from([0.0, 0.125, 0.5, 1.0, 1.5, 2.0, 7.0, 100.0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 40), st.lists(st.lists(losses, min_size=1, max_size=17), min_size=1, max_size=12))
 def test_rank_equals_the_reference(size, batches):
     history, seen = LossHistory(size), []
