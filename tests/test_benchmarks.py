@@ -1,0 +1,44 @@
+"""The benchmarks' own code runs and computes what it claims; their speed is not tested here."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readings_of_the_algorithm_agree_with_each_other():
+    benchmark = load("selection_step")
+    readings = [kind(64) for kind in (benchmark.PlainReading, benchmark.WithScipy, benchmark.WithSorting)]
+    for loss in torch.randn(200).exp().tolist():
+        for reading in readings:
+            reading.history.append(loss)
+        first, *others = (reading.percentile(loss) for reading in readings)
+        assert all(abs(other - first) < 1e-9 for other in others)
+
+
+def test_every_step_runs():
+    benchmark = load("selection_step")
+    images, labels = torch.randn(benchmark.CANDIDATES, 4), torch.zeros(benchmark.CANDIDATES).long()
+    for kind in (benchmark.OneCount, benchmark.Ours, benchmark.OursWithLedger):
+        subject = kind(1024)
+        for _ in range(4):
+            subject.step(images, labels, torch.rand(benchmark.CANDIDATES))
+    assert int(subject.ledger.offered.sum()) == 4 * benchmark.CANDIDATES
+
+
+def test_every_method_is_planned():
+    benchmark = load("ledger")
+    batches = list(torch.randperm(1000).split(benchmark.BATCH))
+    for method in benchmark.METHODS.values():
+        ledger = benchmark.filled_ledger(1000, method.scorer.needs.past_scores)
+        _, kept = benchmark.seconds(method, ledger, batches)
+        assert 100 < kept < 1000
