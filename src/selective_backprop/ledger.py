@@ -9,7 +9,7 @@ _MEAN_DECAY = 0.7  # an example seen once an epoch: its last three losses make u
 
 
 class Ledger:
-    """One row per example id, on the CPU: 28 bytes, and 8 more for every past score beyond the last.
+    """One row per example id, on the CPU: 32 bytes, and 8 more for every past score beyond the last.
 
     Attributes (M = number of examples, H = past scores kept):
         scores: (M, H) the last scores from selection passes, newest first; NaN where there were none.
@@ -17,6 +17,7 @@ class Ledger:
         loss: last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none.
         loss_epoch: its epoch; -1 if there was none.
         mean_loss: exponentially weighted mean of the losses from training.
+        probability: chance of selection at its last decision; NaN if there was none.
         offered: how often it was a candidate.
         selected: how often it was selected for training.
 
@@ -31,6 +32,7 @@ class Ledger:
     loss: Tensor
     loss_epoch: Tensor
     mean_loss: Tensor
+    probability: Tensor
     offered: Tensor
     selected: Tensor
 
@@ -41,6 +43,7 @@ class Ledger:
         self.loss = torch.full((num_examples,), nan)
         self.loss_epoch = torch.full((num_examples,), -1, dtype=torch.int32)
         self.mean_loss = torch.full((num_examples,), nan)
+        self.probability = torch.full((num_examples,), nan)
         self.offered = torch.zeros(num_examples, dtype=torch.int32)
         self.selected = torch.zeros(num_examples, dtype=torch.int32)
 
@@ -67,6 +70,10 @@ class Ledger:
         self.loss[ids] = losses
         self.loss_epoch[ids] = epoch
         self.mean_loss[ids] = torch.where(mean.isnan(), losses, mean.lerp(losses, 1 - _MEAN_DECAY))
+
+    def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
+        """Chances with which it was decided about candidates."""
+        self.probability[ids] = probabilities.to(torch.float32)
 
     def count_offered(self, ids: Tensor) -> None:
         # index_add_, not +=: an id may occur twice in a batch when the sampler draws with replacement.

@@ -261,6 +261,7 @@ class SelectiveLoader:
                 as_is=self._keeps_everything and self._asked_batch_size is None and self.method.batch_scale == 1,
             )
             if ids is not None:
+                self.ledger.record_probabilities(ids, selection.probabilities)
                 self.ledger.count_selected(ids.index_select(0, selection.positions))
             self._count_offered(chunk.offered if chunk else None, num_loaded=candidates.size)
             total = self._source.num_batches

@@ -54,9 +54,15 @@ class Selector:
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
 
+        def select(scores: Tensor, ids: Tensor | None) -> Selection:
+            selection = self._select(scores, ids)
+            if ids is not None:  # those that are not loaded are never heard of again
+                self.ledger.record_probabilities(ids, selection.probabilities)
+            return selection
+
         def plan(batches: list[Tensor]) -> tuple[list[Chunk], Tensor]:
             on = [schedule.is_on(epoch + i / len(batches), i, self._num_epochs) for i in range(len(batches))]
-            return plan_epoch(batches, on, scorer=scorer, select=self._select, ledger=self.ledger, epoch=epoch)
+            return plan_epoch(batches, on, scorer=scorer, select=select, ledger=self.ledger, epoch=epoch)
 
         return plan
 

@@ -115,11 +115,11 @@ def test_an_existing_run_is_not_overwritten(tmp_path):
     ("arguments", "message"),
     [
         (("--recipe", "cifar"), "there is no recipe 'cifar': did you mean cifar10"),
-        (("--method", "sb"), "there is no method 'sb'"),
+        (("--method", "ledgr"), "there is no method 'ledgr': did you mean ledger"),
         (("--model", "resnet21"), "resnet20"),
         (("--dataset", "mnits"), "mnist"),
         (("--selectivity", "2"), "selectivity must be in (0, 1], got 2.0"),
-        (("--option", "every"), "--option takes name=value, got 'every'"),
+        (("--option", "every"), "an option is name=value, got 'every'"),
         (("--epochs", "0"), "epochs must be at least 1, got 0"),
         (("--resume",), "--resume needs --out"),
         (("--label-noise", "3"), "3"),

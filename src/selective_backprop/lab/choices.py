@@ -1,10 +1,12 @@
-"""Methods by name and selectivity, as the command line gives them."""
+"""Methods by name, selectivity and options, as the command line gives them."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import selective_backprop as sb
@@ -25,21 +27,84 @@ METHODS: dict[str, Callable[..., sb.Method]] = {
     "random_backprop": sb.random_backprop,
     "repeated_random": sb.repeated_random,
 }
-"""What can be chosen by name alone: reducible_loss and diet need a model or scores."""
+"""What can be chosen by name alone: reducible_loss needs a model, diet needs scores."""
+
+SHORT_NAMES = {
+    "sb": "selective_backprop",
+    "stale": "stale_selective_backprop",
+    "predicted": "predicted_selective_backprop",
+    "distance": "distance_backprop",
+    "expected": "expected_selective_backprop",
+    "ledger": "ledger_backprop",
+    "composer": "composer_backprop",
+    "random": "random_backprop",
+}
+
+
+def full_name(name: str) -> str:
+    """The method's name in full, or an error that suggests the nearest.
+
+    >>> full_name("sb")
+    'selective_backprop'
+    """
+    name = SHORT_NAMES.get(name, name)
+    if name not in METHODS:
+        nearest = difflib.get_close_matches(name, [*METHODS, *SHORT_NAMES], n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(METHODS)}"
+        raise ValueError(f"there is no method {name!r}: {hint}")
+    return name
 
 
 def make_method(name: str, selectivity: float, options: dict[str, Any] | None = None) -> sb.Method:
     """A method by name, at a selectivity where it has one, with its other options.
 
-    >>> make_method("stale_selective_backprop", 0.25, {"every": 2}).scorer.every
+    >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
     """
-    if name not in METHODS:
-        nearest = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(METHODS)}"
-        raise ValueError(f"there is no method {name!r}: {hint}")
+    name = full_name(name)
     try:
         return METHODS[name](selectivity, **(options or {}))
     except TypeError as error:
         known = [p for p in inspect.signature(getattr(sb, name)).parameters if p != "selectivity"]
         raise ValueError(f"{name} does not take these options: {error}. It has {', '.join(known)}") from None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method as it is written in one word, to set several side by side.
+
+    >>> Choice.parse("stale@0.25:every=2,warmup_epochs=1")
+    Choice(label='stale@0.25:every=2,warmup_epochs=1', method='stale_selective_backprop', selectivity=0.25, \
+options={'every': 2, 'warmup_epochs': 1})
+    """
+
+    label: str
+    method: str
+    selectivity: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """From NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both."""
+        head, _, tail = text.partition(":")
+        name, at, selectivity = head.partition("@")
+        try:
+            share = float(selectivity) if at else None
+        except ValueError:
+            raise ValueError(f"after @ goes a selectivity, a number in (0, 1], got {text!r}") from None
+        return cls(text, full_name(name), share, dict(parse_option(part) for part in tail.split(",") if part))
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """From name=value; the value is JSON, or else a string.
+
+    >>> parse_option("every=3"), parse_option("mode=train")
+    (('every', 3), ('mode', 'train'))
+    """
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"an option is name=value, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value

@@ -55,6 +55,8 @@ class Recipe:
     source: str
     """Where the setup is from."""
     decay: Decay
+    image_size: int | None = None
+    """Images are shrunk to this many pixels a side; None: as they are."""
     batch_size: int = 128
     lr: float = 0.1
     momentum: float = 0.9

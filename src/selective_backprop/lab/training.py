@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ import selective_backprop as sb
 from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.choices import make_method
 from selective_backprop.lab.clock import Clock
-from selective_backprop.lab.datasets import ImageDataset, ImageSet, flip_labels
+from selective_backprop.lab.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.records import RunFolder
@@ -34,6 +36,22 @@ class Settings:
     seed: int = 0
     label_noise: float = 0.0
     """Fraction of training labels that are made wrong."""
+    validation: float = 0.0
+    """Fraction of the training data to test on, instead of the test set: for choosing settings."""
+    length: float | None = None
+    """Epochs after which the run ends, its learning rate fully decayed, if not the recipe's; need not be whole."""
+
+    def __post_init__(self) -> None:
+        if self.length is not None and self.length <= 0:
+            raise ValueError(f"length must be positive, got {self.length}")
+        for name in ("label_noise", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that are begun."""
+        return self.recipe.epochs if self.length is None else math.ceil(self.length)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; equal settings give equal data."""
@@ -79,7 +97,9 @@ class Training:
         if settings.label_noise:
             labels, _ = flip_labels(labels, settings.label_noise, data.num_classes, seed=seed)
         torch.manual_seed(seed)
-        self.model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed).to(device)
+        model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed)
+        # Channels last is what convolutions are fastest with, on CPUs and on GPUs.
+        self.model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.normalise = Normalise(*measure_mean_std(data.train_images)).to(device)
         self.test = data.test_images, data.test_labels
         dataset = ImageDataset(data.train_images, labels)
@@ -95,7 +115,7 @@ class Training:
             make_method(settings.method, settings.selectivity, settings.options),
             transform=Prepare(augment, self.normalise),
             device=device,
-            num_epochs=recipe.epochs,
+            num_epochs=settings.epochs,
             seed=seed,
         )
         self.optimizer = torch.optim.SGD(
@@ -107,6 +127,12 @@ class Training:
         )
         self.records: list[Record] = []
 
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done; the step under way is counted in."""
+        length = self.settings.length or self.settings.epochs
+        return min(1.0, self.loader.progress * self.settings.epochs / length)
+
     def epoch(self) -> Record:
         """Train for one epoch of candidates, test, and record."""
         clock, before = Clock(self.device), self.loader.stats.state_dict()
@@ -114,7 +140,7 @@ class Training:
         self.model.train()
         for images, labels in self.loader:
             # By progress, so that the rate is fully decayed at the end however few steps were taken.
-            rate = self.settings.recipe.lr_at(self.loader.progress)
+            rate = self.settings.recipe.lr_at(self.progress)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             with clock("forward"):
@@ -126,6 +152,8 @@ class Training:
             self.optimizer.step()
             losses += loss.detach() * len(labels)
             wrong += (outputs.detach().argmax(1) != labels).sum()
+            if self.progress >= 1:
+                break  # a budget may end within an epoch
         with clock("evaluation"):
             test_loss, test_error = self.evaluate()
         record = self._record(before, clock.read(), losses=float(losses), wrong=float(wrong))
@@ -184,23 +212,46 @@ class Training:
         self.records = records[: state["num_records"]]
 
 
+def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
+    """The data of a run; with a validation split in place of the test set if the settings say so."""
+    data = load_images(settings.recipe.dataset, data_dir=data_dir, image_size=settings.recipe.image_size)
+    return split_validation(data, settings.validation, seed=0) if settings.validation else data
+
+
+Observer = Callable[[Training, Record], None]
+"""Called after every epoch, off the clock and before the run is saved."""
+
+
 def train(
     settings: Settings,
     data: ImageSet,
     *,
     folder: RunFolder | None = None,
     device: torch.device | None = None,
-    on_epoch: Callable[[Training, Record], None] | None = None,
+    observers: Sequence[Observer] = (),
 ) -> list[Record]:
     """Train to the end, from where the folder's last checkpoint left off; saves after every epoch."""
+    training = start(settings, data, folder, device)
+    while len(training.records) < settings.epochs:
+        advance(training, folder, observers)
+    return training.records
+
+
+def start(
+    settings: Settings, data: ImageSet, folder: RunFolder | None = None, device: torch.device | None = None
+) -> Training:
+    """A run at its beginning, or where the folder's last checkpoint left off."""
     training = Training(settings, data, device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     checkpoint = folder.checkpoint() if folder is not None else None
     if folder is not None and checkpoint is not None:
         training.load_state_dict(checkpoint, folder.records())
-    while len(training.records) < settings.recipe.epochs:
-        record = training.epoch()
-        if folder is not None:
-            folder.save(training.state_dict(), training.records)
-        if on_epoch is not None:
-            on_epoch(training, record)
-    return training.records
+    return training
+
+
+def advance(training: Training, folder: RunFolder | None = None, observers: Sequence[Observer] = ()) -> None:
+    """One epoch; what observers write is there before the checkpoint, or a run killed in between would lack it."""
+    record = training.epoch()
+    for observer in observers:
+        observer(training, record)
+    if folder is not None:
+        folder.save(training.state_dict(), training.records)

@@ -1,0 +1,5 @@
+"""The command line: selective-backprop train, compare, sweep, diet, list, demo."""
+
+from selective_backprop.lab.cli.app import app
+
+__all__ = ["app"]

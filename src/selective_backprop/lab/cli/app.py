@@ -1,0 +1,18 @@
+"""All commands."""
+
+from __future__ import annotations
+
+import typer
+
+from selective_backprop.lab.cli.show import demo, list_names
+from selective_backprop.lab.cli.train import train
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Train neural networks faster by choosing which examples to learn from.",
+)
+app.command()(train)
+app.command("list")(list_names)
+app.command()(demo)

@@ -1,0 +1,50 @@
+"""selective-backprop list, demo."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from selective_backprop.lab import demo as digits_demo
+from selective_backprop.lab.choices import METHODS, SHORT_NAMES
+from selective_backprop.lab.datasets import NAMES
+from selective_backprop.lab.models import MODELS
+from selective_backprop.lab.recipes import RECIPES
+
+
+def list_names() -> None:
+    """Data sets, models, recipes and methods that can be named.
+
+    Example:
+
+    `selective-backprop list`
+    """
+    console = Console()
+    short = {full: name for name, full in SHORT_NAMES.items()}
+    methods = [f"{name} ({short[name]})" if name in short else name for name in METHODS]
+    console.print("[bold]data sets[/]", ", ".join(NAMES), "or the path of a folder")
+    console.print("[bold]models[/]", ", ".join(MODELS), "or package.module:function")
+    console.print("[bold]methods[/]", ", ".join(methods))
+    table = Table("recipe", "data set", "model", "epochs", "method", "selectivity", "from")
+    for name, recipe in RECIPES.items():
+        share = f"{recipe.selectivity:.2f}"
+        table.add_row(name, recipe.dataset, recipe.model, str(recipe.epochs), recipe.method, share, recipe.source)
+    console.print(table)
+
+
+def demo(
+    epochs: Annotated[int, typer.Option(min=2, help="Epochs of candidates for every method.")] = 24,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per method.")] = 6,
+) -> None:
+    """Traditional, SB and Stale-SB side by side on scikit-learn's digits: a minute on two cores.
+
+    Examples:
+
+    `selective-backprop demo`
+
+    `selective-backprop demo --epochs 12 --seeds 2`
+    """
+    digits_demo.run(epochs, seeds)
