@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,8 @@ METHODS: dict[str, Callable[..., sb.Method]] = {
     "repeated_random": sb.repeated_random,
 }
 """What can be chosen by name alone: reducible_loss needs a model, diet needs scores."""
+
+_BY_OTHER_MEANS = ("traditional", "infobatch", "distance_backprop", "ledger_backprop")
 
 SHORT_NAMES = {
     "sb": "selective_backprop",
@@ -92,7 +96,35 @@ options={'every': 2, 'warmup_epochs': 1})
             share = float(selectivity) if at else None
         except ValueError:
             raise ValueError(f"after @ goes a selectivity, a number in (0, 1], got {text!r}") from None
-        return cls(text, full_name(name), share, dict(parse_option(part) for part in tail.split(",") if part))
+        options = dict(parse_option(part) for part in tail.split(",") if part)
+        return cls(text, *with_selectivity(full_name(name), share, options))
+
+
+def name_choices(texts: list[str]) -> list[Choice]:
+    """Several methods; each goes by its name alone where no other has the same.
+
+    >>> [choice.label for choice in name_choices(["sb@0.25", "ledger:loss_share=0.8", "ledger:loss_share=0.9"])]
+    ['sb', 'ledger:loss_share=0.8', 'ledger:loss_share=0.9']
+    """
+    choices = [Choice.parse(text) for text in texts]
+    if len(set(texts)) < len(texts):
+        raise ValueError(f"each method can be given once, got {', '.join(texts)}")
+    names = [re.split("[@:]", text)[0] for text in texts]
+    return [
+        dataclasses.replace(choice, label=name) if names.count(name) == 1 else choice
+        for choice, name in zip(choices, names, strict=True)
+    ]
+
+
+def with_selectivity(
+    method: str, selectivity: float | None, options: dict[str, Any]
+) -> tuple[str, float | None, dict[str, Any]]:
+    """A selectivity asked for must be heeded or refused, never passed over."""
+    if selectivity is None or method not in _BY_OTHER_MEANS:
+        return method, selectivity, options
+    if method == "ledger_backprop":
+        return method, None, options | {"selectivity": selectivity}
+    raise ValueError(f"{method} has no selectivity of its own, got {selectivity}: leave it out")
 
 
 def parse_option(text: str) -> tuple[str, Any]:

@@ -86,7 +86,8 @@ class Prepare:
 class Training:
     """A run under way. `epoch()` trains for one epoch of candidates and gives its record.
 
-    Draws from torch's global state (dropout), which it seeds at the start and saves with its own.
+    What a model draws from torch's global random state (dropout) comes from a state of the run's own, so that runs
+    can take turns, and the caller's is left alone.
     """
 
     def __init__(self, settings: Settings, data: ImageSet, device: torch.device) -> None:
@@ -96,12 +97,15 @@ class Training:
         labels = data.train_labels
         if settings.label_noise:
             labels, _ = flip_labels(labels, settings.label_noise, data.num_classes, seed=seed)
-        torch.manual_seed(seed)
+        with torch.random.fork_rng(self._cuda_devices):
+            torch.manual_seed(seed)
+            self._random_states = self._get_random_states()
         model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed)
         # Channels last is what convolutions are fastest with, on CPUs and on GPUs.
         self.model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.normalise = Normalise(*measure_mean_std(data.train_images)).to(device)
         self.test = data.test_images, data.test_labels
+        self.num_examples = len(labels)
         dataset = ImageDataset(data.train_images, labels)
         generator = torch.Generator().manual_seed(seed)
         train_loader: DataLoader[Any] = DataLoader(
@@ -133,8 +137,25 @@ class Training:
         length = self.settings.length or self.settings.epochs
         return min(1.0, self.loader.progress * self.settings.epochs / length)
 
+    @property
+    def _cuda_devices(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
+
+    def _get_random_states(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda_devices)]
+
     def epoch(self) -> Record:
         """Train for one epoch of candidates, test, and record."""
+        with torch.random.fork_rng(self._cuda_devices):
+            torch.set_rng_state(self._random_states[0])
+            for device, state in zip(self._cuda_devices, self._random_states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            record = self._epoch()
+            self._random_states = self._get_random_states()
+        self.records.append(record)
+        return record
+
+    def _epoch(self) -> Record:
         clock, before = Clock(self.device), self.loader.stats.state_dict()
         losses, wrong = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         self.model.train()
@@ -158,7 +179,6 @@ class Training:
             test_loss, test_error = self.evaluate()
         record = self._record(before, clock.read(), losses=float(losses), wrong=float(wrong))
         record |= {"test_loss": test_loss, "test_error": test_error, "lr": self.optimizer.param_groups[0]["lr"]}
-        self.records.append(record)
         return record
 
     def _record(self, before: dict[str, Any], seconds: dict[str, float], *, losses: float, wrong: float) -> Record:
@@ -166,6 +186,8 @@ class Training:
         record: Record = {"epoch": len(self.records)}
         for name in ("offered", "scored", "trained", "skipped_before_loading", "batches"):
             record[name] = getattr(stats, name) - before[name]
+        # In epochs of Traditional training, which runs each example forward (1) and backward (2).
+        record["compute"] = (record["scored"] + 3 * record["trained"]) / (3 * self.num_examples)
         phases = {name: stats.seconds[name] - before["seconds"][name] for name in stats.seconds}
         forward, backward = seconds.get("forward", 0.0), seconds.get("backward", 0.0)
         record["seconds"] = {
@@ -197,8 +219,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loader": self.loader.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "random": self._random_states,
             "num_records": len(self.records),
         }
 
@@ -206,9 +227,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+        self._random_states = state["random"]
         self.records = records[: state["num_records"]]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from selective_backprop.lab.cli.compare import compare
 from selective_backprop.lab.cli.show import demo, list_names
+from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
 
 app = typer.Typer(
@@ -14,5 +16,7 @@ app = typer.Typer(
     help="Train neural networks faster by choosing which examples to learn from.",
 )
 app.command()(train)
+app.command()(compare)
+app.command()(sweep)
 app.command("list")(list_names)
 app.command()(demo)

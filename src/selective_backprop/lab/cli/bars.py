@@ -1,0 +1,65 @@
+"""Progress of runs: live bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from selective_backprop.lab.experiment import Entry
+from selective_backprop.lab.training import Record
+
+
+def describe(record: Record, epochs: int) -> str:
+    """An epoch in one line."""
+    speed = record["offered"] / sum(record["seconds"].values())
+    share = record["trained"] / record["offered"]
+    return (
+        f"epoch {record['epoch'] + 1}/{epochs}  error {record['test_error']:.2%}  selectivity {share:.2f}  "
+        f"{speed:,.0f} examples/s"
+    )
+
+
+class Bars:
+    """A bar per run that is under way or done."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, entry: Entry, record: Record) -> None:
+        """An epoch is over."""
+        name, epochs = f"{entry.label}, seed {entry.settings.seed}", entry.settings.epochs
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=epochs, state="")
+        state = describe(record, epochs)
+        self._progress.update(self._tasks[name], completed=record["epoch"] + 1, state=state)
+        if not self.console.is_terminal:
+            print(f"{name}: {state}", flush=True)
+
+
+@contextmanager
+def stopping_says(console: Console, how_to_go_on: str) -> Iterator[None]:
+    """Ctrl-C ends the command with a word on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"stopped; {how_to_go_on}", markup=False)
+        raise typer.Exit(130) from None

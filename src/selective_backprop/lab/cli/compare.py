@@ -1,0 +1,112 @@
+"""selective-backprop compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from selective_backprop.lab.choices import Choice, make_method, name_choices
+from selective_backprop.lab.cli.bars import Bars, stopping_says
+from selective_backprop.lab.cli.options import (
+    DataDir,
+    DataSet,
+    Epochs,
+    LabelNoise,
+    Model,
+    RecipeName,
+    Seeds,
+    Validation,
+    cached_loader,
+    chosen_recipe,
+    told_plainly,
+)
+from selective_backprop.lab.comparison import compare as run_comparison
+from selective_backprop.lab.comparison import settings_for
+from selective_backprop.lab.recipes import Recipe
+from selective_backprop.lab.tables import COMPUTE_COLUMNS, READING, TIME_COLUMNS, comparison_table
+
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", help="NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable. Default: the field's main ones."),
+]
+DEFAULT_METHODS = ["traditional", "sb", "stale:every=3", "ledger", "kath18", "random", "infobatch"]
+
+
+def compare(
+    recipe: RecipeName = "digits",
+    method: Methods = None,
+    dataset: DataSet = None,
+    model: Model = None,
+    epochs: Epochs = None,
+    seeds: Seeds = 2,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="A --method whose compute and time Traditional and repeated random get; repeatable."),
+    ] = None,
+    budget_times: Annotated[
+        list[float] | None, typer.Option(help="Multiples of that budget; repeatable. Default: 1.")
+    ] = None,
+    label_noise: LabelNoise = 0.0,
+    validation: Validation = 0.0,
+    out: Annotated[Path, typer.Option(help="Folder for all runs and the table.")] = Path("runs/compare"),
+    data_dir: DataDir = None,
+) -> None:
+    """Train several methods with several seeds, in turns, and print who reaches which error how soon.
+
+    Options of a method that the recipe has (lr, epochs, ...) change the recipe for that method alone. Run the same
+    command again to go on after a stop: only what is missing is done.
+
+    Examples:
+
+    `selective-backprop compare --seeds 3`
+
+    `selective-backprop compare --method traditional --method sb@0.25 --method ledger --budget ledger`
+
+    `selective-backprop compare --recipe svhn_small --data-dir data --out runs/svhn`
+    """
+    console = Console()
+    with told_plainly():
+        chosen = chosen_recipe(recipe, dataset=dataset, model=model, epochs=epochs)
+        choices = parse_methods(method or DEFAULT_METHODS, chosen)
+        traditional = next((choice.label for choice in choices if choice.method == "traditional"), None)
+        if traditional is None:
+            raise ValueError("a comparison needs the method traditional, which all others are measured against")
+        for label in budget or []:
+            if label not in [choice.label for choice in choices]:
+                names = ", ".join(choice.label for choice in choices)
+                raise ValueError(f"--budget is one of the methods ({names}), got {label!r}")
+        if any(times <= 0 for times in budget_times or []):
+            raise ValueError(f"--budget-times must be positive, got {budget_times}")
+        with Bars(console) as bars, stopping_says(console, f"run the same command to go on: {out}"):
+            curves = run_comparison(
+                choices,
+                chosen,
+                cached_loader(data_dir),
+                out,
+                seeds=seeds,
+                budgets=budget or [],
+                budget_times=budget_times or [1.0],
+                label_noise=label_noise,
+                validation=validation,
+                show=bars.show,
+            )
+        table = comparison_table(curves, traditional)
+        reading = READING.format(split="validation split" if validation else "test set", seeds=seeds)
+        (out / "table.md").write_text(f"{table.markdown()}\n\n{reading}\n")
+    title = f"{chosen.dataset}, {chosen.model}, {chosen.epochs} epochs: "
+    console.print(table.columns(*TIME_COLUMNS).rich(title + "speed-up in time to multiples of Traditional's error"))
+    console.print(table.columns(*COMPUTE_COLUMNS).rich(title + "speed-up in compute"))
+    console.print(reading)
+    console.print(f"runs and table: {out}")
+
+
+def parse_methods(texts: list[str], recipe: Recipe) -> list[Choice]:
+    """All of them are tried out at once: a wrong one must not come up after hours."""
+    choices = name_choices(texts)
+    for choice in choices:
+        settings = settings_for(choice, recipe)
+        make_method(settings.method, settings.selectivity, settings.options)
+    return choices

@@ -1,0 +1,83 @@
+"""selective-backprop sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from selective_backprop.lab.cli.bars import Bars, stopping_says
+from selective_backprop.lab.cli.compare import Methods, parse_methods
+from selective_backprop.lab.cli.options import (
+    DataDir,
+    DataSet,
+    Epochs,
+    Model,
+    RecipeName,
+    Seeds,
+    Validation,
+    cached_loader,
+    chosen_recipe,
+    told_plainly,
+)
+from selective_backprop.lab.comparison import Curves
+from selective_backprop.lab.curves import AXES, Curve
+from selective_backprop.lab.experiment import run_in_turns
+from selective_backprop.lab.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
+from selective_backprop.lab.tables import frontier_table, sweep_table
+
+
+def sweep(
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=VALUE,VALUE,...: selectivity, every, label_noise, model, "
+            "schedule, epochs, lr or an option of the methods; repeatable."
+        ),
+    ],
+    recipe: RecipeName = "digits",
+    method: Methods = None,
+    dataset: DataSet = None,
+    model: Model = None,
+    epochs: Epochs = None,
+    seeds: Seeds = 1,
+    validation: Validation = 0.0,
+    out: Annotated[Path, typer.Option(help="Folder for all runs and the tables.")] = Path("runs/sweep"),
+    data_dir: DataDir = None,
+) -> None:
+    """Train methods at every combination of settings; print the errors, the Pareto frontier and each method's share.
+
+    A setting that a method does not have is not varied for it. Run the same command again to go on after a stop.
+
+    Examples:
+
+    `selective-backprop sweep --vary selectivity=0.2,0.33,0.5 --method traditional --method sb --method stale`
+
+    `selective-backprop sweep --vary every=1,2,3,5 --vary label_noise=0,0.1,0.2 --method stale`
+
+    `selective-backprop sweep --recipe svhn_small --vary model=small_resnet,resnet20 --vary schedule=linear,svhn`
+    """
+    console = Console()
+    with told_plainly():
+        chosen = chosen_recipe(recipe, dataset=dataset, model=model, epochs=epochs)
+        choices = parse_methods(method or ["traditional", "sb", "stale", "ledger"], chosen)
+        points = list(grid([Vary.parse(text) for text in vary]))
+        by_seed = [sweep_entries(choices, chosen, points, seed=seed, validation=validation) for seed in range(seeds)]
+        curves: Curves = {}
+        with Bars(console) as bars, stopping_says(console, f"run the same command to go on: {out}"):
+            for entries in by_seed:
+                for entry, records in run_in_turns(entries, cached_loader(data_dir), out, show=bars.show).items():
+                    curves.setdefault(entry.label, []).append(Curve.of(records))
+        tables = {"Final errors": sweep_table(curves)}
+        for noise, group in comparable(by_seed[0]).items():
+            for axis in AXES:
+                shares = pareto_shares({entry.label: curves[entry.label] for entry in group}, axis)
+                with_noise = f", {noise:.0%} wrong labels" if noise else ""
+                tables[f"Pareto frontier of error against {axis}{with_noise}"] = frontier_table(shares)
+        text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
+        (out / "tables.md").write_text(text + "\n")
+    for title, table in tables.items():
+        console.print(table.rich(title))
+    console.print(f"runs and tables: {out}")

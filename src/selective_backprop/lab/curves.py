@@ -1,0 +1,124 @@
+"""Error against time and compute: how soon a target is reached, and which runs no other beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+Axis = Literal["seconds", "compute"]
+AXES: tuple[Axis, ...] = ("seconds", "compute")
+FACTORS = (1.1, 1.2, 1.4)
+"""Targets, as multiples of Traditional's final error."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The test error after each epoch, and what it had cost by then.
+
+    >>> curve = Curve(errors=[0.3, 0.2, 0.1], seconds=[5.0, 9.0, 12.0], compute=[1.0, 1.5, 2.0])
+    >>> curve.cost_of(0.2, "seconds"), curve.cost_of(0.05, "seconds")
+    (9.0, None)
+    """
+
+    errors: list[float]
+    seconds: list[float]
+    """Evaluation excluded."""
+    compute: list[float]
+    """Epochs of Traditional training."""
+
+    @classmethod
+    def of(cls, records: Sequence[dict[str, Any]]) -> Curve:
+        """From the records of a run."""
+        seconds = _running_sum([sum(r["seconds"].values()) - r["seconds"]["evaluation"] for r in records])
+        return cls([r["test_error"] for r in records], seconds, _running_sum([r["compute"] for r in records]))
+
+    @classmethod
+    def mean(cls, curves: Sequence[Curve]) -> Curve:
+        """Over seeds, epoch by epoch. Counted from the end where budgets gave them different lengths."""
+        length = min(len(curve.errors) for curve in curves)
+
+        def mean(columns: list[list[float]]) -> list[float]:
+            return [fmean(values) for values in zip(*(column[-length:] for column in columns), strict=True)]
+
+        return cls(
+            mean([c.errors for c in curves]), mean([c.seconds for c in curves]), mean([c.compute for c in curves])
+        )
+
+    def cost_of(self, target: float, axis: Axis) -> float | None:
+        """What had been spent when the error was at the target or below for the first time."""
+        costs = self.seconds if axis == "seconds" else self.compute
+        return next((cost for cost, error in zip(costs, self.errors, strict=True) if error <= target), None)
+
+
+def _running_sum(values: list[float]) -> list[float]:
+    total, sums = 0.0, []
+    for value in values:
+        total += value
+        sums.append(total)
+    return sums
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times sooner a method reaches a target than Traditional; None: never.
+
+    The mean is that of the seeds' mean curves; the lowest and highest are of single seeds, each against
+    Traditional's run with the same seed and its final error.
+    """
+
+    mean: float | None
+    lowest: float | None
+    highest: float | None
+
+    def __str__(self) -> str:
+        if self.mean is None and self.highest is None:
+            return "never"
+        return f"{_times(self.mean)} ({_times(self.lowest)}-{_times(self.highest)})"
+
+
+def _times(ratio: float | None) -> str:
+    return "never" if ratio is None else f"{ratio:.2f}"
+
+
+def speed_up(traditional: Sequence[Curve], curves: Sequence[Curve], factor: float, axis: Axis) -> SpeedUp:
+    """To a multiple of Traditional's final error; the curves of both are by seed.
+
+    >>> slow, fast = Curve([0.2, 0.1], [10, 20], [1, 2]), Curve([0.2, 0.1], [4, 8], [1, 2])
+    >>> str(speed_up([slow], [fast], 1.1, "seconds"))
+    '2.50 (2.50-2.50)'
+    """
+    ratios = [_ratio(*pair, factor, axis) for pair in zip(traditional, curves, strict=True)]
+    reached = [ratio for ratio in ratios if ratio is not None]
+    return SpeedUp(
+        mean=_ratio(Curve.mean(traditional), Curve.mean(curves), factor, axis),
+        lowest=min(reached) if len(reached) == len(ratios) else None,
+        highest=max(reached, default=None),
+    )
+
+
+def _ratio(traditional: Curve, curve: Curve, factor: float, axis: Axis) -> float | None:
+    target = factor * traditional.errors[-1]
+    theirs, ours = traditional.cost_of(target, axis), curve.cost_of(target, axis)
+    assert theirs is not None  # its last error is within any factor of itself
+    return None if ours is None else theirs / ours
+
+
+def pareto_frontier(curves: dict[str, Curve], axis: Axis) -> list[tuple[str, float, float]]:
+    """Label, cost and error of the points than which no run has a lower error at the same cost or less.
+
+    >>> a, b = Curve([0.3, 0.1], [1, 2], [1, 2]), Curve([0.2, 0.15], [1, 3], [1, 3])
+    >>> pareto_frontier({"a": a, "b": b}, "seconds")
+    [('b', 1, 0.2), ('a', 2, 0.1)]
+    """
+    points = sorted(
+        (cost, error, label)
+        for label, curve in curves.items()
+        for cost, error in zip(curve.seconds if axis == "seconds" else curve.compute, curve.errors, strict=True)
+    )
+    frontier: list[tuple[str, float, float]] = []
+    for cost, error, label in points:
+        if not frontier or error < frontier[-1][2]:
+            frontier.append((label, cost, error))
+    return frontier

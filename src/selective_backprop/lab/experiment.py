@@ -1,0 +1,88 @@
+"""Several runs in one go, taking turns, each in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selective_backprop.lab.datasets import ImageSet
+from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.training import Observer, Record, Settings, Training, advance, start
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A run of an experiment, under the name it goes by in tables."""
+
+    label: str
+    settings: Settings
+
+    @property
+    def folder(self) -> str:
+        """Where it is within the experiment."""
+        name = re.sub(r"[^\w@:=,.+-]+", "_", self.label)
+        return f"{name}/seed-{self.settings.seed}"
+
+    def as_json(self) -> dict[str, Any]:
+        return self.settings.as_json() | {"label": self.label}
+
+
+Results = dict[Entry, list[Record]]
+Show = Callable[[Entry, Record], None]
+
+
+@dataclass
+class _Run:
+    entry: Entry
+    training: Training
+    folder: RunFolder | None
+    observers: Sequence[Observer]
+
+    @property
+    def share_done(self) -> float:
+        return len(self.training.records) / self.entry.settings.epochs
+
+
+def run_in_turns(
+    entries: Sequence[Entry],
+    load: Callable[[Settings], ImageSet],
+    out: Path | None = None,
+    *,
+    observers: Callable[[Path], Sequence[Observer]] = lambda folder: (),
+    show: Show = lambda entry, record: None,
+) -> Results:
+    """Epoch by epoch in turn, so that drift of the machine hits all alike. Does only what is missing in `out`.
+
+    Args:
+        entries: the runs.
+        load: gives the data; called once a run.
+        out: folder of the experiment; None: nothing is saved.
+        observers: of a run, given its folder.
+        show: is told of every epoch, and of the last one of a run that was finished before.
+    """
+    results: Results = {}
+    with ExitStack() as stack:
+        under_way: list[_Run] = []
+        for entry in entries:
+            if out is None:
+                under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
+                continue
+            folder = stack.enter_context(RunFolder(out / entry.folder, entry.as_json()))
+            if len(records := folder.records()) == entry.settings.epochs:
+                results[entry] = records
+                show(entry, records[-1])
+            else:
+                training = start(entry.settings, load(entry.settings), folder)
+                under_way.append(_Run(entry, training, folder, observers(folder.path)))
+        while under_way:
+            run = min(under_way, key=lambda run: run.share_done)  # who is furthest behind; of several the first
+            advance(run.training, run.folder, run.observers)
+            show(run.entry, run.training.records[-1])
+            if run.share_done == 1:
+                results[run.entry] = run.training.records
+                under_way.remove(run)
+    return {entry: results[entry] for entry in entries}

@@ -1,0 +1,133 @@
+"""Runs over a grid of settings, and which of them no other beats."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from selective_backprop.lab.choices import Choice, make_method, parse_option, with_selectivity
+from selective_backprop.lab.comparison import Curves, settings_for
+from selective_backprop.lab.curves import Axis, Curve, pareto_frontier
+from selective_backprop.lab.experiment import Entry
+from selective_backprop.lab.recipes import Decay, Recipe, find_recipe
+from selective_backprop.lab.training import Settings
+
+Point = dict[str, object]
+"""A value for each setting that is varied."""
+
+
+@dataclass(frozen=True)
+class Vary:
+    """A setting and the values it takes.
+
+    >>> Vary.parse("selectivity=0.2,0.5")
+    Vary(name='selectivity', values=(0.2, 0.5))
+    """
+
+    name: str
+    values: tuple[object, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Vary:
+        name, separator, values = text.partition("=")
+        if not separator or not all(values.split(",")):
+            raise ValueError(f"--vary takes name=value,value,..., got {text!r}")
+        return cls(name, tuple(parse_option(f"value={value}")[1] for value in values.split(",")))
+
+
+def grid(varied: Sequence[Vary]) -> Iterator[Point]:
+    """Every combination.
+
+    >>> list(grid([Vary("a", (1, 2)), Vary("b", (3,))]))
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+    """
+    names = [vary.name for vary in varied]
+    if len(set(names)) < len(names):
+        raise ValueError(f"each setting can be varied once, got {', '.join(names)}")
+    for values in itertools.product(*(vary.values for vary in varied)):
+        yield dict(zip(names, values, strict=True))
+
+
+def sweep_entries(choices: Sequence[Choice], recipe: Recipe, points: Sequence[Point], **more: object) -> list[Entry]:
+    """Every method at every point. What a method does not have is not varied for it, and nothing is run twice.
+
+    A setting is one of `label_noise`, `selectivity`, `schedule` (a kind of decay or a recipe whose decay is taken),
+    what a recipe has (model, epochs, lr, ...), or else an option of the methods that have it (every, loss_share, ...).
+    `more` is for `Settings`: seed, validation.
+    """
+    entries: dict[str, Entry] = {}
+    used: set[str] = set()
+    for point in points:
+        for choice in choices:
+            settings, kept = _at(choice, recipe, point, more)
+            used |= kept.keys()
+            label = " ".join([choice.label, *(f"{name}={value}" for name, value in kept.items())])
+            entries.setdefault(label, Entry(label, settings))
+    for name in points[0].keys() - used:
+        raise ValueError(f"none of the methods has {name!r}, nor has the recipe")
+    return list(entries.values())
+
+
+def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -> tuple[Settings, Point]:
+    """Settings of a method at a point, and the part of the point that it heeds."""
+    fields = {field.name for field in dataclasses.fields(Recipe)} - {"selectivity", "method", "decay"}
+    kept: Point = {}
+    for name, value in point.items():
+        if name == "label_noise":
+            more = more | {name: value}
+        elif name == "schedule":
+            recipe = recipe.with_(decay=_decay(str(value)))
+        elif name in fields:
+            recipe = recipe.with_(**{name: value})
+        elif (changed := _with_option(choice, name, value, recipe)) is not None:
+            choice = changed
+        else:
+            continue
+        kept[name] = value
+    return settings_for(choice, recipe, **more), kept
+
+
+def _with_option(choice: Choice, name: str, value: object, recipe: Recipe) -> Choice | None:
+    """The method with this option, or None if it has no such option."""
+    if name == "selectivity":
+        if choice.method in ("traditional", "infobatch", "distance_backprop"):
+            return None
+        _, share, options = with_selectivity(choice.method, float(str(value)), choice.options)
+        return dataclasses.replace(choice, selectivity=share, options=options)
+    changed = dataclasses.replace(choice, options=choice.options | {name: value})
+    settings = settings_for(changed, recipe)
+    try:
+        make_method(settings.method, settings.selectivity, settings.options)
+    except ValueError as error:
+        if "does not take these options" in str(error):
+            return None
+        raise
+    return changed
+
+
+def _decay(text: str) -> Decay:
+    return Decay(kind=text) if text in ("cosine", "linear", "constant") else find_recipe(text).decay  # type: ignore[arg-type]
+
+
+def comparable(entries: Sequence[Entry]) -> dict[float, list[Entry]]:
+    """By label noise: errors of runs with more and with fewer wrong labels do not compete."""
+    groups: dict[float, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.settings.label_noise, []).append(entry)
+    return groups
+
+
+def pareto_shares(curves: Curves, axis: Axis) -> dict[str, list[str]]:
+    """For each method the labels of its points on the frontier of the seeds' mean curves, most points first.
+
+    >>> flat, steep = Curve([0.3, 0.2], [1, 2], [1, 2]), Curve([0.4, 0.1], [1, 2], [1, 2])
+    >>> pareto_shares({"a x=1": [flat], "a x=2": [steep], "b": [Curve([0.5], [0.5], [0.5])]}, "seconds")
+    {'a': ['a x=1', 'a x=2'], 'b': ['b']}
+    """
+    frontier = pareto_frontier({label: Curve.mean(by_seed) for label, by_seed in curves.items()}, axis)
+    points: dict[str, list[str]] = {label.split(" ")[0]: [] for label in curves}
+    for label, _, _ in frontier:
+        points[label.split(" ")[0]].append(label)
+    return dict(sorted(points.items(), key=lambda item: -len(item[1])))

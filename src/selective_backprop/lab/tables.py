@@ -1,0 +1,101 @@
+"""Comparisons as tables, for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+
+from selective_backprop.lab.comparison import Curves
+from selective_backprop.lab.curves import AXES, FACTORS, Curve, speed_up
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A heading and rows of words."""
+
+    heading: list[str]
+    rows: list[list[str]]
+
+    def rich(self, title: str) -> Table:
+        """For the terminal; the spread goes below its mean, to save width."""
+        table = Table(title=title, title_justify="left", box=SIMPLE)
+        for index, words in enumerate(self.heading):
+            table.add_column(words, justify="right" if index else "left", min_width=None if index else 20)
+        for row in self.rows:
+            table.add_row(*(escape(cell).replace(" (", "\n(").replace(" ±", "\n±") for cell in row))
+        return table
+
+    def columns(self, *indices: int) -> TextTable:
+        """Some of its columns."""
+        return TextTable([self.heading[i] for i in indices], [[row[i] for i in indices] for row in self.rows])
+
+    def markdown(self) -> str:
+        """
+        >>> print(TextTable(["a", "b"], [["1", "2"]]).markdown())
+        | a | b |
+        | --- | ---: |
+        | 1 | 2 |
+        """
+        rule = ["---", *["---:"] * (len(self.heading) - 1)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in [self.heading, rule, *self.rows])
+
+
+def comparison_table(curves: Curves, reference: str) -> TextTable:
+    """The paper's Table 1: final error, cost, and speed-up to multiples of the reference's final error.
+
+    Args:
+        curves: by label; of each label by seed.
+        reference: label of Traditional.
+    """
+    heading = ["method", "final error", "seconds", "compute"]
+    heading += [f"time to {factor}x" for factor in FACTORS] + [f"compute to {factor}x" for factor in FACTORS]
+    rows = []
+    for label, by_seed in curves.items():
+        row = [label, final_error(by_seed), *_costs(by_seed)]
+        for axis in AXES:
+            row += [str(speed_up(curves[reference], by_seed, factor, axis)) for factor in FACTORS]
+        rows.append(row)
+    return TextTable(heading, rows)
+
+
+def final_error(by_seed: Sequence[Curve]) -> str:
+    """Mean and standard deviation over seeds."""
+    errors = [100 * curve.errors[-1] for curve in by_seed]
+    return f"{fmean(errors):.2f}%" + (f" ± {stdev(errors):.2f}" if len(errors) > 1 else "")
+
+
+def _costs(by_seed: Sequence[Curve]) -> list[str]:
+    mean = Curve.mean(by_seed)
+    return [f"{mean.seconds[-1]:.1f}", f"{mean.compute[-1]:.2f}"]
+
+
+def sweep_table(curves: Curves) -> TextTable:
+    """Final error and cost of every run of a sweep."""
+    rows = [[label, final_error(by_seed), *_costs(by_seed)] for label, by_seed in curves.items()]
+    return TextTable(["run", "final error", "seconds", "compute"], rows)
+
+
+def frontier_table(points: dict[str, list[str]]) -> TextTable:
+    """Each method's share of a Pareto frontier, and the runs it has there."""
+    total = sum(len(labels) for labels in points.values())
+    rows = [
+        [method, f"{len(labels) / total:.0%}", f"{len(labels)} of {total}", "; ".join(sorted(set(labels)))]
+        for method, labels in points.items()
+    ]
+    return TextTable(["method", "share", "points", "runs"], rows)
+
+
+TIME_COLUMNS, COMPUTE_COLUMNS = (0, 1, 2, 4, 5, 6), (0, 1, 3, 7, 8, 9)
+"""Of a comparison's table: it is too wide for a terminal."""
+
+READING = (
+    "Error on the {split} after the last epoch, mean and standard deviation over {seeds} seeds; seconds without "
+    "evaluation; compute in epochs of Traditional training (forward 1, backward 2). Speed-ups are against Traditional, "
+    "to multiples of its final error: of the mean curves, and in brackets the lowest and highest of a seed."
+)
+"""How to read the table."""
