@@ -14,17 +14,17 @@ from typing import Any
 import selective_backprop as sb
 
 METHODS: dict[str, Callable[..., sb.Method]] = {
-    "traditional": lambda selectivity, **options: sb.traditional(**options),
+    "traditional": lambda selectivity, /, **options: sb.traditional(**options),
     "selective_backprop": sb.selective_backprop,
     "stale_selective_backprop": sb.stale_selective_backprop,
     "predicted_selective_backprop": sb.predicted_selective_backprop,
-    "distance_backprop": lambda selectivity, **options: sb.distance_backprop(**options),
+    "distance_backprop": lambda selectivity, /, **options: sb.distance_backprop(**options),
     "expected_selective_backprop": sb.expected_selective_backprop,
-    # Without a selectivity of its own, the share of the loss decides.
-    "ledger_backprop": lambda selectivity, **options: sb.ledger_backprop(**options),
-    "infobatch": lambda selectivity, **options: sb.infobatch(**options),
-    "kath18": lambda selectivity, **options: sb.kath18(1 / selectivity, **options),
-    "composer_backprop": lambda selectivity, **options: sb.composer_backprop(**({"keep": selectivity} | options)),
+    # Unless a selectivity is asked for among its options, the share of the loss decides.
+    "ledger_backprop": lambda selectivity, /, **options: sb.ledger_backprop(**options),
+    "infobatch": lambda selectivity, /, **options: sb.infobatch(**options),
+    "kath18": lambda selectivity, /, **options: sb.kath18(1 / selectivity, **options),
+    "composer_backprop": lambda selectivity, /, **options: sb.composer_backprop(**({"keep": selectivity} | options)),
     "top_k": sb.top_k,
     "random_backprop": sb.random_backprop,
     "repeated_random": sb.repeated_random,

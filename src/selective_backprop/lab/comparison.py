@@ -48,7 +48,7 @@ def compare(
     budget_times: Sequence[float] = (1.0,),
     label_noise: float = 0.0,
     validation: float = 0.0,
-    observers: Callable[[Path], Sequence[Observer]] = lambda folder: (),
+    observers: Callable[[Path, Settings], Sequence[Observer]] = lambda folder, settings: (),
     show: Show = lambda entry, record: None,
 ) -> Curves:
     """Train every method with every seed, and baselines within the budget of some of them.

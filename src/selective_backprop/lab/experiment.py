@@ -52,7 +52,7 @@ def run_in_turns(
     load: Callable[[Settings], ImageSet],
     out: Path | None = None,
     *,
-    observers: Callable[[Path], Sequence[Observer]] = lambda folder: (),
+    observers: Callable[[Path, Settings], Sequence[Observer]] = lambda folder, settings: (),
     show: Show = lambda entry, record: None,
 ) -> Results:
     """Epoch by epoch in turn, so that drift of the machine hits all alike. Does only what is missing in `out`.
@@ -61,7 +61,7 @@ def run_in_turns(
         entries: the runs.
         load: gives the data; called once a run.
         out: folder of the experiment; None: nothing is saved.
-        observers: of a run, given its folder.
+        observers: of a run, given its folder and settings.
         show: is told of every epoch, and of the last one of a run that was finished before.
     """
     results: Results = {}
@@ -77,7 +77,7 @@ def run_in_turns(
                 show(entry, records[-1])
             else:
                 training = start(entry.settings, load(entry.settings), folder)
-                under_way.append(_Run(entry, training, folder, observers(folder.path)))
+                under_way.append(_Run(entry, training, folder, observers(folder.path, entry.settings)))
         while under_way:
             run = min(under_way, key=lambda run: run.share_done)  # who is furthest behind; of several the first
             advance(run.training, run.folder, run.observers)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +28,8 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"{path} is a file, and a run needs a folder: choose another name")
         path.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         try:
@@ -46,9 +50,13 @@ class RunFolder:
 
     def _claim(self, settings: dict[str, Any]) -> None:
         saved = self.read_json("config.json")
-        if saved is None:
+        if not (self.path / "config.json").exists():
+            if (self.path / "records.jsonl").exists():  # nobody could tell whether they are of this run
+                raise ValueError(f"{self.path} holds records but no config.json: put it back, or choose another folder")
             self.write_json("config.json", settings)
             self.write_json("environment.json", environment())
+        elif not isinstance(saved, dict):
+            raise _damaged(self.path / "config.json", "no settings in it", " with the rest of the folder")
         elif saved != settings:
             different = sorted(key for key in saved.keys() | settings.keys() if saved.get(key) != settings.get(key))
             raise ValueError(
@@ -60,7 +68,7 @@ class RunFolder:
         lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.close()
             raise ValueError(
                 f"another process is working on {self.path}: wait for it, or choose another folder"
@@ -72,22 +80,31 @@ class RunFolder:
         file = self.path / name
         try:
             return json.loads(file.read_text()) if file.exists() else None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file} is damaged ({error}): move it away to start the run again") from None
+        except ValueError as error:  # no JSON, or no text at all
+            raise _damaged(file, error, " with the rest of the folder") from None
 
     def write_json(self, name: str, content: Any) -> None:
-        self._replace(name, lambda part: part.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n"))
+        write_whole({self.path / name: (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()})
 
     def records(self) -> list[dict[str, Any]]:
         """A record per finished epoch."""
         file = self.path / "records.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        records = []
+        for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), start=1):
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                raise _damaged(file, f"line {number}: {error}", " with checkpoint.pt") from None
+            if not isinstance(records[-1], dict):
+                raise _damaged(file, f"line {number} is no record", " with checkpoint.pt")
+        return records
 
     def save(self, checkpoint: dict[str, Any], records: list[dict[str, Any]]) -> None:
         """Records first: what a killed process leaves is then cut back to the checkpoint."""
         lines = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
-        self._replace("records.jsonl", lambda part: part.write_text(lines))
-        self._replace("checkpoint.pt", lambda part: torch.save(checkpoint, part))
+        # In memory first: of a full disk, torch.save says only that it came to an unexpected position.
+        torch.save(checkpoint, buffer := io.BytesIO())
+        write_whole({self.path / "records.jsonl": lines.encode(), self.path / "checkpoint.pt": buffer.getbuffer()})
 
     def checkpoint(self) -> dict[str, Any] | None:
         """What was saved last, or None."""
@@ -99,15 +116,37 @@ class RunFolder:
         except OSError:
             raise
         except Exception as error:  # torch.load raises many kinds, depending on where the file stops making sense
-            raise ValueError(f"{file} is damaged ({error}): move it away to start the run again") from None
+            raise _damaged(file, error) from None
+        if not isinstance(state, dict):
+            raise _damaged(file, f"it holds a {type(state).__name__}")
+        if (found := len(self.records())) < (needed := state.get("num_records", 0)):
+            lacking = f"{found} records, but checkpoint.pt is of {needed} epochs"
+            raise _damaged(self.path / "records.jsonl", lacking, " with checkpoint.pt")
         return state
 
-    def _replace(self, name: str, write: Any) -> None:
-        part = self.path / f"{name}.part"
-        write(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())  # or a crash of the machine could leave the new name on an empty file
-        part.replace(self.path / name)
+
+def write_whole(contents: Mapping[Path, bytes | memoryview]) -> None:
+    """Write files under other names, then rename them: each is whole, and none is replaced before all are written."""
+    parts = {path: path.with_name(f"{path.name}.part") for path in contents}
+    try:
+        for path, part in parts.items():
+            with part.open("wb") as file:
+                file.write(contents[path])
+                file.flush()
+                os.fsync(file.fileno())  # or a crash of the machine could leave the new name on an empty file
+        for path, part in parts.items():
+            part.replace(path)
+    except OSError as error:
+        needed = sum(len(content) for content in contents.values())
+        reason = f"{error.strerror}; {needed:,} bytes are needed, and what was there before is unchanged"
+        raise OSError(error.errno, reason, str(path)) from error
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+
+
+def _damaged(file: Path, reason: object, along: str = "") -> ValueError:
+    return ValueError(f"{file} is damaged ({reason}): move it away{along} to start the run again")
 
 
 def environment() -> dict[str, Any]:

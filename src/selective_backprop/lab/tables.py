@@ -25,7 +25,8 @@ class TextTable:
         """For the terminal; the spread goes below its mean, to save width."""
         table = Table(title=title, title_justify="left", box=SIMPLE)
         for index, words in enumerate(self.heading):
-            table.add_column(words, justify="right" if index else "left", min_width=None if index else 20)
+            widest = max(len(row[index]) for row in self.rows)
+            table.add_column(words, justify="right" if index else "left", min_width=None if index else min(20, widest))
         for row in self.rows:
             table.add_row(*(escape(cell).replace(" (", "\n(").replace(" ±", "\n±") for cell in row))
         return table

@@ -106,7 +106,7 @@ class Training:
         self.normalise = Normalise(*measure_mean_std(data.train_images)).to(device)
         self.test = data.test_images, data.test_labels
         self.num_examples = len(labels)
-        dataset = ImageDataset(data.train_images, labels)
+        self.dataset = dataset = ImageDataset(data.train_images, labels)
         generator = torch.Generator().manual_seed(seed)
         train_loader: DataLoader[Any] = DataLoader(
             dataset, recipe.batch_size, shuffle=True, generator=generator, collate_fn=dataset.collate
@@ -173,7 +173,7 @@ class Training:
             self.optimizer.step()
             losses += loss.detach() * len(labels)
             wrong += (outputs.detach().argmax(1) != labels).sum()
-            if self.progress >= 1:
+            if self.settings.length is not None and self.progress >= 1:
                 break  # a budget may end within an epoch
         with clock("evaluation"):
             test_loss, test_error = self.evaluate()

@@ -24,10 +24,10 @@ def describe(record: Record, epochs: int) -> str:
 
 
 class Bars:
-    """A bar per run that is under way or done."""
+    """A bar per label, over all its seeds."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, seeds: int = 1) -> None:
+        self.console, self.seeds = console, seeds
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -36,6 +36,7 @@ class Bars:
         )
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
+        self._epochs_done: dict[str, dict[int, int]] = {}
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -46,13 +47,15 @@ class Bars:
 
     def show(self, entry: Entry, record: Record) -> None:
         """An epoch is over."""
-        name, epochs = f"{entry.label}, seed {entry.settings.seed}", entry.settings.epochs
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=epochs, state="")
-        state = describe(record, epochs)
-        self._progress.update(self._tasks[name], completed=record["epoch"] + 1, state=state)
+        label, seed, epochs = entry.label, entry.settings.seed, entry.settings.epochs
+        if label not in self._tasks:
+            self._tasks[label] = self._progress.add_task(label, total=epochs * self.seeds, state="")
+        done = self._epochs_done.setdefault(label, {})
+        done[seed] = record["epoch"] + 1
+        state = f"seed {seed}  {describe(record, epochs)}" if self.seeds > 1 else describe(record, epochs)
+        self._progress.update(self._tasks[label], completed=sum(done.values()), state=state)
         if not self.console.is_terminal:
-            print(f"{name}: {state}", flush=True)
+            print(f"{label}: {state}", flush=True)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from selective_backprop.lab.cli.options import (
     chosen_recipe,
     told_plainly,
 )
+from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import compare as run_comparison
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.recipes import Recipe
@@ -53,6 +54,9 @@ def compare(
     validation: Validation = 0.0,
     out: Annotated[Path, typer.Option(help="Folder for all runs and the table.")] = Path("runs/compare"),
     data_dir: DataDir = None,
+    probe: Probe = None,
+    probe_at: ProbeAt = None,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Train several methods with several seeds, in turns, and print who reaches which error how soon.
 
@@ -80,7 +84,8 @@ def compare(
                 raise ValueError(f"--budget is one of the methods ({names}), got {label!r}")
         if any(times <= 0 for times in budget_times or []):
             raise ValueError(f"--budget-times must be positive, got {budget_times}")
-        with Bars(console) as bars, stopping_says(console, f"run the same command to go on: {out}"):
+        observers = watching(probe, probe_at, tensorboard)
+        with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
             curves = run_comparison(
                 choices,
                 chosen,
@@ -91,6 +96,7 @@ def compare(
                 budget_times=budget_times or [1.0],
                 label_noise=label_noise,
                 validation=validation,
+                observers=observers,
                 show=bars.show,
             )
         table = comparison_table(curves, traditional)

@@ -22,6 +22,7 @@ from selective_backprop.lab.cli.options import (
     chosen_recipe,
     told_plainly,
 )
+from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import Curves
 from selective_backprop.lab.curves import AXES, Curve
 from selective_backprop.lab.experiment import run_in_turns
@@ -46,6 +47,9 @@ def sweep(
     validation: Validation = 0.0,
     out: Annotated[Path, typer.Option(help="Folder for all runs and the tables.")] = Path("runs/sweep"),
     data_dir: DataDir = None,
+    probe: Probe = None,
+    probe_at: ProbeAt = None,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Train methods at every combination of settings; print the errors, the Pareto frontier and each method's share.
 
@@ -65,10 +69,12 @@ def sweep(
         choices = parse_methods(method or ["traditional", "sb", "stale", "ledger"], chosen)
         points = list(grid([Vary.parse(text) for text in vary]))
         by_seed = [sweep_entries(choices, chosen, points, seed=seed, validation=validation) for seed in range(seeds)]
+        observers, load = watching(probe, probe_at, tensorboard), cached_loader(data_dir)
         curves: Curves = {}
-        with Bars(console) as bars, stopping_says(console, f"run the same command to go on: {out}"):
+        with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
             for entries in by_seed:
-                for entry, records in run_in_turns(entries, cached_loader(data_dir), out, show=bars.show).items():
+                results = run_in_turns(entries, load, out, observers=observers, show=bars.show)
+                for entry, records in results.items():
                     curves.setdefault(entry.label, []).append(Curve.of(records))
         tables = {"Final errors": sweep_table(curves)}
         for noise, group in comparable(by_seed[0]).items():

@@ -23,11 +23,12 @@ from selective_backprop.lab.cli.options import (
     chosen_recipe,
     told_plainly,
 )
+from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import Curve
 from selective_backprop.lab.experiment import Entry
 from selective_backprop.lab.records import RunFolder
-from selective_backprop.lab.training import Observer, Record, Settings, load_data
+from selective_backprop.lab.training import Record, Settings, load_data
 from selective_backprop.lab.training import train as train_run
 
 
@@ -45,6 +46,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder for config, records and checkpoints.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     data_dir: DataDir = None,
+    probe: Probe = None,
+    probe_at: ProbeAt = None,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Train one model with one method.
 
@@ -66,6 +70,9 @@ def train(
         if out is not None and not resume and (out / "records.jsonl").exists():
             raise ValueError(f"{out} holds a run already: add --resume to go on with it, or choose another folder")
         make_method(settings.method, settings.selectivity, settings.options)  # a wrong name is told at once
+        observers_of = watching(probe, probe_at, tensorboard)
+        if out is None and (probe is not None or tensorboard):
+            raise ValueError("--probe and --tensorboard need --out, the folder to write to")
         data = load_data(settings, data_dir)
         console, entry = Console(), Entry(name, settings)
         how = f"go on with the same command and --resume: {out}" if out is not None else "nothing was saved: no --out"
@@ -73,8 +80,13 @@ def train(
             folder = stack.enter_context(RunFolder(out, settings.as_json())) if out is not None else None
             bars = stack.enter_context(Bars(console))
             stack.enter_context(stopping_says(console, how))
-            observers: list[Observer] = [lambda training, record: bars.show(entry, record)]
-            records = train_run(settings, data, folder=folder, observers=observers)
+            observers = observers_of(out, settings) if out is not None else ()
+            records = train_run(
+                settings,
+                data,
+                folder=folder,
+                observers=[*observers, lambda training, record: bars.show(entry, record)],
+            )
         console.print(_summary(settings, records), markup=False)
 
 

@@ -1,0 +1,40 @@
+"""What is written beside a run: the ledger always, probes and TensorBoard events if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from selective_backprop.lab.ledger_log import LedgerLog
+from selective_backprop.lab.probes import make_probes
+from selective_backprop.lab.tensorboard import TensorBoardEvents
+from selective_backprop.lab.training import Observer, Settings
+
+Probe = Annotated[str | None, typer.Option(help="What to look at, of gradients,confidence,examples; off the clock.")]
+ProbeAt = Annotated[str | None, typer.Option(help="Epochs to look at, from 0, as 0,5,9. Default: first, middle, last.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events beside the records.")]
+
+
+def watching(
+    probe: str | None, probe_at: str | None, tensorboard: bool
+) -> Callable[[Path, Settings], Sequence[Observer]]:
+    """Gives the observers of a run, for its folder and settings. What is asked for wrongly is told at once."""
+    if probe_at is not None and probe is None:
+        raise ValueError("--probe-at needs --probe, which says what to look at")
+    try:
+        at = None if probe_at is None else [int(epoch) for epoch in probe_at.split(",")]
+    except ValueError:
+        raise ValueError(f"--probe-at takes epochs as 0,5,9, got {probe_at!r}") from None
+    names = probe.split(",") if probe is not None else []
+    make_probes(names, Path(), at)
+    if tensorboard:
+        TensorBoardEvents(Path())
+
+    def observers(folder: Path, settings: Settings) -> Sequence[Observer]:
+        observers: list[Observer] = [LedgerLog(folder), *make_probes(names, folder, at, epochs=settings.epochs)]
+        return [*observers, TensorBoardEvents(folder)] if tensorboard else observers
+
+    return observers

@@ -1,0 +1,88 @@
+"""What the ledger knew at the end of every epoch, on disk.
+
+# M = examples
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selective_backprop.lab.probes.examples import last_known_loss
+from selective_backprop.lab.probes.files import Array, epoch_file, epochs_written, read_arrays, stack, write_arrays
+from selective_backprop.lab.training import Record, Training
+
+
+@dataclass(frozen=True, eq=False)
+class LedgerHistory:
+    """The ledger at the end of every epoch from the first on."""
+
+    loss: Array
+    """(epochs, M) float16: last known, see `last_known_loss`; NaN if none."""
+    probability: Array
+    """(epochs, M) float16: of selection, at the last decision; NaN if there was none."""
+    selected: Array
+    """(epochs, M) unsigned: how often it was selected in that epoch."""
+
+
+class LedgerLog:
+    """Observer that writes ledger/epoch-0003.npz after epoch 3, and so on.
+
+    5 bytes per example and epoch, before compression: 50 MB at most for 200 epochs of 50,000 examples. (An epoch in
+    which an example is selected more than 255 times takes a byte or more on top.)
+
+    Args:
+        folder: of the run. After a resume, counts up to then come from the checkpoint in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seen: tuple[int, Tensor] | None = None  # epochs, and how often each example was selected in all of them
+
+    def __call__(self, training: Training, record: Record) -> None:
+        ledger, epoch = training.loader.ledger, record["epoch"]
+        selected = (ledger.selected - self._selected_before(epoch, len(ledger))).numpy()
+        write_arrays(
+            epoch_file(self.folder / "ledger", "epoch", epoch),
+            loss=_to_half(last_known_loss(ledger)),
+            probability=_to_half(ledger.probability),
+            selected=selected.astype(np.min_scalar_type(selected.max())),
+        )
+        self._seen = epoch + 1, ledger.selected.clone()
+
+    def _selected_before(self, epoch: int, num_examples: int) -> Tensor:
+        """Counts since the run began; the ledger has them with this epoch's."""
+        if epoch == 0:
+            return torch.zeros(num_examples, dtype=torch.int32)
+        if self._seen is not None and self._seen[0] == epoch:
+            return self._seen[1]
+        # The run was resumed. Until all observers are done, its checkpoint is the one that it was resumed from.
+        file = self.folder / "checkpoint.pt"
+        state: dict[str, Any] = {"num_records": 0}
+        if file.exists():
+            state = torch.load(file, weights_only=True, mmap=True)
+        if state["num_records"] != epoch:
+            raise ValueError(
+                f"a ledger log follows a run from its first epoch on, or from a checkpoint: this is epoch {epoch}, and "
+                f"{file} is of {state['num_records']} epochs"
+            )
+        counts: Tensor = state["loader"]["ledger"]["selected"].clone()  # of all that is mapped, the one part read
+        return counts
+
+
+def _to_half(values: Tensor) -> Array:
+    largest = torch.finfo(torch.float16).max  # a loss above it would become infinite
+    return values.clamp(-largest, largest).half().numpy()
+
+
+def read_ledger_log(folder: Path) -> LedgerHistory:
+    """What `LedgerLog` wrote for the run in this folder; a ValueError if an epoch is missing or damaged."""
+    folder = folder / "ledger"
+    epochs = range(epochs_written(folder, "epoch")[-1] + 1)
+    files = [read_arrays(epoch_file(folder, "epoch", epoch), "loss", "probability", "selected") for epoch in epochs]
+    return LedgerHistory(*(stack(list(arrays), folder) for arrays in zip(*files, strict=True)))

@@ -1,0 +1,91 @@
+"""Some training examples followed through a run (figure 15 of Jiang et al. 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from selective_backprop.lab.probes.files import read_rows, replace_rows
+from selective_backprop.lab.training import Record, Training
+from selective_backprop.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleState:
+    """An example at the end of an epoch, as the ledger knows it."""
+
+    epoch: int
+    id: int
+    loss: float | None
+    """Last known, see `last_known_loss`; None if it was neither scored nor trained on."""
+    probability: float | None
+    """Of its selection, at the last decision; None if there was none."""
+
+
+class ExampleProbe:
+    """Loss and selection probability of chosen training examples, at the end of every epoch.
+
+    Args:
+        folder: of the run; rows go to probes/examples.jsonl.
+        ids: of the examples; None: five, spread evenly over the data set.
+    """
+
+    def __init__(self, folder: Path, ids: Sequence[int] | None = None) -> None:
+        if ids is not None and (not ids or min(ids) < 0):
+            raise ValueError(f"ids of examples are 0 or more, and there must be one at least, got {list(ids)}")
+        self.folder, self.ids = folder, ids
+
+    def __call__(self, training: Training, record: Record) -> None:
+        ledger, epoch = training.loader.ledger, record["epoch"]
+        ids = spread(len(ledger)) if self.ids is None else self.ids
+        if max(ids) >= len(ledger):
+            raise ValueError(f"there is no example {max(ids)} to probe: ids go from 0 to {len(ledger) - 1}")
+        losses, probabilities = last_known_loss(ledger)[ids].tolist(), ledger.probability[ids].tolist()
+        states = [
+            ExampleState(epoch=epoch, id=id, loss=_known(loss), probability=_known(probability))
+            for id, loss, probability in zip(ids, losses, probabilities, strict=True)
+        ]
+        replace_rows(_file(self.folder), epoch, map(dataclasses.asdict, states))
+
+
+def last_known_loss(ledger: Ledger) -> Tensor:
+    """Each example's last loss from training, or its last score where that is of a later epoch; NaN if it has neither.
+
+    Of the same epoch, the loss is nearly always the later: candidates are scored first. A score is the loss, unless
+    the method measures something else (distance_backprop, kath18).
+
+    >>> ledger = Ledger(3)
+    >>> ledger.record_losses(torch.tensor([0, 1]), torch.tensor([0.5, 1.5]), epoch=0)
+    >>> ledger.record_scores(torch.tensor([1]), torch.tensor([2.5]), epoch=1)
+    >>> last_known_loss(ledger)
+    tensor([0.5000, 2.5000,    nan])
+    """
+    return torch.where(ledger.loss_epoch >= ledger.score_epochs[:, 0], ledger.loss, ledger.score)
+
+
+def spread(num_examples: int, count: int = 5) -> list[int]:
+    """Ids from the first to the last, evenly.
+
+    >>> spread(101), spread(2)
+    ([0, 25, 50, 75, 100], [0, 1])
+    """
+    return sorted({i * (num_examples - 1) // (count - 1) for i in range(count)})
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value  # JSON has no NaN
+
+
+def read_examples(folder: Path) -> list[ExampleState]:
+    """What `ExampleProbe` wrote for the run in this folder."""
+    return [ExampleState(**row) for row in read_rows(_file(folder))]
+
+
+def _file(folder: Path) -> Path:
+    return folder / "probes" / "examples.jsonl"

@@ -1,0 +1,129 @@
+"""How well the gradient of a part of a batch agrees with the whole batch's (figure 5 of Jiang et al. 2019).
+
+# N = candidate batch, P = parameters
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from selective_backprop.lab.probes.files import read_rows, replace_rows
+from selective_backprop.lab.training import Record, Training
+from selective_backprop.no_trace import NoTrace
+
+FRACTIONS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 0.75)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Of a part's gradient with the whole batch's."""
+
+    epoch: int
+    batch: int
+    part: Literal["highest", "random"]
+    """The examples with the highest losses, or random ones."""
+    fraction: float
+    """Of the batch, as asked for."""
+    size: int
+    """Examples in the part."""
+    cosine: float
+    equal_signs: float
+    """Share of the gradient's components."""
+
+
+class GradientProbe:
+    """Cosine similarity and share of equal signs between the gradients of whole batches and of parts of them.
+
+    Batches are of training data (labels as they are trained on), normalised and not augmented. Batches and random
+    parts are the same in every epoch, so that epochs can be compared.
+
+    The model is in eval mode: BatchNorm uses its running statistics and dropout is off, so that a batch's gradient is
+    the mean of its examples' and only the choice of examples makes a difference. With statistics of the batch, a part
+    of two examples would be normalised by those two, which never happens in training: its batches are full.
+
+    Args:
+        folder: of the run; rows go to probes/gradients.jsonl.
+        num_batches: of the run's batch size; fewer where the data set has no more.
+        fractions: sizes of the parts; a part has one example at least.
+        seed: of the batches and the random parts.
+    """
+
+    def __init__(
+        self, folder: Path, *, num_batches: int = 8, fractions: Sequence[float] = FRACTIONS, seed: int = 0
+    ) -> None:
+        if num_batches < 1:
+            raise ValueError(f"num_batches must be at least 1, got {num_batches}")
+        for fraction in fractions:
+            if not 0 < fraction <= 1:
+                raise ValueError(f"fractions must be in (0, 1], got {fraction}")
+        self.folder, self.num_batches, self.fractions, self.seed = folder, num_batches, tuple(fractions), seed
+
+    def __call__(self, training: Training, record: Record) -> None:
+        rows = [dataclasses.asdict(row) for row in self._look(training, record["epoch"])]
+        replace_rows(_file(self.folder), record["epoch"], rows)
+
+    def _look(self, training: Training, epoch: int) -> Iterator[Agreement]:
+        # Not through the loader, whose order and augmentation are the run's.
+        dataset = training.dataset
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(dataset), generator=generator)
+        batches = torch.split(order, training.settings.recipe.batch_size)[: self.num_batches]
+        with NoTrace(training.model, "eval")():
+            for number, ids in enumerate(batches):
+                images, labels = (column.to(training.device) for column in dataset.__getitems__(ids.tolist()))
+                images = training.normalise(images)
+                losses = F.cross_entropy(training.model(images), labels, reduction="none")
+                orders: dict[Literal["highest", "random"], Tensor] = {
+                    "highest": losses.argsort(descending=True, stable=True),
+                    "random": torch.randperm(len(ids), generator=generator).to(training.device),
+                }
+                whole = gradient(training.model, images, labels)
+                for part, positions in orders.items():
+                    for fraction in self.fractions:
+                        chosen = positions[: max(1, round(fraction * len(ids)))]
+                        cosine, equal_signs = agreement(whole, gradient(training.model, images[chosen], labels[chosen]))
+                        yield Agreement(
+                            epoch=epoch,
+                            batch=number,
+                            part=part,
+                            fraction=fraction,
+                            size=len(chosen),
+                            cosine=cosine,
+                            equal_signs=equal_signs,
+                        )
+
+
+def gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """(P,) of the mean loss; the parameters' own .grad is left alone."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.enable_grad():
+        loss = F.cross_entropy(model(images), labels)
+        parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def agreement(whole: Tensor, part: Tensor) -> tuple[float, float]:
+    """Cosine similarity, and the share of components with equal signs; zero is equal to zero alone.
+
+    >>> agreement(torch.tensor([1.0, 0.0, 2.0, 0.0]), torch.tensor([4.0, 0.0, -2.0, 1.0]))
+    (0.0, 0.5)
+    """
+    cosine = F.cosine_similarity(whole, part, dim=0).clamp(-1, 1)
+    return float(cosine), float((whole.sign() == part.sign()).double().mean())
+
+
+def read_gradients(folder: Path) -> list[Agreement]:
+    """What `GradientProbe` wrote for the run in this folder."""
+    return [Agreement(**row) for row in read_rows(_file(folder))]
+
+
+def _file(folder: Path) -> Path:
+    return folder / "probes" / "gradients.jsonl"

@@ -1,0 +1,190 @@
+"""The ledger's history on disk, on real runs with digits."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from selective_backprop.lab.datasets import load_images
+from selective_backprop.lab.ledger_log import LedgerLog, read_ledger_log
+from selective_backprop.lab.recipes import RECIPES
+from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.training import Settings, Training, advance, train
+from selective_backprop.ledger import Ledger
+
+DIGITS = load_images("digits")
+NUM_EXAMPLES = len(DIGITS.train_labels)
+CPU = torch.device("cpu")
+
+
+def settings_for(method="selective_backprop", *, epochs=3, **changes):
+    recipe = RECIPES["digits"].with_(epochs=epochs)
+    return Settings(**({"recipe": recipe, "method": method, "selectivity": 1 / 3} | changes))
+
+
+def crash_at(epoch):
+    """An observer that ends the run after the observers before it have written and before the run is saved."""
+
+    def crash(training, record):
+        if record["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    return crash
+
+
+def train_with_crash(settings, path, make_observers, epoch):
+    """Stopped within an epoch, as late as possible, and resumed with new observers."""
+    with RunFolder(path, settings.as_json()) as folder:
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, DIGITS, folder=folder, device=CPU, observers=[*make_observers(path), crash_at(epoch)])
+        assert len(folder.records()) == epoch
+        return train(settings, DIGITS, folder=folder, device=CPU, observers=make_observers(path))
+
+
+def collect_ids(training):
+    """The ids of every batch trained on, as they are given out."""
+    ids, loss = [], training.loader.loss
+
+    def collecting(outputs, targets):
+        ids.append(training.loader.batch.ids.clone())
+        return loss(outputs, targets)
+
+    training.loader.loss = collecting
+    return ids
+
+
+def count(ids):
+    return torch.bincount(torch.cat(ids), minlength=NUM_EXAMPLES).numpy()
+
+
+def test_traditional_training_selects_every_example_once_an_epoch(tmp_path):
+    train(settings_for("traditional", epochs=2), DIGITS, device=CPU, observers=[LedgerLog(tmp_path)])
+    history = read_ledger_log(tmp_path)
+    assert history.selected.shape == history.loss.shape == history.probability.shape == (2, NUM_EXAMPLES)
+    assert history.selected.dtype == np.uint8
+    assert history.loss.dtype == history.probability.dtype == np.float16
+    assert (history.selected == 1).all() and (history.probability == 1).all()
+    assert np.isfinite(history.loss).all() and history.loss[1].mean() < history.loss[0].mean()
+    assert sorted(file.name for file in (tmp_path / "ledger").iterdir()) == ["epoch-0000.npz", "epoch-0001.npz"]
+    size = sum(file.stat().st_size for file in (tmp_path / "ledger").iterdir())
+    assert size < 2 * (5 * NUM_EXAMPLES + 1000)
+
+
+@pytest.mark.parametrize("method", ["selective_backprop", "stale_selective_backprop", "kath18"])
+def test_selected_is_what_was_trained_on_or_waits_to_be(method, tmp_path):
+    training = Training(settings_for(method), DIGITS, CPU)
+    ids, log, trained, queued = collect_ids(training), LedgerLog(tmp_path), [], [0]
+    for _ in range(3):
+        before = len(ids)
+        advance(training, observers=[log])
+        trained.append(count(ids[before:]))
+        queued.append(training.loader.stats.queued)
+    selected = read_ledger_log(tmp_path).selected.astype(int)
+    assert selected.sum(1).tolist() == [trained[epoch].sum() + queued[epoch + 1] - queued[epoch] for epoch in range(3)]
+    for epoch in range(3):  # but for those that wait from one epoch to the next, the same examples
+        assert np.abs(selected[epoch] - trained[epoch]).sum() <= queued[epoch] + queued[epoch + 1]
+    assert np.abs(selected.sum(0) - count(ids)).sum() == queued[-1] < training.settings.recipe.batch_size
+
+
+@pytest.mark.parametrize("method", ["selective_backprop", "stale_selective_backprop"])
+def test_loss_and_probability_are_the_last_known(method, tmp_path):
+    training = Training(settings_for(method), DIGITS, CPU)
+    last = np.full(NUM_EXAMPLES, np.nan)
+    ledger, log = training.loader.ledger, LedgerLog(tmp_path)
+
+    def following(record):
+        def recording(ids, values, epoch):
+            last[ids.numpy()] = values.numpy()  # in the order of time
+            record(ids, values, epoch)
+
+        return recording
+
+    ledger.record_losses, ledger.record_scores = following(ledger.record_losses), following(ledger.record_scores)
+    for epoch in range(3):
+        advance(training, observers=[log])
+        history = read_ledger_log(tmp_path)
+        differ = ~np.isclose(history.loss[epoch], last, rtol=1e-3, atol=1e-6, equal_nan=True)
+        # Trained on from the queue of the epoch before, then scored: which was later, the ledger cannot tell.
+        assert differ.sum() < training.settings.recipe.batch_size
+        assert np.allclose(history.probability[epoch], ledger.probability.numpy(), rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+def test_a_resumed_run_has_the_same_history(tmp_path):
+    settings = settings_for()
+    train(settings, DIGITS, device=CPU, observers=[LedgerLog(tmp_path / "undisturbed")])
+    train_with_crash(settings, tmp_path / "resumed", lambda path: [LedgerLog(path)], epoch=1)
+    expected, history = read_ledger_log(tmp_path / "undisturbed"), read_ledger_log(tmp_path / "resumed")
+    for name in ("loss", "probability", "selected"):
+        assert np.array_equal(getattr(history, name), getattr(expected, name), equal_nan=name != "selected")
+    assert expected.selected.sum() > 0
+
+
+def test_counts_need_no_earlier_files(tmp_path):
+    settings = settings_for(epochs=2)
+    train(settings, DIGITS, device=CPU, observers=[LedgerLog(tmp_path / "whole")])
+    with RunFolder(tmp_path / "late", settings.as_json()) as folder:
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, DIGITS, folder=folder, device=CPU, observers=[crash_at(1)])
+        train(settings, DIGITS, folder=folder, device=CPU, observers=[LedgerLog(tmp_path / "late")])
+    late, whole = (np.load(tmp_path / name / "ledger" / "epoch-0001.npz")["selected"] for name in ("late", "whole"))
+    assert np.array_equal(late, whole)
+    with pytest.raises(ValueError, match=r"epoch-0000.npz is missing"):
+        read_ledger_log(tmp_path / "late")
+
+
+def test_a_log_that_begins_in_the_middle_says_so(tmp_path):
+    training = Training(settings_for(epochs=2), DIGITS, CPU)
+    advance(training)
+    with pytest.raises(ValueError, match=r"from its first epoch on.* this is epoch 1, and .*checkpoint.pt is of 0 epo"):
+        advance(training, observers=[LedgerLog(tmp_path)])
+
+
+def test_numbers_too_large_for_few_bits(tmp_path):
+    ledger = Ledger(3)
+    ledger.count_selected(torch.tensor([0] * 300 + [2]))
+    ledger.record_losses(torch.tensor([0, 1]), torch.tensor([1e6, 0.5]), epoch=0)
+    LedgerLog(tmp_path)(SimpleNamespace(loader=SimpleNamespace(ledger=ledger)), {"epoch": 0})
+    history = read_ledger_log(tmp_path)
+    assert history.selected.tolist() == [[300, 0, 1]]
+    assert history.loss[0, :2].tolist() == [65504, 0.5] and np.isnan(history.loss[0, 2])
+    assert np.isnan(history.probability).all()
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1  # within the compressed array
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.unlink(), "epoch-0000.npz is missing"),
+        (cut, "epoch-0000.npz is damaged: "),
+        (flip_a_bit, "epoch-0000.npz is damaged: "),
+        (lambda file: file.write_bytes(b""), "epoch-0000.npz is damaged: "),
+        (lambda file: np.savez(file, loss=np.zeros(3)), "epoch-0000.npz is damaged: .*probability"),
+        (lambda file: np.savez(file, loss=np.array([print])), "epoch-0000.npz is damaged: .*allow_pickle"),
+        (
+            lambda file: np.savez(file, loss=np.zeros(3), probability=np.zeros(3), selected=np.zeros(3)),
+            r"ledger are of different runs: their arrays are of shapes \(2,\), \(3,\)",
+        ),
+    ],
+)
+def test_damage_is_told_with_the_file(damage, message, tmp_path):
+    training, log = SimpleNamespace(loader=SimpleNamespace(ledger=Ledger(2))), LedgerLog(tmp_path)
+    for epoch in range(2):
+        log(training, {"epoch": epoch})
+    damage(tmp_path / "ledger" / "epoch-0000.npz")
+    with pytest.raises(ValueError, match=message):
+        read_ledger_log(tmp_path)
+
+
+def test_a_run_without_a_log(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no .*epoch-\*.npz: was it asked for when the run was made"):
+        read_ledger_log(tmp_path)
