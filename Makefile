@@ -19,6 +19,7 @@ demo: $(INSTALLED)
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/selection_step.py
 	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/lab_overhead.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

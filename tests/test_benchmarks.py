@@ -42,3 +42,15 @@ def test_every_method_is_planned():
         ledger = benchmark.filled_ledger(1000, method.scorer.needs.past_scores)
         _, kept = benchmark.seconds(method, ledger, batches)
         assert 100 < kept < 1000
+
+
+def test_the_lab_and_the_bare_loop_train_the_same_network():
+    benchmark = load("lab_overhead")
+    data = benchmark.first_part(benchmark.random_images(100), 70)
+    recipe = benchmark.find_recipe("cifar10").with_(model="resnet20", batch_size=16, epochs=3)
+    subjects, seconds = benchmark.compare(recipe, data, rounds=1)
+    weights = [subject.model.state_dict() for subject in subjects.values()]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert all(len(spent) == 1 and spent[0] > 0 for spent in seconds.values())
+    assert subjects["bare"].steps == 2 * 5
+    assert all(speed > 0 for speed in benchmark.feeding(subjects["bare"], rounds=1))

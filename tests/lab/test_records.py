@@ -81,7 +81,7 @@ def test_damaged_settings(tmp_path):
 
 
 def test_every_named_method_can_be_made():
-    for name in METHODS:
+    for name in METHODS.keys() - {"diet"}:  # which needs scores
         assert make_method(name, 0.25).name == name
     assert make_method("kath18", 0.25).policy.selectivity == 0.25
     assert make_method("composer_backprop", 0.25).policy.selectivity == 0.25

@@ -13,6 +13,13 @@ from typing import Any
 
 import selective_backprop as sb
 
+
+def _diet(selectivity: float, /, **options: Any) -> sb.Method:
+    from selective_backprop.lab.diet import diet_from_file  # late: it trains networks, by methods that are named here
+
+    return diet_from_file(selectivity, **options)
+
+
 METHODS: dict[str, Callable[..., sb.Method]] = {
     "traditional": lambda selectivity, /, **options: sb.traditional(**options),
     "selective_backprop": sb.selective_backprop,
@@ -28,8 +35,9 @@ METHODS: dict[str, Callable[..., sb.Method]] = {
     "top_k": sb.top_k,
     "random_backprop": sb.random_backprop,
     "repeated_random": sb.repeated_random,
+    "diet": _diet,
 }
-"""What can be chosen by name alone: reducible_loss needs a model, diet needs scores."""
+"""What can be chosen by name: all but reducible_loss, which needs a model."""
 
 _BY_OTHER_MEANS = ("traditional", "infobatch", "distance_backprop", "ledger_backprop")
 

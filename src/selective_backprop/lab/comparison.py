@@ -60,7 +60,7 @@ def compare(
         seeds: runs per method.
         budgets: labels of methods. For each, Traditional and repeated random are trained within the same compute
             and within the same time, their schedules fully decayed.
-        budget_times: multiples of those budgets.
+        budget_times: multiples of those budgets; other than 1 of the compute alone.
         label_noise, validation: of `Settings`.
     """
     curves: Curves = {}
@@ -81,22 +81,23 @@ def fair_baselines(results: Results, label: str, times: float = 1.0) -> list[Ent
     """Traditional and repeated random within the compute and the time of a method, of one seed.
 
     Time is given as the number of examples that Traditional trained on in it, so that the baseline can be resumed
-    and made again exactly.
+    and made again exactly. Multiples are of the compute alone.
     """
     _, curve = _find(results, lambda entry: entry.label == label)
     traditional, reference = _find(results, lambda entry: entry.settings.method == "traditional")
     seconds_per_epoch = reference.seconds[-1] / reference.compute[-1]
-    lengths = {"compute": curve.compute[-1] * times, "time": curve.seconds[-1] / seconds_per_epoch * times}
-    multiple = "" if times == 1 else f"{times:g}x "
+    lengths = {f"{label}'s compute": curve.compute[-1], f"{label}'s time": curve.seconds[-1] / seconds_per_epoch}
+    if times != 1:
+        lengths = {f"{times:g}x {label}'s compute": times * curve.compute[-1]}
     baselines = []
     for budget, length in lengths.items():
         length = round(length, 3)
         shorter = dataclasses.replace(traditional.settings, length=length)
-        baselines.append(Entry(f"traditional, {multiple}{label}'s {budget}", shorter))
+        baselines.append(Entry(f"traditional, {budget}", shorter))
         share = length / traditional.settings.epochs
         if share < 1:  # or it would be Traditional
             random = dataclasses.replace(traditional.settings, method="repeated_random", selectivity=share)
-            baselines.append(Entry(f"repeated_random, {multiple}{label}'s {budget}", random))
+            baselines.append(Entry(f"repeated_random, {budget}", random))
     return baselines
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import functools
 import importlib
 import io
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,7 +80,8 @@ def _from_hub(name: str) -> list[Split]:
     repository, configuration, test_split = _HUB[name]
     load_dataset = import_extra("datasets").load_dataset
     try:
-        tables = load_dataset(repository, configuration)
+        with _without_progress_bars():
+            tables = load_dataset(repository, configuration)
     except Exception as error:  # of many kinds: no network, no access, offline mode
         raise ConnectionError(
             f"{name} cannot be had from the Hugging Face Hub as {repository} ({error}). Without the Hub, set data_dir= "
@@ -93,13 +97,29 @@ def _from_parquet(path: Path, work: Path) -> Split:
         if read_metadata(path).num_rows == 0:  # load_dataset fails on it without saying so
             return Split(str(path), [], None, lambda: iter(()))
         # Not streaming=True, which needs no copy: its threads abort the process where an error leaves them running.
-        table = load_dataset("parquet", data_files={"train": str(path)}, split="train", cache_dir=str(work))
+        with _without_progress_bars():
+            table = load_dataset("parquet", data_files={"train": str(path)}, split="train", cache_dir=str(work))
     except Exception as error:
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno is not None:  # pyarrow's, for bad content, have no number
             raise _with_needs(cause, work, path.stat().st_size) from error
         raise ValueError(f"{path} cannot be read as parquet, it is damaged or cut short: {cause}") from error
     return _from_table(table, str(path))
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Those of `datasets`, which would count a copy that nobody asked for; the caller's setting comes back after."""
+    datasets = import_extra("datasets")
+    # Where the environment variable of `datasets` decides, either way, trying to switch them makes it warn.
+    leave = datasets.are_progress_bars_disabled() or datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is not None
+    if not leave:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not leave:
+            datasets.enable_progress_bars()
 
 
 def _from_table(table: Any, source: str) -> Split:
@@ -139,10 +159,10 @@ def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> Non
     """Write a folder of .npy files under a temporary name, then rename it: it is whole or not there."""
     np = import_extra("numpy")
     cached.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached.parent) as work:
-        train, test = open_splits(Path(work))
+    with _work_folder(cached.parent) as work:
+        train, test = open_splits(work)
         classes, (mode, size) = _common_classes(train, test), _common_format(train, test, image_size)
-        finished = Path(work, "finished")
+        finished = work / "finished"
         finished.mkdir()
         for part, split in (("train", train), ("test", test)):
             np.save(finished / f"{part}_labels.npy", np.array(split.labels, dtype=np.int64))
@@ -153,6 +173,40 @@ def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> Non
         except OSError:
             if not cached.exists():  # else another process was first, with the same images
                 raise
+
+
+@contextmanager
+def _work_folder(parent: Path) -> Iterator[Path]:
+    """A temporary folder; first removes those that killed processes left, which may be as large as the images.
+
+    A folder in use is locked. Looking for locks and making a new folder happens under a lock of the parent, so that
+    none is taken for abandoned before its owner could lock it.
+    """
+    with ExitStack() as stack:
+        with _locked(parent, wait=True) as alone:
+            for folder in parent.glob(".decoding-*") if alone else ():
+                # One that is gone by now was in use, and its owner has finished.
+                with suppress(FileNotFoundError), _locked(folder, wait=False) as abandoned:
+                    if abandoned:
+                        shutil.rmtree(folder, ignore_errors=True)
+            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".decoding-", dir=parent)))
+            stack.enter_context(_locked(work, wait=True))
+        yield work
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the folder's lock, if it can be had; some network file systems have none."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def _common_classes(train: Split, test: Split) -> tuple[str, ...]:

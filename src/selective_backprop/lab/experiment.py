@@ -11,7 +11,7 @@ from typing import Any
 
 from selective_backprop.lab.datasets import ImageSet
 from selective_backprop.lab.records import RunFolder
-from selective_backprop.lab.training import Observer, Record, Settings, Training, advance, start
+from selective_backprop.lab.training import Observer, Record, Settings, Training, advance, check, start
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +59,13 @@ def run_in_turns(
 
     Args:
         entries: the runs.
-        load: gives the data; called once a run.
+        load: gives the data; called several times a run.
         out: folder of the experiment; None: nothing is saved.
         observers: of a run, given its folder and settings.
         show: is told of every epoch, and of the last one of a run that was finished before.
     """
+    for entry in entries:
+        check(entry.settings, load(entry.settings))
     results: Results = {}
     with ExitStack() as stack:
         under_way: list[_Run] = []

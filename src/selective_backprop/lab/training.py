@@ -237,6 +237,12 @@ def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
     return split_validation(data, settings.validation, seed=0) if settings.validation else data
 
 
+def check(settings: Settings, data: ImageSet) -> None:
+    """Find wrong names before a folder is made, which would be refused to the right ones."""
+    make_method(settings.method, settings.selectivity, settings.options)
+    make_model(settings.recipe.model, num_classes=data.num_classes, channels=data.train_images.shape[1], seed=0)
+
+
 Observer = Callable[[Training, Record], None]
 """Called after every epoch, off the clock and before the run is saved."""
 
@@ -263,7 +269,13 @@ def start(
     training = Training(settings, data, device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     checkpoint = folder.checkpoint() if folder is not None else None
     if folder is not None and checkpoint is not None:
-        training.load_state_dict(checkpoint, folder.records())
+        try:
+            training.load_state_dict(checkpoint, folder.records())
+        except (KeyError, RuntimeError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{folder.path / 'checkpoint.pt'} does not fit the run ({error!r}): it is another run's or another "
+                "version's; move it away to start again"
+            ) from error
     return training
 
 

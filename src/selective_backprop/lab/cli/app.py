@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from selective_backprop.lab.cli.compare import compare
+from selective_backprop.lab.cli.diet import diet_app
 from selective_backprop.lab.cli.show import demo, list_names
 from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
@@ -18,5 +19,6 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(sweep)
+app.add_typer(diet_app, name="diet")
 app.command("list")(list_names)
 app.command()(demo)

@@ -48,7 +48,8 @@ def compare(
         typer.Option(help="A --method whose compute and time Traditional and repeated random get; repeatable."),
     ] = None,
     budget_times: Annotated[
-        list[float] | None, typer.Option(help="Multiples of that budget; repeatable. Default: 1.")
+        list[float] | None,
+        typer.Option(help="Multiples of that budget, e.g. 2: twice the compute; repeatable. Default: 1."),
     ] = None,
     label_noise: LabelNoise = 0.0,
     validation: Validation = 0.0,

@@ -28,7 +28,7 @@ from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import Curve
 from selective_backprop.lab.experiment import Entry
 from selective_backprop.lab.records import RunFolder
-from selective_backprop.lab.training import Record, Settings, load_data
+from selective_backprop.lab.training import Record, Settings, check, load_data
 from selective_backprop.lab.training import train as train_run
 
 
@@ -74,6 +74,7 @@ def train(
         if out is None and (probe is not None or tensorboard):
             raise ValueError("--probe and --tensorboard need --out, the folder to write to")
         data = load_data(settings, data_dir)
+        check(settings, data)
         console, entry = Console(), Entry(name, settings)
         how = f"go on with the same command and --resume: {out}" if out is not None else "nothing was saved: no --out"
         with ExitStack() as stack:

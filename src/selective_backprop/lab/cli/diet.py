@@ -1,0 +1,218 @@
+"""selective-backprop diet score, diet prune."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import selective_backprop as sb
+from selective_backprop.example_scores import Measure
+from selective_backprop.lab.cli.bars import Bars, stopping_says
+from selective_backprop.lab.cli.options import (
+    DataDir,
+    DataSet,
+    Model,
+    RecipeName,
+    Validation,
+    cached_loader,
+    chosen_recipe,
+    told_plainly,
+)
+from selective_backprop.lab.datasets import ImageSet
+from selective_backprop.lab.diet import save_scores_whole, score_by_network, summarise
+from selective_backprop.lab.experiment import Entry
+from selective_backprop.lab.models import make_model
+from selective_backprop.lab.recipes import Recipe
+from selective_backprop.lab.records import write_whole
+from selective_backprop.lab.training import Record, Settings, Training
+
+_FRACTION = 0.25  # what Diet-SB prunes
+_COMPARED = (0.05, 0.1, 0.25, 0.5, 0.75)
+_MOST_ROWS = 20
+
+diet_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Score examples by networks early in their training, and leave out the easiest before training.",
+)
+
+
+class Score(StrEnum):
+    """As the command line knows them."""
+
+    EL2N = "el2n"
+    GRAND = "grand"
+
+
+@diet_app.command()
+def score(
+    out: Annotated[Path, typer.Option(help="File for the scores.")],
+    recipe: RecipeName = "digits",
+    dataset: DataSet = None,
+    model: Model = None,
+    epochs: Annotated[int, typer.Option(min=0, help="Of the recipe's own schedule, after which to score.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Networks whose scores are averaged.")] = 3,
+    score: Annotated[Score, typer.Option(help="What to score by.")] = Score.EL2N,
+    validation: Validation = 0.0,
+    networks: Annotated[
+        Path | None, typer.Option(help="Folder of the networks; default: --out with .networks.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Score every training example by networks that are trained for a few epochs.
+
+    The same command goes on with what was stopped. The networks stay in their folder, so that another score, more
+    seeds or more epochs cost only what is new.
+
+    Examples:
+
+    `selective-backprop diet score --out scores.pt`
+
+    `selective-backprop diet score --recipe diet --seeds 10 --data-dir data --out el2n.pt`
+
+    `selective-backprop diet score --score grand --networks scores.pt.networks --out grand.pt`
+    """
+    with told_plainly():
+        _require_new(out)
+        chosen = chosen_recipe(recipe, dataset=dataset, model=model)
+        settings = _settings(chosen, validation)
+        data = cached_loader(data_dir)(settings)
+        # A wrong name must not leave a folder behind, which would be refused to the right one.
+        make_model(chosen.model, num_classes=data.num_classes, channels=data.image_shape[0])
+        folder = networks or out.with_name(f"{out.name}.networks")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        found = _score_with_bars(settings, data, folder, epochs=epochs, seeds=seeds, measure=score.value)
+        scores = torch.stack(found).mean(0)
+        save_scores_whole(scores, out)
+    console = Console()
+    _show_classes(console, scores, sb.keep_after_pruning(scores, _FRACTION), data, f"left out at {_FRACTION:.0%}")
+    if seeds > 1:
+        pairs = [sb.rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
+        console.print(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
+    typer.echo(
+        f"{out}: {score} of {len(scores):,} examples after {epochs} epochs, mean of {seeds} networks. They are in "
+        f"{folder}, which can be deleted."
+    )
+    data_options = {
+        "--recipe": recipe,
+        "--dataset": dataset,
+        "--data-dir": data_dir,
+        "--validation": validation or None,
+    }
+    which = [str(word) for pair in data_options.items() if pair[1] is not None for word in pair]
+    typer.echo("next, look at a pruning, or train on what it leaves:")
+    typer.echo("  " + shlex.join(["selective-backprop", "diet", "prune", str(out), *which]))
+    method = ["--method", "diet", "--option", f"scores={out}", "--option", f"prune={_FRACTION}"]
+    typer.echo("  " + shlex.join(["selective-backprop", "train", *which, *method]))
+
+
+@diet_app.command()
+def prune(
+    scores: Annotated[Path, typer.Argument(help="File of scores.")],
+    fraction: Annotated[float, typer.Option(help="Fraction to leave out, those with the lowest scores.")] = _FRACTION,
+    highest: Annotated[float, typer.Option(help="Fraction with the highest scores to leave out as well.")] = 0.0,
+    compare: Annotated[Path | None, typer.Option(help="Another file of scores, to compare with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file of all ids: class, score, whether it stays.")] = None,
+    recipe: RecipeName = "digits",
+    dataset: DataSet = None,
+    validation: Validation = 0.0,
+    data_dir: DataDir = None,
+) -> None:
+    """Say which examples a pruning leaves out, class by class, and how far two scores agree.
+
+    Examples:
+
+    `selective-backprop diet prune scores.pt --fraction 0.25 --out ids.csv`
+
+    `selective-backprop diet prune el2n.pt --recipe diet --data-dir data --compare grand.pt`
+    """
+    console = Console()
+    with told_plainly():
+        if out is not None:
+            _require_new(out)
+        chosen = chosen_recipe(recipe, dataset=dataset)
+        data = cached_loader(data_dir)(_settings(chosen, validation))
+        values, other = (
+            sb.load_scores(path, len(data.train_labels)) if path is not None else None for path in (scores, compare)
+        )
+        assert values is not None
+        keep = sb.keep_after_pruning(values, fraction, highest=highest)
+        _show_classes(console, values, keep, data, "left out")
+        typer.echo(f"{int(keep.sum()):,} of {len(keep):,} examples stay, {int((~keep).sum()):,} are left out")
+        if other is not None:
+            _show_agreement(console, values, other)
+        if out is not None:
+            write_whole({out: _as_csv(values, keep, data).encode()})
+            typer.echo(f"{out}: one line per id")
+
+
+def _settings(recipe: Recipe, validation: float) -> Settings:
+    return Settings(recipe=recipe, method="traditional", selectivity=1.0, validation=validation)
+
+
+def _require_new(file: Path) -> None:
+    if file.exists():
+        raise ValueError(f"{file} is there already: choose another name, or delete it")
+
+
+def _score_with_bars(
+    settings: Settings, data: ImageSet, folder: Path, *, epochs: int, seeds: int, measure: Measure
+) -> list[Tensor]:
+    console, found = Console(), []
+    going_on = f"run the same command to go on after the last epoch that was finished: {folder}"
+    with Bars(console, seeds) as bars, stopping_says(console, going_on):
+
+        def show(training: Training, record: Record) -> None:
+            shown = dataclasses.replace(training.settings, length=epochs)  # the bar ends where the training is cut off
+            bars.show(Entry(measure, shown), record)
+
+        for seed in range(seeds):
+            mine, place = dataclasses.replace(settings, seed=seed), folder / f"seed-{seed}"
+            found.append(score_by_network(mine, data, place, epochs=epochs, measure=measure, observers=[show]))
+    return found
+
+
+def _show_classes(console: Console, scores: Tensor, keep: Tensor, data: ImageSet, last_heading: str) -> None:
+    rows = summarise(scores, keep, data.train_labels, data.classes)
+    table = Table("class", title="scores by class, the lowest median first", title_justify="left")
+    for heading in ("examples", "lowest", "median", "highest", last_heading):
+        table.add_column(heading, justify="right")
+    for place, row in enumerate(rows):
+        hidden = len(rows) - _MOST_ROWS
+        if hidden > 0 and _MOST_ROWS // 2 <= place < _MOST_ROWS // 2 + hidden:
+            if place == _MOST_ROWS // 2:
+                table.add_row(f"... {hidden} more")
+            continue
+        spread = (f"{value:.4f}" for value in (row.lowest, row.median, row.highest))
+        table.add_row(row.name, f"{row.examples:,}", *spread, f"{row.pruned / row.examples:.1%}")
+    console.print(table)
+
+
+def _show_agreement(console: Console, scores: Tensor, other: Tensor) -> None:
+    console.print(f"rank correlation {sb.rank_correlation(scores, other):.3f}")
+    table = Table("lowest", "also lowest by the other", "by chance")
+    for fraction in _COMPARED:
+        table.add_row(f"{fraction:.0%}", f"{sb.overlap(scores, other, fraction):.1%}", f"{fraction:.0%}")
+    console.print(table)
+
+
+def _as_csv(scores: Tensor, keep: Tensor, data: ImageSet) -> str:
+    writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
+    writer.writerow(("id", "class", "score", "kept"))
+    names = (data.classes[label] for label in data.train_labels.tolist())
+    for number, (name, value, kept) in enumerate(zip(names, scores.tolist(), keep.tolist(), strict=True)):
+        writer.writerow((number, name, value, int(kept)))
+    return lines.getvalue()

@@ -1,0 +1,147 @@
+"""Pruning before training in experiments: scores by networks early in their training, and the method that uses them.
+
+# M = training examples
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import selective_backprop as sb
+from selective_backprop.example_scores import Measure
+from selective_backprop.lab.choices import make_method
+from selective_backprop.lab.datasets import ImageDataset, ImageSet
+from selective_backprop.lab.records import RunFolder, write_whole
+from selective_backprop.lab.training import Observer, Settings, Training, advance, start
+
+_SCORING_BATCH = 500  # as fast as larger ones, in little memory
+
+
+def diet_from_file(
+    selectivity: float,
+    *,
+    scores: str | None = None,
+    prune: float = 0.25,
+    highest: float = 0.0,
+    method: str = "selective_backprop",
+    **options: Any,
+) -> sb.Method:
+    """Diet-SB by what can be written on a command line: any named method on what a pruning by a file of scores left.
+
+    Args:
+        selectivity: of the method, among the examples that are left; of all examples it is (1 - prune) times this.
+        scores: the file, as `diet score` or `save_scores` writes it.
+        prune: fraction of examples with the lowest scores to leave out.
+        highest: fraction with the highest scores to leave out as well.
+        method: by its name; "traditional" for pruning alone.
+        options: of the method.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sb.save_scores(torch.tensor([0.1, 0.9, 0.5, 0.7]), f"{folder}/scores.pt")
+    ...     diet_from_file(0.5, scores=f"{folder}/scores.pt").keep.tolist()
+    [False, True, True, True]
+    """
+    if not isinstance(scores, str):
+        raise ValueError(f"diet needs scores=FILE, a file of scores as `diet score` writes it, got {scores!r}")
+    for name, value in (("prune", prune), ("highest", highest)):
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"{name} must be a number in [0, 1), got {value!r}")
+    return sb.diet(make_method(method, selectivity, options), sb.load_scores(scores), prune, highest=highest)
+
+
+def score_by_network(
+    settings: Settings,
+    data: ImageSet,
+    folder: Path,
+    *,
+    epochs: int,
+    measure: Measure = "el2n",
+    device: torch.device | None = None,
+    observers: Sequence[Observer] = (),
+) -> Tensor:
+    """Scores of all training examples by a network after the first `epochs` of a run; (M,).
+
+    The run is cut off, not compressed: its learning rate is that of the recipe's own schedule, mostly not decayed at
+    all so early. So do Paul, Ganguli and Dziugaite 2021, whose scores come from the first epochs of ordinary runs. A
+    schedule compressed to these epochs would end in a network that has learned what it can, and differences between
+    examples that it fits would be lost. And a run cut off can go on, to score later as well.
+
+    Args:
+        settings: of the run; its method should be "traditional", so that every example has been trained on as often.
+        folder: of the run. One that was stopped goes on from there, and scores that are in it are not made again.
+        epochs: 0 scores the untrained network.
+        observers: called after every epoch.
+    """
+    if not 0 <= epochs <= settings.epochs:
+        raise ValueError(f"epochs must be from 0 to the recipe's {settings.epochs}, got {epochs}")
+    with RunFolder(folder, settings.as_json()) as run:
+        file = folder / f"{measure}-{epochs}.pt"
+        if file.exists():
+            return sb.load_scores(file, len(data.train_labels))
+        training = start(settings, data, run, device)
+        if len(training.records) > epochs:
+            raise ValueError(
+                f"the network in {folder} has been trained for {len(training.records)} epochs already, scores after "
+                f"{epochs} cannot be had from it: choose another folder"
+            )
+        _score(training, data.train_images[:2], data.train_labels[:2], measure)  # what fails must fail before training
+        while len(training.records) < epochs:
+            advance(training, run, observers)
+        scores = _score(training, data.train_images, data.train_labels, measure)
+        save_scores_whole(scores, file)
+    return scores
+
+
+def _score(training: Training, images: Tensor, labels: Tensor, measure: Measure) -> Tensor:
+    """As they are, without augmentation."""
+    dataset = ImageDataset(images, labels)
+    loader: DataLoader[Any] = DataLoader(dataset, _SCORING_BATCH, collate_fn=dataset.collate)
+
+    def forward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return model(training.normalise(batch[0])), batch[1]
+
+    return sb.score_examples(training.model, loader, measure=measure, forward=forward)
+
+
+def save_scores_whole(scores: Tensor, path: Path) -> None:
+    """`save_scores` that leaves nothing half-written."""
+    sb.save_scores(scores, buffer := io.BytesIO())  # type: ignore[arg-type]  # torch.save takes files as well as paths
+    write_whole({path: buffer.getbuffer()})
+
+
+class ClassScores(NamedTuple):
+    """The scores of one class, and how much of it a pruning leaves out."""
+
+    name: str
+    examples: int
+    lowest: float
+    median: float
+    highest: float
+    pruned: int
+
+
+def summarise(scores: Tensor, keep: Tensor, labels: Tensor, classes: Sequence[str]) -> list[ClassScores]:
+    """Each class that has examples, those with the lowest median first; examples without a score (NaN) count too.
+
+    >>> scores, labels = torch.tensor([0.1, 0.9, 0.5, 0.7]), torch.tensor([0, 1, 0, 1])
+    >>> for row in summarise(scores, sb.keep_after_pruning(scores, 0.5), labels, ("cat", "dog")):
+    ...     print(*row)
+    cat 2 0.1... 0.1... 0.5 2
+    dog 2 0.69... 0.69... 0.89... 0
+    """
+    rows = []
+    for label, name in enumerate(classes):
+        mine = (labels == label).nonzero().flatten()
+        found = scores[mine][~scores[mine].isnan()]
+        spread = (found.min(), found.median(), found.max()) if len(found) else (torch.tensor(float("nan")),) * 3
+        lowest, median, highest = (float(value) for value in spread)
+        rows.append(ClassScores(name, len(mine), lowest, median, highest, int((~keep[mine]).sum())))
+    return sorted((row for row in rows if row.examples), key=lambda row: row.median)

@@ -1,0 +1,347 @@
+"""Broken files, full disks and folders in use, as a user of `train` meets them: told in a sentence, nothing lost."""
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import datasets
+import pytest
+import torch
+
+from selective_backprop.lab.datasets import load_images
+from selective_backprop.lab.decoding import _locked
+from selective_backprop.lab.records import RunFolder, write_whole
+from tests.lab.command_line import ENVIRONMENT, text_of
+from tests.lab.test_datasets import random_pixels, write_folders, write_set
+
+TRAIN = ("train", "--epochs", 3, "--method", "selective_backprop")
+
+
+def command(*words):
+    return [sys.executable, "-m", "selective_backprop.lab", *map(str, words)]
+
+
+def run(*words, **options):
+    options = {"env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 300} | options
+    return subprocess.run(command(*words), **options)
+
+
+def content(folder):
+    """Every file but the lock, by name."""
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def refused(*words, folder=None, **options):
+    """The message of a run that ends with code 2, says why without a traceback, and leaves what is in the folder."""
+    before = content(folder) if folder is not None else {}
+    result = run(*words, **options)
+    assert result.returncode == 2, text_of(result)
+    assert "Traceback" not in text_of(result)
+    after = content(folder) if folder is not None else {}
+    assert {name: after.get(name) for name in before} == before
+    assert not [name for name in after if name.endswith(".part")]
+    return text_of(result)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "finished"
+    result = run(*TRAIN, "--out", folder)
+    assert result.returncode == 0, text_of(result)
+    return folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+# ---- data
+
+
+def cut_short(folder):
+    path = write_set(folder) / "train.parquet"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def no_test_set(folder):
+    (write_set(folder) / "test.parquet").unlink()
+
+
+def no_image(folder):
+    write_set(folder, [*random_pixels(5), b"no image"])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_short, "mine/train.parquet cannot be read as parquet, it is damaged or cut short"),
+        (no_test_set, "there is no test.parquet"),
+        (no_image, "mine/train.parquet cannot be decoded"),
+    ],
+)
+def test_data_that_cannot_be_read(tmp_path, damage, message):
+    damage(tmp_path / "mine")
+    environment = ENVIRONMENT | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    said = refused(*TRAIN, "--dataset", tmp_path / "mine", "--out", tmp_path / "run", env=environment)
+    assert message in without_spaces_in_paths(said)
+    assert not (tmp_path / "run").exists(), "no run was begun"
+    assert not list((tmp_path / "cache").glob("selective_backprop/.decoding-*"))
+
+
+def without_spaces_in_paths(text):
+    """A box breaks long paths."""
+    return text.replace("/ ", "/")
+
+
+def test_a_data_dir_that_is_not_there(tmp_path):
+    said = refused("train", "--recipe", "svhn", "--data-dir", tmp_path / "none", "--out", tmp_path / "run")
+    assert "is no folder" in said
+    assert not (tmp_path / "run").exists()
+
+
+# ---- files of a run
+
+
+@pytest.mark.parametrize("left", [0, 0.5, 0.999])
+def test_a_checkpoint_cut_short(folder, left):
+    path = folder / "checkpoint.pt"
+    os.truncate(path, int(left * path.stat().st_size))
+    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
+    assert "checkpoint.pt is damaged" in said and "move it away to start the run again" in said
+
+
+@pytest.mark.parametrize("state", [[1, 2, 3], torch.zeros(3)])
+def test_a_checkpoint_of_something_else(folder, state):
+    torch.save(state, folder / "checkpoint.pt")
+    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
+    assert f"checkpoint.pt is damaged (it holds a {type(state).__name__})" in said
+
+
+def test_a_checkpoint_of_another_network(folder):
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    state["model"] = {name: value[:1] for name, value in state["model"].items() if value.dim()}
+    torch.save(state, folder / "checkpoint.pt")
+    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
+    assert "checkpoint.pt" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [*lines[:-1], lines[-1][:30]], "records.jsonl is damaged (line 3:"),
+        (lambda lines: [b"\xff\xfe", *lines[1:]], "records.jsonl is damaged (line 1:"),
+        (lambda lines: [*lines[:2], b"3"], "records.jsonl is damaged (line 3 is no record)"),
+        (lambda lines: lines[:2], "records.jsonl is damaged (2 records, but checkpoint.pt is of 3 epochs)"),
+        (lambda lines: [], "records.jsonl is damaged (0 records, but checkpoint.pt is of 3 epochs)"),
+    ],
+    ids=["cut short", "no text", "no record", "a line lost", "empty"],
+)
+def test_damaged_records(folder, change, message):
+    path = folder / "records.jsonl"
+    path.write_bytes(b"\n".join(change(path.read_bytes().splitlines())))
+    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
+    assert message in said and "move it away with checkpoint.pt to start the run again" in said
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "\x00\x01"])
+def test_damaged_settings(folder, text):
+    (folder / "config.json").write_text(text)
+    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
+    assert "config.json is damaged" in said and "move it away with the rest of the folder" in said
+
+
+def test_records_of_who_knows_what_run(folder):
+    (folder / "config.json").unlink()
+    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
+    assert "holds records but no config.json: put it back, or choose another folder" in said
+
+
+def test_what_a_killed_save_left_does_not_matter(folder):
+    last = json.loads((folder / "records.jsonl").read_text().splitlines()[-1])
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(json.dumps(last | {"epoch": 3}) + "\n")  # records are replaced before the checkpoint
+    (folder / "checkpoint.pt.part").write_bytes(b"half a checkpoint")
+    result = run(*TRAIN, "--out", folder, "--resume")
+    assert result.returncode == 0, text_of(result)
+
+
+# ---- disks and folders
+
+
+def small_files_only(size):
+    """No file can grow beyond this: what a full disk does, with an error of its own."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_no_room_for_a_checkpoint(tmp_path):
+    folder, longer = tmp_path / "run", ("train", "--epochs", 200, "--method", "selective_backprop")
+    with subprocess.Popen(command(*longer, "--out", folder), env=ENVIRONMENT, stdout=subprocess.PIPE) as process:
+        while not (folder / "checkpoint.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    size = (folder / "checkpoint.pt").stat().st_size
+    said = refused(*longer, "--out", folder, "--resume", folder=folder, preexec_fn=small_files_only(size // 2))
+    assert "File too large" in said
+    assert "bytes are needed, and what was there before is unchanged" in said
+    assert "checkpoint.pt" in said
+
+
+def test_no_room_at_the_very_start(tmp_path):
+    said = refused(*TRAIN, "--out", tmp_path / "run", preexec_fn=small_files_only(10))
+    assert "File too large" in said and "config.json" in said
+    assert content(tmp_path / "run") == {}
+    assert run(*TRAIN, "--out", tmp_path / "run").returncode == 0, "with room, the same command works"
+
+
+@pytest.mark.parametrize("fails", ["one", "two"])
+def test_of_several_files_all_are_replaced_or_none(tmp_path, fails):
+    contents = {tmp_path / name: b"new" if name != fails else b"new" * 10_000 for name in ("one", "two")}
+    for path in contents:
+        path.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large; 30,003 bytes are needed.*" + fails):
+            write_whole(contents)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert content(tmp_path) == {"one": b"old", "two": b"old"}
+    write_whole(contents)
+    assert content(tmp_path)["two"].startswith(b"new")
+
+
+def obey_permissions():
+    """Root does not, unless CAP_DAC_OVERRIDE (1) is dropped (PR_CAPBSET_DROP, 24) before the program starts."""
+    if os.getuid() == 0 and ctypes.CDLL(None, use_errno=True).prctl(24, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot drop the right to ignore permissions")
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    probe = [sys.executable, "-c", f"open({str(tmp_path / 'place' / 'file')!r}, 'w')"]
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place").chmod(0o555)
+    try:
+        if subprocess.run(probe, preexec_fn=obey_permissions, stderr=subprocess.DEVNULL).returncode == 0:
+            pytest.skip("this user may write anywhere")
+    except subprocess.SubprocessError:
+        pytest.skip("root may write anywhere")
+    yield tmp_path / "place"
+    (tmp_path / "place").chmod(0o755)
+
+
+def test_a_folder_that_cannot_be_written_to(read_only):
+    for out in (read_only, read_only / "run"):
+        said = refused(*TRAIN, "--out", out, folder=read_only, preexec_fn=obey_permissions)
+        assert "Permission denied" in said and str(read_only.name) in said
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path):
+    (tmp_path / "run").write_text("notes")
+    said = refused(*TRAIN, "--out", tmp_path / "run", folder=tmp_path)
+    assert "is a file, and a run needs a folder" in said
+    refused(*TRAIN, "--out", tmp_path / "run" / "deeper", folder=tmp_path)
+
+
+def test_a_run_under_way_is_not_disturbed(tmp_path):
+    folder, long = tmp_path / "run", ("train", "--epochs", 500, "--out", tmp_path / "run")
+    with subprocess.Popen(command(*long), env=ENVIRONMENT, stdout=subprocess.PIPE) as process:
+        while not (folder / "checkpoint.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        second = run(*long, "--resume")
+        assert second.returncode == 2
+        assert "another process is working on" in text_of(second)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records] == list(range(len(records)))
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--option", "no_such_option=3"), "selective_backprop does not take these options"),
+        (("--dataset", "/no/such/folder"), "no image set or folder is called '/no/such/folder'"),
+        (("--dataset", "imagenet"), "image"),
+    ],
+)
+def test_unknown_names(tmp_path, words, message):
+    assert message in refused(*TRAIN, *words, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["no.such.module:network", "selective_backprop.lab.models:no_such_network"])
+def test_an_unknown_model_does_not_claim_the_folder(tmp_path, name):
+    assert name.split(":")[1] in refused(*TRAIN, "--model", name, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "the corrected command would be refused: other settings"
+
+
+# ---- decoding
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = tmp_path / "cache" / "selective_backprop"
+    cache.mkdir(parents=True)
+    return cache
+
+
+def test_what_a_killed_decode_left_is_removed_at_the_next(tmp_path, own_cache):
+    for name in (".decoding-killed", ".decoding-in-use", "other"):
+        (own_cache / name).mkdir()
+        (own_cache / name / "file").write_text("images")
+    with _locked(own_cache / ".decoding-in-use", wait=False) as locked:
+        assert locked
+        load_images(write_folders(tmp_path / "insects"))
+        names = sorted(path.name for path in own_cache.iterdir())
+        assert [name[:8] for name in names] == [".decodin", "insects-", "other"]
+        assert names[0] == ".decoding-in-use"
+
+
+def test_without_locks_nothing_is_removed(tmp_path, own_cache, monkeypatch):
+    def no_locks(*_):
+        raise OSError("no locks available")
+
+    (own_cache / ".decoding-unknown").mkdir()
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert len(load_images(write_folders(tmp_path / "insects")).test_labels) == 4
+    assert (own_cache / ".decoding-unknown").exists()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_reading_parquet_shows_no_bar_and_leaves_the_callers_setting(tmp_path, own_cache, capfd, shown):
+    before = datasets.are_progress_bars_disabled()
+    (datasets.enable_progress_bars if shown else datasets.disable_progress_bars)()
+    try:
+        load_images(write_set(tmp_path / "mine"))
+        assert datasets.are_progress_bars_disabled() == (not shown)
+        cut_short(tmp_path / "broken")
+        with pytest.raises(ValueError, match="damaged or cut short"):
+            load_images(tmp_path / "broken")
+        assert datasets.are_progress_bars_disabled() == (not shown)
+    finally:
+        (datasets.disable_progress_bars if before else datasets.enable_progress_bars)()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_folder_is_free_again_after_an_error(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"config\.json is damaged"):
+            RunFolder(tmp_path, {"seed": 0})

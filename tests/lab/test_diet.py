@@ -1,0 +1,252 @@
+"""Scores and pruning as a user makes them, on digits and a small network."""
+
+import csv
+import itertools
+import re
+import statistics
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
+
+import selective_backprop as sb
+from selective_backprop.lab.cli.diet import diet_app
+from selective_backprop.lab.datasets import ImageDataset, load_images
+from selective_backprop.lab.diet import diet_from_file, score_by_network, summarise
+from selective_backprop.lab.recipes import find_recipe
+from selective_backprop.lab.training import Settings, Training, start
+
+DIGITS = load_images("digits")
+SETTINGS = Settings(recipe=find_recipe("digits"), method="traditional", selectivity=1.0)
+CPU = torch.device("cpu")
+
+
+def run(*words, exit_code=0):
+    """What was printed, without the frames and line breaks of error boxes."""
+    result = CliRunner().invoke(diet_app, [str(word) for word in words], env={"COLUMNS": "150", "NO_COLOR": "1"})
+    printed = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == exit_code, printed
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return printed
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """Two networks of two epochs, and what was printed."""
+    out = tmp_path_factory.mktemp("diet") / "scores.pt"
+    return out, run("score", "--epochs", 2, "--seeds", 2, "--out", out)
+
+
+def by_hand(seed, epochs=2, measure="el2n"):
+    """The first epochs of a run at the recipe's own length, and one pass with the library's function."""
+    recipe = find_recipe("digits")
+    training = Training(Settings(recipe=recipe, method="traditional", selectivity=1.0, seed=seed), DIGITS, CPU)
+    rates = [training.epoch()["lr"] for _ in range(epochs)]
+    assert rates == [pytest.approx(recipe.lr_at((epoch + 1) / recipe.epochs)) for epoch in range(epochs)]
+    loader = DataLoader(ImageDataset(DIGITS.train_images, DIGITS.train_labels), 1437, collate_fn=ImageDataset.collate)
+    return sb.score_examples(
+        training.model, loader, measure=measure, forward=lambda m, b: (m(training.normalise(b[0])), b[1])
+    )
+
+
+def test_scores_are_the_mean_over_networks_cut_off_early(scored):
+    out, printed = scored
+    one, two = by_hand(0), by_hand(1)
+    assert torch.allclose(sb.load_scores(out, 1437), (one + two) / 2, atol=1e-6)
+    assert f"mean {sb.rank_correlation(one, two):.3f}, lowest {sb.rank_correlation(one, two):.3f}" in printed
+    assert re.search(r"seed 1:? +epoch 2/2", printed)
+    assert f"diet prune {out} --recipe digits" in printed
+    assert f"train --recipe digits --method diet --option scores={out} --option prune=0.25" in printed
+
+
+def test_a_networks_folder_serves_other_scores_and_later_epochs(scored, tmp_path):
+    out, _ = scored
+    networks = out.with_name("scores.pt.networks")
+    printed = run(
+        "score", "--epochs", 2, "--seeds", 1, "--score", "grand", "--networks", networks, "--out", tmp_path / "g"
+    )
+    assert "epoch" not in printed.split("scores by class")[0], "nothing was to be trained"
+    assert torch.allclose(sb.load_scores(tmp_path / "g"), by_hand(0, measure="grand"), rtol=1e-5)
+    again = run("score", "--epochs", 2, "--seeds", 2, "--networks", networks, "--out", tmp_path / "again")
+    assert "epoch 1/" not in again
+    assert torch.equal(sb.load_scores(tmp_path / "again"), sb.load_scores(out))
+    longer = run("score", "--epochs", 3, "--seeds", 1, "--networks", networks, "--out", tmp_path / "longer")
+    assert "epoch 3/3" in longer and "epoch 2/3" not in longer
+    assert torch.allclose(sb.load_scores(tmp_path / "longer"), by_hand(0, epochs=3), atol=1e-6)
+    assert "has been trained for 3 epochs already, scores after 1 cannot be had" in run(
+        "score", "--epochs", 1, "--networks", networks, "--out", tmp_path / "shorter", exit_code=2
+    )
+
+
+def test_stopping_loses_at_most_an_epoch(scored, tmp_path, monkeypatch):
+    epochs = itertools.count()
+    advance = sb.lab.diet.advance
+
+    def interrupted(*arguments):
+        if next(epochs) == 3:  # in the last epoch of the second network
+            raise KeyboardInterrupt
+        advance(*arguments)
+
+    monkeypatch.setattr(sb.lab.diet, "advance", interrupted)
+    command = ("score", "--epochs", 2, "--seeds", 2, "--out", tmp_path / "scores.pt")
+    assert "stopped; run the same command to go on" in run(*command, exit_code=130)
+    assert not (tmp_path / "scores.pt").exists()
+    printed = run(*command)
+    assert re.findall(r"seed (\d):? +epoch (\d)", printed) == [("1", "2")]
+    assert torch.equal(sb.load_scores(tmp_path / "scores.pt"), sb.load_scores(scored[0]))
+
+
+def test_untrained_networks_can_score(tmp_path):
+    scores = score_by_network(SETTINGS, DIGITS, tmp_path / "run", epochs=0, device=CPU)
+    assert torch.allclose(scores, by_hand(0, epochs=0), atol=1e-6)
+    assert torch.equal(score_by_network(SETTINGS, DIGITS, tmp_path / "run", epochs=0, device=CPU), scores)
+
+
+def test_classes_are_summed_up_as_by_hand(scored):
+    scores = sb.load_scores(scored[0])
+    scores[:5] = float("nan")
+    keep = sb.keep_after_pruning(scores, 0.3, highest=0.1)
+    labels = DIGITS.train_labels
+    rows = summarise(scores, keep, labels, (*DIGITS.classes, "no such digit"))
+    assert [row.median for row in rows] == sorted(row.median for row in rows)
+    assert sorted(row.name for row in rows) == sorted(DIGITS.classes)
+    for row in rows:
+        mine = [i for i in range(len(labels)) if int(labels[i]) == int(row.name)]
+        values = [float(scores[i]) for i in mine if i >= 5]
+        assert (row.lowest, row.median, row.highest) == (min(values), statistics.median_low(values), max(values))
+        assert (row.examples, row.pruned) == (len(mine), sum(not keep[i] for i in mine))
+
+
+def test_many_classes_are_cut_to_the_easiest_and_the_hardest(capsys):
+    from rich.console import Console
+
+    from selective_backprop.lab.cli.diet import _show_classes
+
+    many = type("Data", (), {"train_labels": torch.arange(50), "classes": [f"class-{i}" for i in range(50)]})
+    scores = torch.arange(50.0)
+    _show_classes(Console(), scores, scores > 10, many, "left out")
+    printed = capsys.readouterr().out
+    assert "... 30 more" in printed
+    assert [f"class-{i} " in printed for i in range(50)] == [i < 10 or i >= 40 for i in range(50)]
+
+
+def test_prune_writes_which_ids_stay(scored, tmp_path):
+    scores = sb.load_scores(scored[0])
+    printed = run("prune", scored[0], "--fraction", 0.4, "--highest", 0.05, "--out", tmp_path / "ids.csv")
+    keep = sb.keep_after_pruning(scores, 0.4, highest=0.05)
+    assert f"{int(keep.sum())} of 1,437 examples stay, {int((~keep).sum())} are left out" in printed
+    with (tmp_path / "ids.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["id"]) for row in rows] == list(range(1437))
+    assert [row["kept"] == "1" for row in rows] == keep.tolist()
+    assert [float(row["score"]) for row in rows] == scores.tolist()
+    assert [int(row["class"]) for row in rows] == DIGITS.train_labels.tolist()
+    assert "is there already" in run("prune", scored[0], "--out", tmp_path / "ids.csv", exit_code=2)
+
+
+def test_two_scores_are_compared(scored, tmp_path):
+    scores, other = sb.load_scores(scored[0]), torch.rand(1437, generator=torch.Generator().manual_seed(0))
+    sb.save_scores(other, tmp_path / "other.pt")
+    printed = run("prune", scored[0], "--compare", tmp_path / "other.pt")
+    assert f"rank correlation {sb.rank_correlation(scores, other):.3f}" in printed
+    for fraction in (0.05, 0.1, 0.25, 0.5, 0.75):
+        assert f"{fraction:.0%} {sb.overlap(scores, other, fraction):.1%} {fraction:.0%}" in printed
+
+
+def test_the_method_prunes_and_then_selects(scored):
+    scores = sb.load_scores(scored[0])
+    plain = diet_from_file(0.5, scores=str(scored[0]))
+    assert plain.name == "diet(selective_backprop)" and plain.policy.selectivity == 0.5
+    assert torch.equal(plain.keep, sb.keep_after_pruning(scores, 0.25))
+    other = diet_from_file(0.5, scores=str(scored[0]), prune=0.5, highest=0.1, method="stale", every=2)
+    assert other.scorer.every == 2
+    assert torch.equal(other.keep, sb.keep_after_pruning(scores, 0.5, highest=0.1))
+
+
+def test_a_run_trains_on_what_is_left(scored):
+    from selective_backprop.lab.choices import METHODS
+
+    if "diet" not in METHODS:
+        pytest.skip("diet is no named method yet")
+    options = {"scores": str(scored[0]), "prune": 0.4}
+    training = start(Settings(recipe=find_recipe("digits"), method="diet", selectivity=0.5, options=options), DIGITS)
+    training.epoch()
+    kept = sb.keep_after_pruning(sb.load_scores(scored[0]), 0.4)
+    offered = training.loader.ledger.offered > 0
+    assert torch.equal(offered, kept)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--recipe", "dgits"), "there is no recipe 'dgits': did you mean digits"),
+        (("--score", "loss"), "'loss' is not one of 'el2n', 'grand'"),
+        (("--epochs", 25), "epochs must be from 0 to the recipe's 24, got 25"),
+        (("--seeds", 0), "Invalid value for '--seeds'"),
+        (("--model", "resnet21"), "resnet20"),
+        (("--model", "no.such.module:network"), "no.such"),
+        (("--validation", 1), "1"),
+    ],
+)
+def test_what_cannot_be_scored(tmp_path, words, message):
+    assert message in run("score", *words, "--out", tmp_path / "scores.pt", exit_code=2)
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_nothing_is_overwritten_or_mixed(scored, tmp_path):
+    before = scored[0].read_bytes()
+    assert "is there already: choose another name" in run("score", "--out", scored[0], exit_code=2)
+    assert scored[0].read_bytes() == before
+    networks = scored[0].with_name("scores.pt.networks")
+    printed = run("score", "--validation", 0.1, "--networks", networks, "--out", tmp_path / "s.pt", exit_code=2)
+    assert "holds a run with other settings (validation)" in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        (None, (), "No such file or directory"),
+        (b"", (), "is not a file written by save_scores"),
+        (b"no scores", (), "is not a file written by save_scores"),
+        (torch.rand(10), (), "has scores of 10 examples, the data set has 1437"),
+        (torch.rand(1437), ("--fraction", 1), "prune and highest must be >= 0 and together below 1, got 1.0 and 0.0"),
+        (torch.rand(1437), ("--fraction", -0.1), "got -0.1 and 0.0"),
+        (torch.rand(1437), ("--fraction", 0.6, "--highest", 0.5), "got 0.6 and 0.5"),
+        (torch.rand(1437), ("--compare", "no/such/file"), "No such file or directory: 'no/such/file'"),
+    ],
+)
+def test_what_cannot_be_pruned(tmp_path, content, words, message):
+    file = tmp_path / "scores.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        sb.save_scores(content, file)
+    assert message in run("prune", file, *words, "--out", tmp_path / "ids.csv", exit_code=2)
+    assert not (tmp_path / "ids.csv").exists()
+
+
+def test_scores_cut_short(scored, tmp_path):
+    content = scored[0].read_bytes()
+    (tmp_path / "cut.pt").write_bytes(content[: len(content) // 2])
+    assert "cut.pt is not a file written by save_scores" in run("prune", tmp_path / "cut.pt", exit_code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "diet needs scores=FILE, a file of scores as `diet score` writes it, got None"),
+        ({"scores": 3}, "diet needs scores=FILE.* got 3"),
+        ({"prune": "much"}, r"prune must be a number in \[0, 1\), got 'much'"),
+        ({"prune": 1.0}, "together below 1, got 1.0 and 0.0"),
+        ({"method": "sbb"}, "there is no method 'sbb'"),
+        ({"every": 2}, "selective_backprop does not take these options: .*every"),
+    ],
+)
+def test_what_is_no_method(scored, options, message):
+    given = ({"scores": str(scored[0])} if options else {}) | options
+    with pytest.raises(ValueError, match=message):
+        diet_from_file(0.5, **given)
