@@ -11,7 +11,7 @@ run() {  # recipe, share of the loss for the ledger, seeds, more
     selective-backprop compare --recipe "$1" --data-dir "$data" --seeds "$3" --out "$out/$1" \
         --method traditional --method sb:warmup_epochs=1 --method stale:every=3,warmup_epochs=1 \
         --method "ledger:loss_share=$2" --method kath18 --method random --method infobatch \
-        --budget ledger "${@:4}"
+        --budget ledger --budget-by compute "${@:4}"
 }
 
 for seeds in 1 2; do  # the second time only the second seed is missing

@@ -46,6 +46,7 @@ def compare(
     seeds: int = 2,
     budgets: Sequence[str] = (),
     budget_times: Sequence[float] = (1.0,),
+    budget_by: Sequence[str] = ("compute", "time"),
     label_noise: float = 0.0,
     validation: float = 0.0,
     observers: Callable[[Path, Settings], Sequence[Observer]] = lambda folder, settings: (),
@@ -61,6 +62,7 @@ def compare(
         budgets: labels of methods. For each, Traditional and repeated random are trained within the same compute
             and within the same time, their schedules fully decayed.
         budget_times: multiples of those budgets; other than 1 of the compute alone.
+        budget_by: what counts as the same. For methods without selection passes both come to nearly the same.
         label_noise, validation: of `Settings`.
     """
     curves: Curves = {}
@@ -69,7 +71,10 @@ def compare(
         entries = [Entry(choice.label, settings_for(choice, recipe, **more)) for choice in choices]
         results = run_in_turns(entries, load, out, observers=observers, show=show)
         baselines = [
-            entry for label in budgets for times in budget_times for entry in fair_baselines(results, label, times)
+            entry
+            for label in budgets
+            for times in budget_times
+            for entry in fair_baselines(results, label, times, budget_by)
         ]
         results |= run_in_turns(baselines, load, out, observers=observers, show=show)
         for entry, records in results.items():
@@ -77,7 +82,9 @@ def compare(
     return curves
 
 
-def fair_baselines(results: Results, label: str, times: float = 1.0) -> list[Entry]:
+def fair_baselines(
+    results: Results, label: str, times: float = 1.0, by: Sequence[str] = ("compute", "time")
+) -> list[Entry]:
     """Traditional and repeated random within the compute and the time of a method, of one seed.
 
     Time is given as the number of examples that Traditional trained on in it, so that the baseline can be resumed
@@ -86,9 +93,10 @@ def fair_baselines(results: Results, label: str, times: float = 1.0) -> list[Ent
     _, curve = _find(results, lambda entry: entry.label == label)
     traditional, reference = _find(results, lambda entry: entry.settings.method == "traditional")
     seconds_per_epoch = reference.seconds[-1] / reference.compute[-1]
-    lengths = {f"{label}'s compute": curve.compute[-1], f"{label}'s time": curve.seconds[-1] / seconds_per_epoch}
+    spent = {"compute": curve.compute[-1], "time": curve.seconds[-1] / seconds_per_epoch}
+    lengths = {f"{label}'s {kind}": spent[kind] for kind in by}
     if times != 1:
-        lengths = {f"{times:g}x {label}'s compute": times * curve.compute[-1]}
+        lengths = {f"{times:g}x {label}'s compute": times * spent["compute"]}
     baselines = []
     for budget, length in lengths.items():
         length = round(length, 3)

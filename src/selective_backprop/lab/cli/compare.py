@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,15 @@ Methods = Annotated[
     list[str] | None,
     typer.Option("--method", help="NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable. Default: the field's main ones."),
 ]
+
+
+class BudgetBy(StrEnum):
+    """What a baseline may spend as much of."""
+
+    COMPUTE = "compute"
+    TIME = "time"
+
+
 DEFAULT_METHODS = ["traditional", "sb", "stale:every=3", "ledger", "kath18", "random", "infobatch"]
 
 
@@ -50,6 +60,9 @@ def compare(
     budget_times: Annotated[
         list[float] | None,
         typer.Option(help="Multiples of that budget, e.g. 2: twice the compute; repeatable. Default: 1."),
+    ] = None,
+    budget_by: Annotated[
+        list[BudgetBy] | None, typer.Option(help="The same compute, the same time; repeatable. Default: both.")
     ] = None,
     label_noise: LabelNoise = 0.0,
     validation: Validation = 0.0,
@@ -95,6 +108,7 @@ def compare(
                 seeds=seeds,
                 budgets=budget or [],
                 budget_times=budget_times or [1.0],
+                budget_by=budget_by or list(BudgetBy),
                 label_noise=label_noise,
                 validation=validation,
                 observers=observers,
