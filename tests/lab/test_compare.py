@@ -20,8 +20,9 @@ from tests.lab.command_line import records, run, start, text_of, without_seconds
 METHODS = ("--method", "traditional", "--method", "sb@0.25", "--method", "ledger:loss_share=0.8,lr=0.05")
 
 
-def row_of(folder, label, table="table.md"):
-    lines = (folder / table).read_text().splitlines()
+def row_of(folder, label, axis):
+    part = (folder / "tables.md").read_text().split(f"Speed-up in {axis}")[1]
+    lines = part.splitlines()
     return next([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(f"| {label} |"))
 
 
@@ -50,13 +51,15 @@ def test_the_table_is_what_the_records_say(compared):
     curves = {
         name: [Curve.of(records(out / name / f"seed-{seed}")) for seed in (0, 1)] for name in ("traditional", "sb")
     }
-    assert row_of(out, "traditional")[4:] == ["1.00 (1.00-1.00)"] * 6
-    row = row_of(out, "sb")
+    assert row_of(out, "traditional", "seconds")[3:] == ["1.00 (1.00-1.00)"] * 3
+    row = row_of(out, "sb", "seconds")
     mean = sum(curve.errors[-1] for curve in curves["sb"]) / 2
     assert row[1].startswith(f"{100 * mean:.2f}% ±")
-    assert row[3] == f"{sum(curve.compute[-1] for curve in curves['sb']) / 2:.2f}"
-    assert row[6] == str(speed_up(curves["traditional"], curves["sb"], 1.4, "seconds"))
-    assert row[9] == str(speed_up(curves["traditional"], curves["sb"], 1.4, "compute"))
+    assert row[2] == f"{sum(curve.seconds[-1] for curve in curves['sb']) / 2:.1f}"
+    assert row[5] == str(speed_up(curves["traditional"], curves["sb"], 1.4, "seconds"))
+    row = row_of(out, "sb", "compute")
+    assert row[2] == f"{sum(curve.compute[-1] for curve in curves['sb']) / 2:.2f}"
+    assert row[5] == str(speed_up(curves["traditional"], curves["sb"], 1.4, "compute"))
     assert "Error on the test set after the last epoch" in text_of(result)
 
 
@@ -80,6 +83,17 @@ def test_the_time_budget_is_the_examples_that_traditional_trains_on_in_it(compar
     assert config["length"] == pytest.approx(expected, abs=0.001)
 
 
+def test_a_budget_by_compute_alone(tmp_path):
+    command = ("compare", "--method", "traditional", "--method", "ledger", "--epochs", 2, "--seeds", 1)
+    result = run(*command, "--budget", "ledger", "--budget-by", "compute", "--budget-times", 0.5, "--out", tmp_path)
+    assert result.returncode == 0, text_of(result)
+    labels = {path.name for path in tmp_path.iterdir() if path.is_dir()} - {"traditional", "ledger"}
+    assert labels == {"traditional,_0.5x_ledger_s_compute", "repeated_random,_0.5x_ledger_s_compute"}
+    shorter = json.loads((tmp_path / "traditional,_0.5x_ledger_s_compute/seed-0/config.json").read_text())
+    spent = Curve.of(records(tmp_path / "ledger/seed-0")).compute[-1]
+    assert shorter["length"] == pytest.approx(spent / 2, abs=0.001)
+
+
 def test_running_it_again_does_nothing_but_the_table(compared):
     out, command, first = compared
     files = {
@@ -90,7 +104,7 @@ def test_running_it_again_does_nothing_but_the_table(compared):
     again = run(*command)
     assert again.returncode == 0
     assert files == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
-    assert first.stdout.split("speed-up in time")[1] == again.stdout.split("speed-up in time")[1]
+    assert first.stdout.split("Speed-up in")[1:] == again.stdout.split("Speed-up in")[1:]
 
 
 def test_a_killed_comparison_goes_on_exactly(tmp_path):

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from selective_backprop.lab.comparison import Curves
-from selective_backprop.lab.curves import AXES, FACTORS, Curve, speed_up
+from selective_backprop.lab.curves import AXES, FACTORS, Axis, Curve, speed_up
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,6 @@ class TextTable:
             table.add_row(*(escape(cell).replace(" (", "\n(").replace(" ±", "\n±") for cell in row))
         return table
 
-    def columns(self, *indices: int) -> TextTable:
-        """Some of its columns."""
-        return TextTable([self.heading[i] for i in indices], [[row[i] for i in indices] for row in self.rows])
-
     def markdown(self) -> str:
         """
         >>> print(TextTable(["a", "b"], [["1", "2"]]).markdown())
@@ -46,22 +42,20 @@ class TextTable:
         return "\n".join(f"| {' | '.join(row)} |" for row in [self.heading, rule, *self.rows])
 
 
-def comparison_table(curves: Curves, reference: str) -> TextTable:
+def comparison_table(curves: Curves, reference: str, axis: Axis) -> TextTable:
     """The paper's Table 1: final error, cost, and speed-up to multiples of the reference's final error.
 
     Args:
         curves: by label; of each label by seed.
         reference: label of Traditional.
+        axis: what is to be saved, seconds or compute.
     """
-    heading = ["method", "final error", "seconds", "compute"]
-    heading += [f"time to {factor}x" for factor in FACTORS] + [f"compute to {factor}x" for factor in FACTORS]
-    rows = []
-    for label, by_seed in curves.items():
-        row = [label, final_error(by_seed), *_costs(by_seed)]
-        for axis in AXES:
-            row += [str(speed_up(curves[reference], by_seed, factor, axis)) for factor in FACTORS]
-        rows.append(row)
-    return TextTable(heading, rows)
+    rows = [
+        [label, final_error(by_seed), cost(by_seed, axis)]
+        + [str(speed_up(curves[reference], by_seed, factor, axis)) for factor in FACTORS]
+        for label, by_seed in curves.items()
+    ]
+    return TextTable(["method", "final error", axis, *(f"to {factor}x" for factor in FACTORS)], rows)
 
 
 def final_error(by_seed: Sequence[Curve]) -> str:
@@ -70,15 +64,16 @@ def final_error(by_seed: Sequence[Curve]) -> str:
     return f"{fmean(errors):.2f}%" + (f" ± {stdev(errors):.2f}" if len(errors) > 1 else "")
 
 
-def _costs(by_seed: Sequence[Curve]) -> list[str]:
+def cost(by_seed: Sequence[Curve], axis: Axis) -> str:
+    """Of whole runs, mean over seeds."""
     mean = Curve.mean(by_seed)
-    return [f"{mean.seconds[-1]:.1f}", f"{mean.compute[-1]:.2f}"]
+    return f"{mean.seconds[-1]:.1f}" if axis == "seconds" else f"{mean.compute[-1]:.2f}"
 
 
 def sweep_table(curves: Curves) -> TextTable:
     """Final error and cost of every run of a sweep."""
-    rows = [[label, final_error(by_seed), *_costs(by_seed)] for label, by_seed in curves.items()]
-    return TextTable(["run", "final error", "seconds", "compute"], rows)
+    rows = [[label, final_error(by_seed), *(cost(by_seed, axis) for axis in AXES)] for label, by_seed in curves.items()]
+    return TextTable(["run", "final error", *AXES], rows)
 
 
 def frontier_table(points: dict[str, list[str]]) -> TextTable:
@@ -90,9 +85,6 @@ def frontier_table(points: dict[str, list[str]]) -> TextTable:
     ]
     return TextTable(["method", "share", "points", "runs"], rows)
 
-
-TIME_COLUMNS, COMPUTE_COLUMNS = (0, 1, 2, 4, 5, 6), (0, 1, 3, 7, 8, 9)
-"""Of a comparison's table: it is too wide for a terminal."""
 
 READING = (
     "Error on the {split} after the last epoch, mean and standard deviation over {seeds} seeds; seconds without "

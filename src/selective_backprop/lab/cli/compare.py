@@ -27,8 +27,9 @@ from selective_backprop.lab.cli.options import (
 from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import compare as run_comparison
 from selective_backprop.lab.comparison import settings_for
+from selective_backprop.lab.curves import AXES
 from selective_backprop.lab.recipes import Recipe
-from selective_backprop.lab.tables import COMPUTE_COLUMNS, READING, TIME_COLUMNS, comparison_table
+from selective_backprop.lab.tables import READING, comparison_table
 
 Methods = Annotated[
     list[str] | None,
@@ -66,7 +67,7 @@ def compare(
     ] = None,
     label_noise: LabelNoise = 0.0,
     validation: Validation = 0.0,
-    out: Annotated[Path, typer.Option(help="Folder for all runs and the table.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Folder for all runs and the tables.")] = Path("runs/compare"),
     data_dir: DataDir = None,
     probe: Probe = None,
     probe_at: ProbeAt = None,
@@ -114,14 +115,14 @@ def compare(
                 observers=observers,
                 show=bars.show,
             )
-        table = comparison_table(curves, traditional)
+        tables = {f"Speed-up in {axis}": comparison_table(curves, traditional, axis) for axis in AXES}
         reading = READING.format(split="validation split" if validation else "test set", seeds=seeds)
-        (out / "table.md").write_text(f"{table.markdown()}\n\n{reading}\n")
-    title = f"{chosen.dataset}, {chosen.model}, {chosen.epochs} epochs: "
-    console.print(table.columns(*TIME_COLUMNS).rich(title + "speed-up in time to multiples of Traditional's error"))
-    console.print(table.columns(*COMPUTE_COLUMNS).rich(title + "speed-up in compute"))
+        text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
+        (out / "tables.md").write_text(f"{text}\n\n{reading}\n")
+    for title, table in tables.items():
+        console.print(table.rich(f"{title}: {chosen.dataset}, {chosen.model}, {chosen.epochs} epochs"))
     console.print(reading)
-    console.print(f"runs and table: {out}")
+    console.print(f"runs and tables: {out}")
 
 
 def parse_methods(texts: list[str], recipe: Recipe) -> list[Choice]:
