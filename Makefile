@@ -20,6 +20,7 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/selection_step.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/lab_overhead.py
+	$(BIN)/python benchmarks/advice.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

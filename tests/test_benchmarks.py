@@ -54,3 +54,14 @@ def test_the_lab_and_the_bare_loop_train_the_same_network():
     assert all(len(spent) == 1 and spent[0] > 0 for spent in seconds.values())
     assert subjects["bare"].steps == 2 * 5
     assert all(speed > 0 for speed in benchmark.feeding(subjects["bare"], rounds=1))
+
+
+def test_advice_is_set_against_measured_epochs(capsys):
+    load("advice").main(["--model", "small_resnet", "--batches", "3", "--size", "8", "--seconds", "0.1"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if " measured " in line]
+    assert [line.split()[0] for line in lines] == [
+        "traditional()",
+        "selective_backprop(0.33)",
+        "stale_selective_backprop(0.33,",
+        "ledger_backprop(0.33)",
+    ]

@@ -13,13 +13,14 @@ SOURCE = Path(sb.__file__).parent
 LAYERS = [
     ["no_trace", "batches"],
     ["functional"],
-    ["losses", "history", "ledger", "schedule", "stats", "forward"],
+    ["losses", "history", "ledger", "schedule", "guard", "stats", "forward"],
     ["types"],
     ["policies", "scorers"],
     ["sampling", "planning", "source", "assembler", "checks"],
     ["selector", "feedback"],
     ["loader"],
     ["example_scores", "pruning"],
+    ["costs", "advice"],
     ["methods", "progress", "testing"],
     ["lab"],
 ]

@@ -1,7 +1,10 @@
 """Train neural networks faster by choosing which examples to learn from."""
 
 from selective_backprop import functional, testing
+from selective_backprop.advice import Advice, advise
+from selective_backprop.costs import Costs
 from selective_backprop.example_scores import average_scores, el2n, grand, score_examples
+from selective_backprop.guard import Guard
 from selective_backprop.history import LossHistory
 from selective_backprop.ledger import Ledger
 from selective_backprop.loader import SelectiveLoader
@@ -61,14 +64,17 @@ from selective_backprop.types import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
     "Batch",
     "BelowMeanPolicy",
     "Candidates",
     "ClippedScorePolicy",
     "ConstantScorer",
+    "Costs",
     "ExpectedPolicy",
     "ForwardScorer",
     "GroupedPolicy",
+    "Guard",
     "ImportancePolicy",
     "LeastSelectedScorer",
     "Ledger",
@@ -90,6 +96,7 @@ __all__ = [
     "TrainingLossScorer",
     "UniformPolicy",
     "VariableStart",
+    "advise",
     "average_scores",
     "composer_backprop",
     "diet",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.guard import Guard
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss
 from selective_backprop.schedule import Schedule
@@ -146,3 +148,24 @@ class Method:
     @property
     def needs_ids(self) -> bool:
         return self.scorer.needs.ids or self.keep is not None or self.groups is not None
+
+    def guard(self, *, window: int = 50, patience: int = 1000) -> Method:
+        """The same, with selection switched off while it costs more time than it saves, and on when that changes.
+
+        Args:
+            window: candidate batches over which time is measured.
+            patience: candidate batches after which what was slower is tried again.
+
+        >>> from selective_backprop.methods import selective_backprop
+        >>> selective_backprop(1 / 3).guard().name
+        'selective_backprop'
+        """
+        if not self.scorer.needs.selection_pass or self.scorer.needs.ids:
+            raise ValueError(
+                "a guard is for methods with a selection pass for every candidate, and what is skipped before loading "
+                f"costs nothing: {self.name} decides before loading"
+            )
+        if type(self.schedule) is not Schedule:
+            raise ValueError(f"{self.name} decides by itself when selection is on, by {self.schedule!r}")
+        timing = {item.name: getattr(self.schedule, item.name) for item in dataclasses.fields(Schedule)}
+        return dataclasses.replace(self, schedule=Guard(**timing, window=window, patience=patience))

@@ -7,6 +7,8 @@ import time
 import pytest
 import torch
 
+from selective_backprop.lab.ledger_log import read_ledger_log
+from selective_backprop.lab.probes import read_confidence, read_examples, read_gradients
 from selective_backprop.testing import same
 from tests.lab.command_line import records, run, start, text_of, without_seconds
 
@@ -102,12 +104,61 @@ def test_bad_input_is_answered_with_what_would_be_right(arguments, message):
     assert "Traceback" not in text_of(result)
 
 
+def test_what_is_asked_for_is_written_beside_the_run(tmp_path):
+    pytest.importorskip("tensorboard")
+    extras = ("--probe", "gradients,confidence,examples", "--probe-at", "0,2", "--tensorboard")
+    result = run("train", *SHORT, *extras, "--out", tmp_path)
+    assert result.returncode == 0, text_of(result)
+    history = read_ledger_log(tmp_path)
+    assert history.loss.shape == history.probability.shape == history.selected.shape == (3, 1437)
+    # Up to a batch of the last epoch's selected examples goes on waiting where BatchNorm could not train on it alone.
+    trained = sum(record["trained"] for record in records(tmp_path))
+    assert 0 <= int(history.selected.sum()) - trained <= 1
+    assert {row.epoch for row in read_gradients(tmp_path)} == {0, 2}
+    assert read_confidence(tmp_path).confidence.shape == (2, 360)
+    assert {row.epoch for row in read_examples(tmp_path)} == {0, 1, 2}
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--probe", "gradient"), "there is no probe 'gradient': did you mean gradients"),
+        (("--probe", "examples"), "--probe and --tensorboard need --out"),
+        (("--probe", "examples", "--probe-at", "first"), "--probe-at takes epochs as 0,5,9, got 'first'"),
+        (("--probe-at", "1"), "--probe-at needs --probe"),
+    ],
+)
+def test_wrong_probes_are_told_at_once(arguments, message):
+    result = run("train", *arguments)
+    assert result.returncode == 2, text_of(result)
+    assert message in text_of(result)
+
+
+def test_advise_prints_costs_a_table_and_a_verdict():
+    result = run("advise", "--seconds", 0.5)
+    assert result.returncode == 0, text_of(result)
+    for part in ("Per example: loading", "s per epoch", "selective_backprop(0.33)", "ledger_backprop(loss_share=0.9)"):
+        assert part in text_of(result)
+    assert "At a third of the candidates" in text_of(result) or "Nothing pays here" in text_of(result)
+
+
 def test_list_and_help():
     listed = text_of(run("list"))
-    for name in ("digits", "cifar10", "wrn_28_10", "ledger_backprop", "composer"):
+    for name in ("digits", "cifar10", "wrn_28_10", "ledger_backprop (ledger)", "composer", "svhn_small"):
         assert name in listed
-    for words in (("--help",), ("train", "--help"), ("demo", "--help"), ("list", "--help")):
-        result = run(*words)
-        assert result.returncode == 0
-        assert "Usage:" in result.stdout
-    assert "selective-backprop train --recipe svhn" in text_of(run("train", "--help"))
+    commands = (
+        ("train",),
+        ("compare",),
+        ("sweep",),
+        ("advise",),
+        ("diet", "score"),
+        ("diet", "prune"),
+        ("demo",),
+        ("list",),
+    )
+    for words in commands:
+        said = text_of(run(*words, "--help"))
+        assert "Usage:" in said
+        assert f"selective-backprop {' '.join(words)}" in said, "an example to copy"
+    assert all(f" {words[0]} " in text_of(run("--help")) for words in commands)

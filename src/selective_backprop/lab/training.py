@@ -108,16 +108,17 @@ class Training:
         self.num_examples = len(labels)
         self.dataset = dataset = ImageDataset(data.train_images, labels)
         generator = torch.Generator().manual_seed(seed)
-        train_loader: DataLoader[Any] = DataLoader(
+        self.train_loader: DataLoader[Any] = DataLoader(
             dataset, recipe.batch_size, shuffle=True, generator=generator, collate_fn=dataset.collate
         )
         augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
+        self.prepare = Prepare(augment, self.normalise)
         self.loader = sb.SelectiveLoader(
-            train_loader,
+            self.train_loader,
             self.model,
             nn.CrossEntropyLoss(),
             make_method(settings.method, settings.selectivity, settings.options),
-            transform=Prepare(augment, self.normalise),
+            transform=self.prepare,
             device=device,
             num_epochs=settings.epochs,
             seed=seed,

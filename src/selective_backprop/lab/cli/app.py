@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from selective_backprop.lab.cli.advise import advise
 from selective_backprop.lab.cli.compare import compare
 from selective_backprop.lab.cli.diet import diet_app
 from selective_backprop.lab.cli.show import demo, list_names
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(sweep)
+app.command()(advise)
 app.add_typer(diet_app, name="diet")
 app.command("list")(list_names)
 app.command()(demo)

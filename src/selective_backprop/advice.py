@@ -1,0 +1,159 @@
+"""Will it pay? Predicted epoch times of the methods, from costs measured on the user's machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from selective_backprop import functional
+from selective_backprop.costs import Costs, measure_costs
+
+SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
+_WORTH_IT = 0.95  # of plain training's time: a gain below that is within the error of the prediction
+_STALE_EVERY = 3
+_LOSS_SHARE = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A method at a selectivity, and how long an epoch with it would take."""
+
+    method: str
+    """As it would be called."""
+    selectivity: float
+    seconds: float
+    """Per epoch of candidates; per candidate where the loader has no length."""
+    speed_up: float
+    """Against plain training; per epoch, not to the same accuracy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to expect; `print` it."""
+
+    costs: Costs
+    options: list[Option]
+    """Plain training first, then the fastest first."""
+    break_even: float
+    """Selectivity below which a selection pass for every candidate saves time; 0 or less: at none."""
+
+    @property
+    def best(self) -> Option | None:
+        """The fastest at a third of the candidates; None if none is worth it."""
+        third = [option for option in self.options[1:] if option.selectivity == 1 / 3]
+        fastest = min(third, key=lambda option: option.seconds)
+        return fastest if fastest.seconds < _WORTH_IT * self.options[0].seconds else None
+
+    def __str__(self) -> str:
+        costs, width = self.costs, max(len(option.method) for option in self.options)
+        unit = "s per epoch" if costs.num_candidates is not None else "s per candidate"
+        lines = [
+            f"Per example: loading {_time(costs.loading)}{' (by workers, ahead)' if costs.loads_ahead else ''}, "
+            f"forward {_time(costs.forward)}, forward and backward {_time(costs.training)}."
+        ]
+        lines += [
+            f"Scoring at {name} takes {way.seconds / costs.forward:.2f} of that, rank correlation {way.fidelity:.2f}."
+            for name, way in costs.scoring.items()
+            if name != "exact"
+        ]
+        lines += ["", f"{'method':<{width}}  selectivity  {unit:>15}  speed-up"]
+        lines += [
+            f"{option.method:<{width}}  {option.selectivity:>11.2f}  {option.seconds:>15.4g}  {option.speed_up:>7.2f}x"
+            for option in self.options
+        ]
+        if costs.has_ids:
+            lines += [
+                "",
+                "loss_share goes by the losses of the model as it is; fewer examples carry them as it learns.",
+            ]
+        return "\n".join([*lines, "", self._verdict()])
+
+    def _verdict(self) -> str:
+        if self.best is None:
+            without = "" if self.costs.has_ids else " Those without a selection pass need a map-style data set."
+            return (
+                f"Nothing pays here: at a third of the candidates no method makes epochs noticeably shorter.{without}"
+            )
+        passes = (
+            f"A selection pass for every candidate (SB) saves time below a selectivity of {self.break_even:.2f}."
+            if self.break_even > 0
+            else "A selection pass for every candidate (SB) never saves time."
+        )
+        return (
+            f"At a third of the candidates the shortest epochs are those of {self.best.method}: "
+            f"{self.best.speed_up:.2f}x. {passes} Whether accuracy holds, only training tells: compare with plain "
+            "training and random subsets in the same budget."
+        )
+
+
+def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[Any], **options: Any) -> Advice:
+    """Measure on this machine what loading, scoring and training cost, and predict how long epochs would take.
+
+    Args:
+        model, loss_fn, loader: as for `SelectiveLoader`. Nothing of them is changed.
+        options: forward, transform, reducer, device as for `SelectiveLoader`, and seconds= to measure for (30).
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> data = TensorDataset(torch.randn(64, 20), torch.zeros(64, dtype=torch.int64))
+    >>> advice = advise(nn.Linear(20, 5), nn.CrossEntropyLoss(), DataLoader(data, 16), seconds=0.01)
+    >>> advice.options[0].method
+    'traditional()'
+    """
+    return predict(measure_costs(model, loss_fn, loader, **options))
+
+
+def predict(costs: Costs) -> Advice:
+    """Advice from costs, by arithmetic alone."""
+    epoch = costs.num_candidates or 1
+    plain = _seconds(costs, load=1, compute=costs.training) * epoch
+
+    def option(method: str, selectivity: float, *, load: float, passes: float) -> Option:
+        compute = passes * costs.forward + selectivity * costs.training
+        seconds = _seconds(costs, load=load, compute=compute) * epoch
+        return Option(method=method, selectivity=selectivity, seconds=seconds, speed_up=plain / seconds)
+
+    options = [option(f"selective_backprop({share:.2f})", share, load=1, passes=1) for share in SELECTIVITIES]
+    if costs.has_ids:
+        fresh = 1 / _STALE_EVERY
+        for share in SELECTIVITIES:
+            stale = f"stale_selective_backprop({share:.2f}, every={_STALE_EVERY})"
+            options.append(option(stale, share, load=fresh + (1 - fresh) * share, passes=fresh))
+            options.append(option(f"ledger_backprop({share:.2f})", share, load=share, passes=0))
+        by_share = selectivity_of_loss_share(costs.losses, _LOSS_SHARE)
+        options.append(option(f"ledger_backprop(loss_share={_LOSS_SHARE})", by_share, load=by_share, passes=0))
+    options.sort(key=lambda option: option.seconds)
+    first = Option(method="traditional()", selectivity=1.0, seconds=plain, speed_up=1.0)
+    return Advice(costs=costs, options=[first, *options], break_even=_break_even(costs))
+
+
+def _seconds(costs: Costs, *, load: float, compute: float) -> float:
+    """Per candidate; `load` is the share of candidates that are loaded."""
+    loading = load * costs.loading
+    return max(loading, compute) if costs.loads_ahead else loading + compute
+
+
+def _break_even(costs: Costs) -> float:
+    """Where loading + forward + s * training equals loading + training."""
+    if costs.loads_ahead and costs.loading >= costs.training:
+        return 0.0  # all wait for the loader, which has to load every candidate
+    return 1 - costs.forward / costs.training
+
+
+def selectivity_of_loss_share(losses: Tensor, loss_share: float) -> float:
+    """Share of examples that percentile ** beta keeps when it keeps this share of their loss.
+
+    >>> import torch
+    >>> selectivity_of_loss_share(torch.tensor([0.0] * 90 + [1.0] * 10), 0.9) < 0.3
+    True
+    """
+    percentiles = functional.rank_percentiles(losses)
+    beta = functional.beta_from_loss_share(percentiles, losses, loss_share)
+    return float(functional.keep_probability(percentiles, beta).mean())
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

@@ -1,0 +1,45 @@
+"""selective-backprop advise."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+import selective_backprop as sb
+from selective_backprop.lab.choices import Choice
+from selective_backprop.lab.cli.options import DataDir, DataSet, Model, RecipeName, chosen_recipe, told_plainly
+from selective_backprop.lab.comparison import settings_for
+from selective_backprop.lab.training import Training, load_data
+
+
+def advise(
+    recipe: RecipeName = "digits",
+    dataset: DataSet = None,
+    model: Model = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 30.0,
+    data_dir: DataDir = None,
+) -> None:
+    """Measure what loading, scoring and training cost here, and predict epoch times of the methods.
+
+    Examples:
+
+    `selective-backprop advise`
+
+    `selective-backprop advise --recipe svhn --model resnet20 --data-dir data`
+    """
+    with told_plainly():
+        settings = settings_for(Choice.parse("traditional"), chosen_recipe(recipe, dataset=dataset, model=model))
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        training = Training(settings, load_data(settings, data_dir), device)
+        advice = sb.advise(
+            training.model,
+            torch.nn.CrossEntropyLoss(),
+            training.train_loader,
+            transform=training.prepare,
+            device=device,
+            seconds=seconds,
+        )
+    Console(soft_wrap=True).print(str(advice), markup=False, highlight=False)

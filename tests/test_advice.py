@@ -1,0 +1,138 @@
+"""Predictions are arithmetic on costs; how costs are measured is tested by what it leaves alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import selective_backprop as sb
+from selective_backprop.advice import predict, selectivity_of_loss_share
+from selective_backprop.costs import Costs, ScoringCost, measure_costs
+from selective_backprop.testing import global_random_states, model_trace, same
+
+
+def costs(*, loading=0.0, forward=1.0, training=3.0, loads_ahead=False, num_candidates=100):
+    losses = torch.linspace(0.1, 2, 100)
+    scoring = {"exact": ScoringCost(seconds=forward, fidelity=1.0)}
+    return Costs(
+        loading=loading,
+        training=training,
+        scoring=scoring,
+        losses=losses,
+        num_candidates=num_candidates,
+        loads_ahead=loads_ahead,
+    )
+
+
+def seconds_of(advice, method):
+    return next(option.seconds for option in advice.options if option.method.startswith(method))
+
+
+def test_the_paper_s_bounds():
+    advice = predict(costs())
+    assert advice.options[0].seconds == pytest.approx(300)
+    assert seconds_of(advice, "selective_backprop(0.33)") == pytest.approx(200)  # 1 + 3s against 3
+    assert seconds_of(advice, "stale_selective_backprop(0.33") == pytest.approx(100 * (1 / 3 + 1))
+    assert seconds_of(advice, "ledger_backprop(0.33)") == pytest.approx(100)
+    assert advice.break_even == pytest.approx(2 / 3)
+    assert advice.best.method == "ledger_backprop(0.33)"
+    assert advice.best.speed_up == pytest.approx(3)
+
+
+def test_what_is_skipped_before_loading_is_not_loaded():
+    advice = predict(costs(loading=3.0))
+    assert advice.options[0].seconds == pytest.approx(600)
+    assert seconds_of(advice, "selective_backprop(0.25)") == pytest.approx(100 * (3 + 1 + 0.75))
+    assert seconds_of(advice, "ledger_backprop(0.25)") == pytest.approx(150)
+    stale_load = 3 * (1 / 3 + 2 / 3 / 4)
+    assert seconds_of(advice, "stale_selective_backprop(0.25") == pytest.approx(100 * (stale_load + 1 / 3 + 0.75))
+
+
+def test_workers_that_are_slower_than_training_decide_alone():
+    advice = predict(costs(loading=4.0, loads_ahead=True))
+    assert advice.options[0].seconds == pytest.approx(400)
+    assert seconds_of(advice, "selective_backprop(0.25)") == pytest.approx(400)
+    assert advice.break_even == 0
+    assert "never saves time" in str(advice)
+
+
+def test_it_says_when_nothing_pays():
+    """Without ids there is a selection pass for every candidate, and here it costs as much as training."""
+    advice = predict(costs(forward=2.8, training=3.0, num_candidates=None))
+    assert advice.best is None
+    assert "Nothing pays here" in str(advice)
+    assert "need a map-style data set" in str(advice)
+    assert "Nothing pays" not in str(predict(costs(forward=2.8, training=3.0)))
+
+
+def test_without_ids_it_counts_per_candidate_and_names_no_method_that_needs_them():
+    advice = predict(costs(num_candidates=None))
+    assert advice.options[0].seconds == pytest.approx(3)
+    assert "s per candidate" in str(advice)
+    assert all(option.method.startswith(("traditional", "selective")) for option in advice.options)
+    assert advice.best.method == "selective_backprop(0.33)"
+
+
+def test_selectivity_of_a_loss_share():
+    assert selectivity_of_loss_share(torch.ones(50), 0.9) == pytest.approx(0.9)  # equal losses: as many as the share
+    assert selectivity_of_loss_share(torch.linspace(0.001, 1, 1000), 1.0) == pytest.approx(1, abs=0.01)
+    redundant = torch.cat([torch.full((900,), 1e-4), torch.ones(100)])
+    assert selectivity_of_loss_share(redundant, 0.9) < 0.3
+
+
+@pytest.fixture
+def image_task():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+    data = TensorDataset(torch.randn(50, 1, 8, 8), torch.randint(3, (50,)))
+    loader = DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(1))
+    return model, loader
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_measuring_leaves_no_trace(image_task, training):
+    model, loader = image_task
+    model.train(training)
+    before = model_trace(model), global_random_states(), loader.generator.get_state()
+    measure_costs(model, nn.CrossEntropyLoss(), loader, seconds=0.01)
+    assert same(before, (model_trace(model), global_random_states(), loader.generator.get_state()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_is_measured(image_task):
+    model, loader = image_task
+    found = measure_costs(model, nn.CrossEntropyLoss(), loader, seconds=0.01)
+    assert found.num_candidates == 50
+    assert len(found.losses) == 50
+    assert min(found.loading, found.forward, found.training) > 0
+    assert found.scoring["exact"].fidelity == pytest.approx(1)
+    assert -1 <= found.scoring["half resolution"].fidelity <= 1
+    exact = nn.functional.cross_entropy(
+        model.eval()(loader.dataset.tensors[0]), loader.dataset.tensors[1], reduction="none"
+    )
+    torch.testing.assert_close(found.losses.sort().values, exact.detach().sort().values)
+
+
+def test_a_network_that_takes_one_size_only_has_no_half_resolution():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    data = TensorDataset(torch.randn(20, 1, 8, 8), torch.randint(3, (20,)))
+    found = measure_costs(model, nn.CrossEntropyLoss(), DataLoader(data, 10), seconds=0.01)
+    assert set(found.scoring) == {"exact"}
+
+
+def test_bad_input():
+    model, data = nn.Linear(2, 2), TensorDataset(torch.randn(4, 2), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="seconds must be positive, got 0"):
+        sb.advise(model, nn.CrossEntropyLoss(), DataLoader(data, 2), seconds=0)
+    with pytest.raises(ValueError, match="the loader is empty"):
+        sb.advise(model, nn.CrossEntropyLoss(), [], seconds=0.1)
+    with pytest.raises(ValueError, match="one loss per example"):
+        sb.advise(model, lambda outputs, targets: outputs.mean(), DataLoader(data, 2), seconds=0.1)
