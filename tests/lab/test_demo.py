@@ -19,6 +19,7 @@ def test_the_demo_prints_progress_and_a_table():
     row = re.search(r" Traditional +([\d.]+)% +[\d.]+ +3,592 +3,592 +1.00 +1.00 ", result.stdout)
     assert row, result.stdout
     assert float(row[1]) < 30
+    assert "…" not in result.stdout, "it fits 80 columns"
     sb = re.search(r" SB +[\d.]+% +[\d.]+ +([\d,]+) +([\d,]+) ", result.stdout)
     forward, backward = (int(number.replace(",", "")) for number in sb.groups())
     assert 3 * 898 + 32 + backward == forward, "a selection pass for all but the warm-up, whose first batch is checked"

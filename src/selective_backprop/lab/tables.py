@@ -23,7 +23,7 @@ class TextTable:
 
     def rich(self, title: str) -> Table:
         """For the terminal; the spread goes below its mean, to save width."""
-        table = Table(title=title, title_justify="left", box=SIMPLE)
+        table = Table(title=title, title_justify="left", box=SIMPLE, collapse_padding=True, pad_edge=False)
         for index, words in enumerate(self.heading):
             widest = max(len(row[index]) for row in self.rows)
             table.add_column(words, justify="right" if index else "left", min_width=None if index else min(20, widest))
