@@ -42,6 +42,7 @@ from selective_backprop.schedule import Schedule, VariableStart
 from selective_backprop.scorers import (
     ConstantScorer,
     ForwardScorer,
+    FreshScorer,
     LeastSelectedScorer,
     PredictedScorer,
     ReducibleLossScorer,
@@ -73,6 +74,7 @@ __all__ = [
     "Costs",
     "ExpectedPolicy",
     "ForwardScorer",
+    "FreshScorer",
     "GroupedPolicy",
     "Guard",
     "ImportancePolicy",

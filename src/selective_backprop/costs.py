@@ -17,9 +17,9 @@ from selective_backprop.batches import count_rows, move
 from selective_backprop.forward import default_forward
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import NoTrace, device_of, preserved_rng, unwrap
-from selective_backprop.pruning import rank_correlation
 from selective_backprop.sampling import has_ids
 from selective_backprop.scorers import ForwardScorer
+from selective_backprop.scorers.fresh import fidelity
 from selective_backprop.types import Candidates, Forward, Scorer, Task
 
 Action = Callable[[Candidates], object]
@@ -94,17 +94,12 @@ def measure_costs(
         loading=loading,
         training=costs["training"],
         scoring={
-            name: ScoringCost(seconds=costs[name], fidelity=_fidelity(scores[name], scores["exact"])) for name in ways
+            name: ScoringCost(seconds=costs[name], fidelity=fidelity(scores[name], scores["exact"])) for name in ways
         },
         losses=scores["exact"],
         num_candidates=len(loader.dataset) if has_ids(loader) else None,  # type: ignore[attr-defined]
         loads_ahead=getattr(loader, "num_workers", 0) > 0,
     )
-
-
-def _fidelity(scores: Tensor, exact: Tensor) -> float:
-    constant = bool((scores == scores[0]).all() or (exact == exact[0]).all())
-    return float("nan") if constant else rank_correlation(scores, exact)
 
 
 def _load(

@@ -24,7 +24,7 @@ from selective_backprop.sampling import Chunk
 from selective_backprop.selector import Selector
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
-from selective_backprop.types import Batch, Candidates, Forward, Method, Policy
+from selective_backprop.types import Batch, Candidates, Forward, Method, Policy, Scorer
 
 
 class SelectiveLoader:
@@ -128,6 +128,11 @@ class SelectiveLoader:
     def policy(self) -> Policy:
         """The policy at work, with its state."""
         return self._selector.policy
+
+    @property
+    def scorer(self) -> Scorer:
+        """The scorer at work, with its state."""
+        return self._selector.scorer
 
     @property
     def epochs_done(self) -> float:

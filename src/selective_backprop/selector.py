@@ -24,7 +24,7 @@ from selective_backprop.types import Candidates, Forward, Method, Selection, Tas
 
 
 class Selector:
-    """A method at work: its own copy of the policy, the ledger, and the only source of randomness."""
+    """A method at work: its own copies of its parts, the ledger, and the only source of randomness."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Selector:
         self.ledger = ledger
         self.generator = torch.Generator().manual_seed(seed)
         self.policy = copy.deepcopy(method.policy)
+        self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)
         self.checked = False  # whether the model, the loss and the batches were seen to work together
         self._model, self._forward, self._loss = model, forward, loss
@@ -50,7 +51,7 @@ class Selector:
 
     def plan(self, epoch: int, num_batches: int | None) -> Plan | None:
         """What decides about this epoch's candidates before they are loaded, if anything can."""
-        scorer, schedule = self.method.scorer, self.schedule
+        scorer, schedule = self.scorer, self.schedule
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
 
@@ -102,14 +103,14 @@ class Selector:
 
     def _check_once(self, candidates: Candidates, epoch: int) -> None:
         """Score the first batch even while selection is off: what cannot work must not fail halfway through."""
-        if not self.checked and not self.schedule.never_on and self.method.scorer.needs.selection_pass:
+        if not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass:
             self._score(candidates, epoch)
         self.checked = True
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
         with self._stats.timing("scoring"):
             task = Task(unwrap(self._model), self._forward, self._loss)
-            scores = self.method.scorer.score(candidates, task)
+            scores = self.scorer.score(candidates, task)
             if scores.shape != (candidates.size,):
                 raise ValueError(
                     f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates"
@@ -118,9 +119,10 @@ class Selector:
             scores = scores.detach().to("cpu", torch.float32)
         require_finite(scores, candidates.ids, "loss in a selection pass")
         self.checked = True
-        if self.method.scorer.needs.selection_pass:
+        if self.scorer.needs.selection_pass:
             self.schedule.observe(scores)
             self._stats.scored += candidates.size
+            self._stats.fidelity = getattr(self.scorer, "fidelity", 1.0)
             if candidates.ids is not None:
                 self.ledger.record_scores(candidates.ids, scores, epoch)
         return scores
@@ -135,6 +137,7 @@ class Selector:
     def state_dict(self) -> dict[str, Any]:
         return {
             "policy": self.policy.state_dict(),
+            "scorer": self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {},
             "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
             "checked": self.checked,
@@ -142,6 +145,8 @@ class Selector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
+        if hasattr(self.scorer, "load_state_dict"):
+            self.scorer.load_state_dict(state["scorer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
         self.checked = state["checked"]

@@ -32,6 +32,8 @@ class Stats:
     """Selected, and waiting for their batch to fill."""
     batches: int = 0
     """Training batches given out."""
+    fidelity: float = float("nan")
+    """Rank correlation of cheap scores with exact ones, on the last sample; 1 where scores are exact."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     def __post_init__(self) -> None:
@@ -68,8 +70,9 @@ class Stats:
 
     def __str__(self) -> str:
         seconds = ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in PHASES)
+        fidelity = f", fidelity of scores {self.fidelity:.3f}" if self.fidelity < 1 else ""
         return (
             f"offered {self.offered:,}, scored {self.scored:,}, trained {self.trained:,} in {self.batches:,} batches, "
             f"skipped before loading {self.skipped_before_loading:,}, queued {self.queued:,}; "
-            f"selectivity {self.selectivity:.3f}; seconds: {seconds}"
+            f"selectivity {self.selectivity:.3f}{fidelity}; seconds: {seconds}"
         )

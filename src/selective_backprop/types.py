@@ -99,7 +99,11 @@ class Needs:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Where scores come from. Keeps nothing of its own about examples: that is in the ledger."""
+    """Where scores come from. Keeps nothing of its own about examples: that is in the ledger.
+
+    A scorer that learns while it works also has a state_dict and a load_state_dict, and one whose scores are not
+    exact has a `fidelity`, their rank correlation with exact ones.
+    """
 
     needs: Needs
 
@@ -118,7 +122,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A named combination of parts. A recipe: every loader works on copies of the policy and the schedule.
+    """A named combination of parts. A recipe: every loader works on copies of its parts.
 
     >>> from selective_backprop.policies import UniformPolicy
     >>> from selective_backprop.scorers import ConstantScorer

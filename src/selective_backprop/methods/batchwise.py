@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from selective_backprop.functional import softmax_distance
 from selective_backprop.methods.options import ScheduleOptions
-from selective_backprop.no_trace import ScoringMode
 from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
 from selective_backprop.schedule import Schedule, VariableStart
-from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer
+from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
 from selective_backprop.types import Method
 
 
@@ -22,7 +21,7 @@ def kath18(
     unbiased: bool = False,
     variable_start: bool = True,
     threshold: float | None = None,
-    scoring: ScoringMode = "eval",
+    scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
     """Importance sampling: from each pool of candidates, draw 1/ratio with replacement in proportion to the score.
@@ -52,7 +51,7 @@ def kath18(
     if variable_start:
         when = VariableStart(threshold=(ratio + 3) / 3 if threshold is None else threshold, **schedule)
     policy = ImportancePolicy(selectivity=1 / ratio, unbiased=unbiased)
-    return Method("kath18", ForwardScorer(scoring, measure=measures[score]), policy, when)
+    return Method("kath18", scorer_from(scoring, measures[score]), policy, when)
 
 
 def composer_backprop(
@@ -74,7 +73,7 @@ def composer_backprop(
     return Method("composer_backprop", ForwardScorer(scale_factor=scale_factor), policy, when)
 
 
-def top_k(selectivity: float = 1 / 3, *, scoring: ScoringMode = "eval", **schedule: Unpack[ScheduleOptions]) -> Method:
+def top_k(selectivity: float = 1 / 3, *, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]) -> Method:
     """The highest losses of each candidate batch, without chance.
 
     Args:
@@ -84,14 +83,14 @@ def top_k(selectivity: float = 1 / 3, *, scoring: ScoringMode = "eval", **schedu
     >>> top_k(0.5).policy.selectivity
     0.5
     """
-    return Method("top_k", ForwardScorer(scoring), TopKPolicy(selectivity=selectivity), Schedule(**schedule))
+    return Method("top_k", scorer_from(scoring), TopKPolicy(selectivity=selectivity), Schedule(**schedule))
 
 
 def reducible_loss(
     reference: nn.Module | Tensor,
     selectivity: float = 0.1,
     *,
-    scoring: ScoringMode = "eval",
+    scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
     """The highest of each candidate batch by loss minus the loss of a model of held-out data.
@@ -108,5 +107,5 @@ def reducible_loss(
 
     Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
     """
-    scorer = ReducibleLossScorer(ForwardScorer(scoring), reference)
+    scorer = ReducibleLossScorer(scorer_from(scoring), reference)
     return Method("reducible_loss", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))

@@ -9,28 +9,29 @@ from torch import Tensor
 
 from selective_backprop.functional import softmax_distance
 from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, percentile_method
-from selective_backprop.no_trace import ScoringMode
 from selective_backprop.policies import ClippedScorePolicy, ExpectedPolicy
 from selective_backprop.schedule import Schedule
 from selective_backprop.scorers import (
-    ForwardScorer,
     PredictedScorer,
+    Scoring,
     StoredScorer,
     exponential_average,
     gaussian_process,
+    scorer_from,
 )
 from selective_backprop.types import Method
 
 
 def selective_backprop(
-    selectivity: float | None = None, *, scoring: ScoringMode = "eval", **options: Unpack[PercentileOptions]
+    selectivity: float | None = None, *, scoring: Scoring = "eval", **options: Unpack[PercentileOptions]
 ) -> Method:
     """Selective-Backprop: chance of training = (percentile of the loss among the last R) ** beta.
 
     Args:
         selectivity: expected share of candidates trained on; 1/3 if neither it nor beta is given. The paper: 0.33
             for CIFAR-10, 0.5 for CIFAR-100, 0.25 for SVHN.
-        scoring: mode of the selection pass, "eval" or "train" (with statistics frozen).
+        scoring: the selection pass: "eval", "train" (with statistics frozen), a cheap form by its name, such as
+            "half" resolution, several joined by +, or a scorer of your own.
         options: of `PercentilePolicy` (beta, history_size, fixed_size, noise_guard, unbiased, max_weight), of
             `Schedule` (warmup_epochs, start, end, interrupt), and classes=, a label per id, for a history per class.
 
@@ -39,14 +40,14 @@ def selective_backprop(
 
     Jiang et al. 2019, https://arxiv.org/abs/1910.00762.
     """
-    return percentile_method("selective_backprop", ForwardScorer(scoring), selectivity, options)
+    return percentile_method("selective_backprop", scorer_from(scoring), selectivity, options)
 
 
 def stale_selective_backprop(
     selectivity: float | None = None,
     *,
     every: int = 3,
-    scoring: ScoringMode = "eval",
+    scoring: Scoring = "eval",
     **options: Unpack[PercentileOptions],
 ) -> Method:
     """Stale-SB: selection passes only every n-th epoch; in between the last scores decide before loading.
@@ -59,7 +60,7 @@ def stale_selective_backprop(
     2
     """
     first_epoch = math.ceil(options.get("warmup_epochs", 0))
-    scorer = StoredScorer(ForwardScorer(scoring), every=every, first_epoch=first_epoch)
+    scorer = StoredScorer(scorer_from(scoring), every=every, first_epoch=first_epoch)
     return percentile_method("stale_selective_backprop", scorer, selectivity, options)
 
 
@@ -72,7 +73,7 @@ def predicted_selective_backprop(
     decay: float = 0.5,
     length_scale: float = 3.0,
     noise: float = 0.1,
-    scoring: ScoringMode = "eval",
+    scoring: Scoring = "eval",
     **options: Unpack[PercentileOptions],
 ) -> Method:
     """Selection by losses predicted from each example's past; a selection pass where they are too old.
@@ -94,13 +95,13 @@ def predicted_selective_backprop(
     if predictor not in predictors:
         raise ValueError(f"predictor must be one of {', '.join(predictors)}, got {predictor!r}")
     scorer = PredictedScorer(
-        ForwardScorer(scoring), predictor=predictors[predictor](), past_scores=past_scores, max_age=max_age
+        scorer_from(scoring), predictor=predictors[predictor](), past_scores=past_scores, max_age=max_age
     )
     return percentile_method("predicted_selective_backprop", scorer, selectivity, options)
 
 
 def distance_backprop(
-    minimum: float = 0.05, *, scoring: ScoringMode = "eval", **schedule: Unpack[ScheduleOptions]
+    minimum: float = 0.05, *, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]
 ) -> Method:
     """The first version of Selective-Backprop: chance = squared L2 distance of softmax and one-hot target.
 
@@ -115,7 +116,7 @@ def distance_backprop(
     def squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
         return softmax_distance(outputs, targets).square()
 
-    scorer = ForwardScorer(scoring, measure=squared_distance)
+    scorer = scorer_from(scoring, squared_distance)
     return Method("distance_backprop", scorer, ClippedScorePolicy(minimum=minimum), Schedule(**schedule))
 
 
@@ -123,7 +124,7 @@ def expected_selective_backprop(
     selectivity: float = 1 / 3,
     *,
     history_size: int = 1024,
-    scoring: ScoringMode = "eval",
+    scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
     """What SB does in expectation: nothing is skipped, all are weighted, in batches 1 / selectivity times larger.
@@ -139,4 +140,4 @@ def expected_selective_backprop(
     """
     policy = ExpectedPolicy(selectivity=selectivity, history_size=history_size)
     name = "expected_selective_backprop"
-    return Method(name, ForwardScorer(scoring), policy, Schedule(**schedule), batch_scale=1 / selectivity)
+    return Method(name, scorer_from(scoring), policy, Schedule(**schedule), batch_scale=1 / selectivity)

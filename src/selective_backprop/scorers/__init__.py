@@ -1,7 +1,9 @@
 """Scorers: where scores come from and how old they are."""
 
 from selective_backprop.scorers.constant import ConstantScorer
-from selective_backprop.scorers.forward import ForwardScorer
+from selective_backprop.scorers.forward import ForwardScorer, ModelCopy
+from selective_backprop.scorers.fresh import FreshScorer
+from selective_backprop.scorers.named import Scoring, scorer_from
 from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
@@ -10,11 +12,15 @@ from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLos
 __all__ = [
     "ConstantScorer",
     "ForwardScorer",
+    "FreshScorer",
     "LeastSelectedScorer",
+    "ModelCopy",
     "PredictedScorer",
     "ReducibleLossScorer",
+    "Scoring",
     "StoredScorer",
     "TrainingLossScorer",
     "exponential_average",
     "gaussian_process",
+    "scorer_from",
 ]

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+from typing import Any, Protocol, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from selective_backprop.functional import shrink
-from selective_backprop.ledger import Ledger
 from selective_backprop.no_trace import NoTrace, ScoringMode
-from selective_backprop.types import Candidates, Needs, Task
+from selective_backprop.scorers.fresh import Audit, FreshScorer, Measure
+from selective_backprop.types import Candidates, Task
 
-Measure = Callable[[Any, Any], Tensor]
+
+class ModelCopy(Protocol):
+    """A cheaper stand-in for the model that follows its weights."""
+
+    def current(self, candidates: Candidates, task: Task) -> nn.Module:
+        """The module to score these candidates with, brought up to date if that is due."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class ForwardScorer:
+class ForwardScorer(FreshScorer):
     """The loss of each candidate under the model as it is now, without a trace on it.
 
     Args:
@@ -24,36 +34,70 @@ class ForwardScorer:
         measure: another score than the loss, from (outputs, targets) to one number per example.
         scale_factor: below 1, score inputs shrunk to this share of their length, height and width, depth; for
             batches that are pairs, and networks that take them.
+        model_copy: scores with a cheaper stand-in for the model; mode "eval" only.
+        audit_every: with a scale_factor or a model_copy, compare with exact scores every so many candidate batches.
     """
 
-    needs = Needs(selection_pass=True)
-
-    def __init__(self, mode: ScoringMode = "eval", *, measure: Measure | None = None, scale_factor: float = 1) -> None:
+    def __init__(
+        self,
+        mode: ScoringMode = "eval",
+        *,
+        measure: Measure | None = None,
+        scale_factor: float = 1,
+        model_copy: ModelCopy | None = None,
+        audit_every: int = 100,
+    ) -> None:
         if mode not in ("eval", "train"):
             raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
         if not 0 < scale_factor <= 1:
             raise ValueError(f"scale_factor must be <= 1 and above 0, got {scale_factor}")
+        if model_copy is not None and mode == "train":
+            raise ValueError("a copy of the model is made for eval mode, got mode 'train'")
         self.mode = mode
         self.measure = measure
         self.scale_factor = scale_factor
+        self.model_copy = model_copy
+        exact = scale_factor == 1 and model_copy is None
+        self._audit = None if exact else Audit(ForwardScorer(mode, measure=measure), audit_every)
         self._guard: NoTrace | None = None
 
-    def remembers(self, epoch: int) -> bool:
-        return False
-
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        raise RuntimeError("a forward pass needs loaded candidates")
+    @property
+    def fidelity(self) -> float:  # type: ignore[override]
+        return 1.0 if self._audit is None else self._audit.fidelity
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
-        first = self._guard is None or self._guard.model is not task.model
+        scores = self._score(candidates, task)
+        if self._audit is not None:
+            self._audit(scores, candidates, task)
+        return scores
+
+    def _score(self, candidates: Candidates, task: Task) -> Tensor:
+        model = task.model if self.model_copy is None else self.model_copy.current(candidates, task)
+        first = self._guard is None or self._guard.model is not model
         if self._guard is None or first:
-            self._guard = NoTrace(task.model, self.mode)
+            self._guard = NoTrace(model, self.mode)
         data = candidates.data if self.scale_factor == 1 else _shrink_pair(candidates.data, self.scale_factor)
         with self._guard():
-            outputs, targets = task.forward(task.model, data)
+            outputs, targets = task.forward(model, data)
             if self.measure is None or first:  # a loss that does not work is found at once, also if not needed here
                 losses = task.loss.per_example(outputs, targets, candidates.size)
             return losses if self.measure is None else self.measure(outputs, targets)
+
+    def measuring(self, measure: Measure) -> Self:
+        scorer = copy.copy(self)
+        scorer.measure = measure
+        scorer._audit = self._audit.measuring(measure) if self._audit is not None else None
+        return scorer
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = {"audit": self._audit, "model_copy": self.model_copy}
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._audit is not None:
+            self._audit.load_state_dict(state["audit"])
+        if self.model_copy is not None:
+            self.model_copy.load_state_dict(state["model_copy"])
 
 
 def _shrink_pair(batch: Any, scale_factor: float) -> tuple[Tensor, Any]:

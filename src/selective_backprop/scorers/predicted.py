@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ledger import Ledger
-from selective_backprop.types import Candidates, Needs, Scorer, Task
+from selective_backprop.scorers.wrapping import Wrapping
+from selective_backprop.types import Needs, Scorer
 
 Predictor = Callable[[Tensor, int], Tensor]
 """From (H,) epochs of past scores, newest first, and the epoch to predict, to their (H,) weights in the prediction."""
@@ -58,7 +59,7 @@ def gaussian_process(length_scale: float, noise: float) -> Predictor:
     return gains
 
 
-class PredictedScorer:
+class PredictedScorer(Wrapping):
     """Predicts the score of each example from its past ones; fresh ones when there are too few or they are too old.
 
     Args:
@@ -95,6 +96,3 @@ class PredictedScorer:
             predicted[known[same]] = scores[same][:, : len(past)] @ weights
             known, scores, epochs = known[~same], scores[~same], epochs[~same]
         return predicted
-
-    def score(self, candidates: Candidates, task: Task) -> Tensor:
-        return self.fresh.score(candidates, task)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
 from selective_backprop.ledger import Ledger
 from selective_backprop.no_trace import device_of, unwrap
 from selective_backprop.scorers.forward import ForwardScorer
-from selective_backprop.types import Candidates, Needs, Task
+from selective_backprop.scorers.wrapping import Wrapping
+from selective_backprop.types import Candidates, Needs, Scorer, Task
 
 
-class ReducibleLossScorer:
+class ReducibleLossScorer(Wrapping):
     """Loss minus the loss of a reference: low for what is learned already, and for what cannot be learned.
 
     Args:
@@ -21,7 +24,7 @@ class ReducibleLossScorer:
     Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
     """
 
-    def __init__(self, fresh: ForwardScorer, reference: nn.Module | Tensor) -> None:
+    def __init__(self, fresh: Scorer, reference: nn.Module | Tensor) -> None:
         if isinstance(reference, Tensor):
             if reference.dim() != 1 or not bool(torch.isfinite(reference).all()):
                 raise ValueError(
@@ -40,6 +43,9 @@ class ReducibleLossScorer:
 
     def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
         raise RuntimeError("a forward pass needs loaded candidates")
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ReducibleLossScorer:
+        return ReducibleLossScorer(copy.deepcopy(self.fresh, memo), self.reference)  # which may be large, is only read
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         losses = self.fresh.score(candidates, task)

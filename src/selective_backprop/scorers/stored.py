@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from selective_backprop.ledger import Ledger
-from selective_backprop.types import Candidates, Needs, Scorer, Task
+from selective_backprop.scorers.wrapping import Wrapping
+from selective_backprop.types import Needs, Scorer
 
 
-class StoredScorer:
+class StoredScorer(Wrapping):
     """Fresh scores every n-th epoch; in between, the last ones decide, before anything is loaded.
 
     An example without a score yet (a sampler may offer new ones at any time) is loaded and scored.
@@ -33,6 +34,3 @@ class StoredScorer:
 
     def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
         return ledger.score[ids]
-
-    def score(self, candidates: Candidates, task: Task) -> Tensor:
-        return self.fresh.score(candidates, task)

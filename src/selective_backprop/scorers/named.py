@@ -1,0 +1,46 @@
+"""Cheap scoring by name, as the methods' `scoring=` takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selective_backprop.scorers.forward import ForwardScorer
+from selective_backprop.scorers.fresh import FreshScorer, Measure
+from selective_backprop.types import Scorer
+
+Scoring = str | Scorer
+"""Names joined by +, such as "eval", "train" or "half", or a scorer."""
+
+_NAMED: dict[str, dict[str, Any]] = {
+    "eval": {"mode": "eval"},
+    "train": {"mode": "train"},
+    "half": {"scale_factor": 0.5},
+}
+
+
+def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
+    """The scorer that `scoring` names or is, with another score than the loss if a measure is given.
+
+    >>> scorer_from("half").scale_factor
+    0.5
+    """
+    scorer = _named(scoring) if isinstance(scoring, str) else scoring
+    if not isinstance(scorer, Scorer):
+        raise TypeError(f"scoring must be a name or a scorer, got {scoring!r}")
+    if measure is None:
+        return scorer
+    if not isinstance(scorer, FreshScorer):
+        raise TypeError(f"this method's score is not the loss: {type(scorer).__name__} cannot measure it")
+    return scorer.measuring(measure)
+
+
+def _named(scoring: str) -> ForwardScorer:
+    options: dict[str, Any] = {}
+    for name in scoring.split("+"):
+        if name not in _NAMED:
+            raise ValueError(f"scoring must be a scorer or names joined by +, of {', '.join(_NAMED)}; got {scoring!r}")
+        for key, value in _NAMED[name].items():
+            if key in options:
+                raise ValueError(f"scoring={scoring!r} names two of a kind")
+            options[key] = value
+    return ForwardScorer(**options)

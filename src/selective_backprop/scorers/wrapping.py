@@ -1,0 +1,29 @@
+"""What scorers share that get fresh scores from another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from selective_backprop.types import Candidates, Scorer, Task
+
+
+class Wrapping:
+    """Hands loaded candidates to `fresh`, whose fidelity and state are its own."""
+
+    fresh: Scorer
+
+    @property
+    def fidelity(self) -> float:
+        return getattr(self.fresh, "fidelity", 1.0)
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        return self.fresh.score(candidates, task)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.fresh.state_dict() if hasattr(self.fresh, "state_dict") else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if hasattr(self.fresh, "load_state_dict"):
+            self.fresh.load_state_dict(state)
