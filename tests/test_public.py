@@ -11,12 +11,12 @@ SOURCE = Path(sb.__file__).parent
 
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
-    ["no_trace", "batches"],
+    ["no_trace", "batches", "row_gradients"],
     ["functional"],
     ["losses", "history", "ledger", "schedule", "guard", "stats", "forward"],
     ["types"],
     ["policies", "scorers"],
-    ["sampling", "planning", "source", "assembler", "checks"],
+    ["sampling", "planning", "source", "assembler", "checks", "reuse"],
     ["selector", "feedback"],
     ["loader"],
     ["example_scores", "pruning"],

@@ -69,9 +69,9 @@ class PerExampleLoss:
         if weights is None:
             return raw.mean(), losses
         weighted = (raw * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))).mean()
-        return weighted * self._scale(outputs, targets, raw), losses
+        return weighted * self.scale(outputs, targets, raw), losses
 
-    def _scale(self, outputs: Any, targets: Any, raw: Tensor) -> Tensor | float:
+    def scale(self, outputs: Any, targets: Any, raw: Tensor) -> Tensor | float:
         """How the user's reduction differs from a plain mean over the raw losses."""
         if not self._has_reduction:
             return 1.0

@@ -1,0 +1,69 @@
+"""Forward reuse: one pass of the model serves selection and training, and the backward pass runs on what was selected.
+
+# N = candidates, K = selected
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.losses import PerExampleLoss
+from selective_backprop.row_gradients import weighted_sum
+from selective_backprop.types import Selection
+
+_log = logging.getLogger("selective_backprop")
+
+
+def selected_loss(
+    loss: PerExampleLoss, outputs: Any, targets: Any, raw: Tensor, selection: Selection, *, by_rows: bool = True
+) -> Tensor:
+    """The weighted mean loss of the selected candidates, as if they alone had been the batch.
+
+    Args:
+        loss: the user's.
+        outputs, targets: of all N candidates.
+        raw: (N, ...) losses of these, with their graph.
+        selection: which of them, with their weights.
+        by_rows: run the backward pass on the selected rows alone; otherwise on all, those not selected with zeros.
+    """
+    if not len(selection.positions):
+        return raw.sum() * 0
+    positions = selection.positions.to(raw.device, non_blocking=True)
+    weights = selection.weights.to(raw.device, non_blocking=True)
+    index, place = torch.unique(positions, return_inverse=True)  # drawn twice: once, with both weights
+    weights = torch.zeros(len(index), device=raw.device).index_add_(0, place, weights)
+    entries = len(positions) * (raw[0].numel() if len(raw) else 1)
+    with torch.no_grad():
+        chosen = [_rows(value, positions, len(raw)) for value in (outputs, targets)]
+        weights = weights * loss.scale(chosen[0], chosen[1], raw.detach().index_select(0, positions)) / entries
+    if by_rows:
+        return weighted_sum(raw, index, weights)
+    mask = torch.zeros(len(raw), device=raw.device).index_copy_(0, index, weights.float()).to(raw)
+    return (raw * mask.view(-1, *[1] * (raw.dim() - 1))).sum()
+
+
+def _rows(value: Any, positions: Tensor, total: int) -> Any:
+    """The selected rows of outputs or targets, also where they are dicts or tuples of tensors."""
+
+    def take(part: Any) -> Any:
+        has_rows = isinstance(part, Tensor) and part.dim() > 0 and len(part) == total
+        return part.detach().index_select(0, positions.to(part.device)) if has_rows else part
+
+    return torch.utils._pytree.tree_map(take, value)
+
+
+def can_reuse_rows(model: nn.Module) -> bool:
+    """Whether row gradients can go through the model; a compiled backward pass takes none, which is told once."""
+    compiled = any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+    if compiled:
+        _log.warning(
+            "forward reuse: the model is compiled, so the backward pass goes over all candidates: exact, not faster"
+        )
+    return not compiled

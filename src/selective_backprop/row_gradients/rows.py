@@ -1,0 +1,104 @@
+"""Which rows of which dimension a gradient has.
+
+# N = examples of the batch, K = selected
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_RECENT = 2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The selected examples, and where the batch is in the shape of a tensor.
+
+    The dimension `dim` has the batch in it, alone or flattened together with others: its size is
+    outer * N * inner, as when (N, T, C) is viewed as (N * T, C) or (T, N, C) as (T * N, C).
+    """
+
+    index: Tensor
+    """(K,) int64 on the tensor's device, rising: the selected examples."""
+    total: int
+    """N."""
+    dim: int = 0
+    outer: int = 1
+    inner: int = 1
+    recent: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    """Tensors taken from last, and what was taken: the output of an activation is the input of the next layer."""
+
+    @property
+    def whole(self) -> int:
+        """Size of the dimension with all examples."""
+        return self.outer * self.total * self.inner
+
+    @property
+    def part(self) -> int:
+        """Size of the dimension with the selected ones."""
+        return self.outer * len(self.index) * self.inner
+
+    def at(self, dim: int) -> Rows:
+        return replace(self, dim=dim)
+
+    def same_as(self, other: Rows) -> bool:
+        """Whether two gradients have the same rows; within a backward pass there is one index, shared by all."""
+        places = [(rows.total, rows.dim, rows.outer, rows.inner) for rows in (self, other)]
+        return self.index is other.index and places[0] == places[1]
+
+    def whole_shape(self, values: Tensor) -> list[int]:
+        return [self.whole if i == self.dim else size for i, size in enumerate(values.shape)]
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """The selected rows of a tensor that has all of them, in the same memory format."""
+        if tensor.shape[self.dim] != self.whole:
+            raise RuntimeError(f"expected {self.whole} rows in dimension {self.dim}, got shape {tuple(tensor.shape)}")
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, self.dim, self.outer, self.inner)
+        if key in self.recent:
+            return self.recent[key][1]
+        if len(self.recent) >= _RECENT:
+            del self.recent[next(iter(self.recent))]
+        taken = self._take(tensor)
+        self.recent[key] = tensor, taken  # as long as the tensor is kept, its address is no other's
+        return taken
+
+    def _take(self, tensor: Tensor) -> Tensor:
+        if self.outer == self.inner == 1:
+            if self.dim == 0 and tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+                return tensor.permute(0, 2, 3, 1).index_select(0, self.index).permute(0, 3, 1, 2)
+            return tensor.index_select(self.dim, self.index)
+        return self._apart(tensor, self.total).index_select(self.dim + 1, self.index).flatten(self.dim, self.dim + 2)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """All rows, zero where not selected."""
+        whole = values.new_zeros(self.whole_shape(values))
+        if self.outer == self.inner == 1:
+            return whole.index_copy_(self.dim, self.index, values)
+        self._apart(whole, self.total).index_copy_(self.dim + 1, self.index, self._apart(values, len(self.index)))
+        return whole
+
+    def _apart(self, tensor: Tensor, examples: int) -> Tensor:
+        """A view with the batch in a dimension of its own, after self.dim."""
+        shape = tensor.shape
+        return tensor.reshape(*shape[: self.dim], self.outer, examples, self.inner, *shape[self.dim + 1 :])
+
+    def viewed(self, shape: list[int], sizes: list[int]) -> Rows | None:
+        """Where the batch is after a view from one shape to the other; None if it is no longer in one dimension.
+
+        >>> rows = Rows(torch.tensor([0, 2]), total=3)
+        >>> seen = rows.viewed([3, 5, 4], [15, 4])
+        >>> seen.dim, seen.outer, seen.inner
+        (0, 1, 5)
+        """
+        before = math.prod(shape[: self.dim]) * self.outer  # how many times the batch is gone through
+        prefix = 1
+        for dim, size in enumerate(sizes):
+            if before % prefix == 0 and prefix * size % (before * self.total) == 0:
+                return replace(self, dim=dim, outer=before // prefix, inner=prefix * size // (before * self.total))
+            prefix *= size
+        return None
