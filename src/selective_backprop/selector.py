@@ -6,21 +6,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selective_backprop.batches import Layout
+from selective_backprop.intake import Loaded
 from selective_backprop.ledger import Ledger
-from selective_backprop.losses import PerExampleLoss, require_finite
+from selective_backprop.losses import require_finite
 from selective_backprop.no_trace import unwrap
 from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
 from selective_backprop.sampling import Chunk
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
-from selective_backprop.types import Candidates, Forward, Method, Selection, Task
+from selective_backprop.types import Candidates, Method, Selection, Task
 
 
 class Selector:
@@ -29,9 +31,7 @@ class Selector:
     def __init__(
         self,
         method: Method,
-        model: nn.Module,
-        forward: Forward,
-        loss: PerExampleLoss,
+        task: Task,
         ledger: Ledger,
         stats: Stats,
         *,
@@ -45,7 +45,7 @@ class Selector:
         self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)
         self.checked = False  # whether the model, the loss and the batches were seen to work together
-        self._model, self._forward, self._loss = model, forward, loss
+        self._task = task
         self._stats = stats
         self._num_epochs = num_epochs
 
@@ -67,24 +67,16 @@ class Selector:
 
         return plan
 
-    def decide(
-        self,
-        chunk: Chunk | None,
-        candidates: Candidates,
-        layout: Layout,
-        *,
-        epoch: int,
-        fraction: float,
-        batch_idx: int,
-    ) -> Selection:
+    def decide(self, loaded: Loaded, layout: Layout, *, epoch: int, fraction: float) -> Selection:
         """Which of the loaded candidates to train on; they start at this fraction of the epoch."""
+        candidates, chunk = loaded.candidates, loaded.chunk
         everything = _keep_all(candidates.size)
         if chunk is not None and chunk.decided is not None:
             assert chunk.weights is not None and chunk.probabilities is not None
             known = Selection(everything.positions, chunk.weights, chunk.probabilities)
             undecided = (~chunk.decided).nonzero().flatten()
         else:
-            on = self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+            on = self.schedule.is_on(epoch + fraction, loaded.batch_idx, self._num_epochs)
             known, undecided = everything, everything.positions if on else everything.positions[:0]
         if not len(undecided):
             self._check_once(candidates, epoch)
@@ -109,7 +101,7 @@ class Selector:
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
         with self._stats.timing("scoring"):
-            task = Task(unwrap(self._model), self._forward, self._loss)
+            task = dataclasses.replace(self._task, model=unwrap(self._task.model))
             scores = self.scorer.score(candidates, task)
             if scores.shape != (candidates.size,):
                 raise ValueError(
