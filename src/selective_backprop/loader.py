@@ -89,7 +89,7 @@ class SelectiveLoader:
         self._selector = Selector(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed)
         self._asked_batch_size = batch_size
         size = batch_size or self._source.batch_size
-        self._assembler = Assembler(self._scaled(size)) if size is not None else None
+        self._assembler = Assembler(self._scaled(size) if size is not None else None)
         self._fraction = 0.0  # of this epoch's candidates, offered
         self._in_epoch = False
         self._resumed = False
@@ -113,7 +113,7 @@ class SelectiveLoader:
     @property
     def batch_size(self) -> int | None:
         """Examples in a full training batch; None until the first batch where the loader does not say it."""
-        return self._assembler.batch_size if self._assembler is not None else None
+        return self._assembler.batch_size
 
     @property
     def policy(self) -> Policy:
@@ -163,7 +163,7 @@ class SelectiveLoader:
         if self._in_epoch and not self._resumed:
             self._end_epoch()  # the caller left the last epoch early
         if not self._in_epoch:
-            self._keeps_everything = not self._queued()
+            self._keeps_everything = not len(self._assembler)
         self._in_epoch, self._resumed = True, False
         self._intake.begin(self._selector.plan(self.epoch, self._source.num_batches))
         yield from self._full_batches()  # those queued when the state was saved
@@ -182,17 +182,16 @@ class SelectiveLoader:
     def flush(self) -> Iterator[Any]:
         """Give out what is still queued, as a last batch that may be smaller than the others."""
         yield from self._full_batches()
-        last = self._assembler.flush() if self._assembler is not None else None
-        if last is not None:
+        if (last := self._assembler.flush()) is not None:
             yield from self._give(last)
 
     def _may_give_rest(self) -> bool:
         # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
         drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
-        return self._queued() > 1 and not drop_last
+        return len(self._assembler) > 1 and not drop_last
 
     def _full_batches(self) -> Iterator[Any]:
-        while self._assembler is not None and (batch := self._assembler.pop()) is not None:
+        while (batch := self._assembler.pop()) is not None:
             yield from self._give(batch)
 
     def _give(self, batch: Batch) -> Iterator[Any]:
@@ -200,7 +199,7 @@ class SelectiveLoader:
         self._feedback.expect_for(batch)
         self.stats.trained += len(batch)
         self.stats.batches += 1
-        self.stats.queued = self._queued()
+        self.stats.queued = len(self._assembler)
         with self.stats.timing("training"):
             yield batch.data
         self._feedback.step_is_over()
@@ -214,8 +213,8 @@ class SelectiveLoader:
     def _offer(self, loaded: Loaded) -> None:
         """Let the method choose among loaded candidates, and queue what it chose."""
         data, ids, size = loaded.candidates.data, loaded.candidates.ids, loaded.candidates.size
-        if self._assembler is None:
-            self._assembler = Assembler(self._scaled(size))
+        if self._assembler.batch_size is None:
+            self._assembler.batch_size = self._scaled(size)
         if self._assembler.layout is None:
             self._assembler.layout = Layout.of(data, size)
         layout = self._assembler.layout
@@ -242,15 +241,12 @@ class SelectiveLoader:
         num_offered = num_loaded if ids is None else len(ids)
         self.stats.offered += num_offered
         self.stats.skipped_before_loading += num_offered - num_loaded
-        self.stats.queued = self._queued()
+        self.stats.queued = len(self._assembler)
         if ids is not None:
             self.ledger.count_offered(ids)
 
     def _scaled(self, batch_size: int) -> int:
         return max(1, round(batch_size * self.method.batch_scale))
-
-    def _queued(self) -> int:
-        return len(self._assembler) if self._assembler is not None else 0
 
     # ---- saving
 
@@ -270,7 +266,7 @@ class SelectiveLoader:
             "fraction": self._fraction,
             "keeps_everything": self._keeps_everything,
             "batch_size": self.batch_size,
-            "queue": self._assembler.state_dict() if self._assembler is not None else None,
+            "queue": self._assembler.state_dict(),
             **self._intake.state_dict(in_epoch=self._in_epoch),
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),
@@ -286,7 +282,7 @@ class SelectiveLoader:
         self._selector.load_state_dict(state["selector"])
         self.stats.load_state_dict(state["stats"])
         if state["batch_size"] is not None:
-            self._assembler = Assembler(state["batch_size"])
+            self._assembler.batch_size = state["batch_size"]
             self._assembler.load_state_dict(state["queue"], self._device)
         self.epoch, self._fraction = state["epoch"], state["fraction"]
         self._keeps_everything = state["keeps_everything"]
