@@ -91,8 +91,7 @@ class SelectiveLoader:
         size = batch_size or self._source.batch_size
         self._assembler = Assembler(self._scaled(size) if size is not None else None)
         self._fraction = 0.0  # of this epoch's candidates, offered
-        self._in_epoch = False
-        self._resumed = False
+        self._in_epoch = self._resumed = False
         self._keeps_everything = True  # so far in this epoch
         self._batch: Batch | None = None
         self._feedback = Feedback(self._selector, self._device)
@@ -169,6 +168,7 @@ class SelectiveLoader:
         yield from self._full_batches()  # those queued when the state was saved
         while (loaded := self._intake.take()) is not None:
             self._offer(loaded)
+            self._look_ahead(loaded.batch_idx + 1)
             yield from self._full_batches()
         if self.stats.offered == 0:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
@@ -206,9 +206,11 @@ class SelectiveLoader:
 
     def _end_epoch(self) -> None:
         self._feedback.learn()
+        # What the caller left behind; and no thread may be at work when a DataLoader forks its workers.
+        self._intake.ahead = None
+        self._selector.submit(None)
         self.epoch += 1
-        self._fraction = 0.0
-        self._in_epoch = False
+        self._fraction, self._in_epoch = 0.0, False
 
     def _offer(self, loaded: Loaded) -> None:
         """Let the method choose among loaded candidates, and queue what it chose."""
@@ -236,6 +238,13 @@ class SelectiveLoader:
                 self.ledger.count_selected(ids.index_select(0, selection.positions))
             self._count_offered(offered, num_loaded=size)
             self._fraction = loaded.fraction
+
+    def _look_ahead(self, batch_idx: int) -> None:
+        """Have the next candidates scored while these are trained on, by a scorer that can."""
+        # Plain training loads a batch after the step before it, and augmentation may draw from the same random state
+        # as dropout: as long as everything is kept, so do we, to the bit.
+        if not self._keeps_everything and self._selector.works_ahead(self.epochs_done, batch_idx):
+            self._selector.submit(self._intake.look_ahead())
 
     def _count_offered(self, ids: Tensor | None, num_loaded: int) -> None:
         num_offered = num_loaded if ids is None else len(ids)
@@ -267,7 +276,7 @@ class SelectiveLoader:
             "keeps_everything": self._keeps_everything,
             "batch_size": self.batch_size,
             "queue": self._assembler.state_dict(),
-            **self._intake.state_dict(in_epoch=self._in_epoch),
+            **self._intake.state_dict(in_epoch=self._in_epoch, layout=self._assembler.layout),
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
@@ -278,14 +287,14 @@ class SelectiveLoader:
         """Go on where the state was saved; the next iteration finishes the epoch that was under way."""
         check_state(state, self.method, batch_size=self.batch_size, transform=self._intake.transform)
         self.ledger.load_state_dict(state["ledger"])
-        self._intake.load_state_dict(state)
-        self._selector.load_state_dict(state["selector"])
-        self.stats.load_state_dict(state["stats"])
         if state["batch_size"] is not None:
             self._assembler.batch_size = state["batch_size"]
             self._assembler.load_state_dict(state["queue"], self._device)
-        self.epoch, self._fraction = state["epoch"], state["fraction"]
+        self._intake.load_state_dict(state, self._assembler.layout)
+        self._selector.load_state_dict(state["selector"])
+        self.stats.load_state_dict(state["stats"])
+        self._selector.submit(self._intake.ahead)
+        self.epoch, self._fraction, self._batch = state["epoch"], state["fraction"], None
         self._keeps_everything = state["keeps_everything"]
         self._in_epoch = self._resumed = state["in_epoch"]
-        self._batch = None
         self._feedback.load_state_dict(state["feedback"])

@@ -101,8 +101,7 @@ class Selector:
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
         with self._stats.timing("scoring"):
-            task = dataclasses.replace(self._task, model=unwrap(self._task.model))
-            scores = self.scorer.score(candidates, task)
+            scores = self.scorer.score(candidates, self._current_task())
             if scores.shape != (candidates.size,):
                 raise ValueError(
                     f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates"
@@ -113,11 +112,26 @@ class Selector:
         self.checked = True
         if self.scorer.needs.selection_pass:
             self.schedule.observe(scores)
-            self._stats.scored += candidates.size
-            self._stats.fidelity = getattr(self.scorer, "fidelity", 1.0)
+            fidelity, staleness = getattr(self.scorer, "fidelity", 1.0), getattr(self.scorer, "staleness", 0)
+            self._stats.count_scores(candidates.size, fidelity=fidelity, staleness=staleness)
             if candidates.ids is not None:
                 self.ledger.record_scores(candidates.ids, scores, epoch)
         return scores
+
+    def works_ahead(self, epochs_done: float, batch_idx: int) -> bool:
+        """Whether the candidates that start there should be submitted before their turn."""
+        ahead = getattr(self.scorer, "submit", None) is not None
+        return ahead and self.schedule.expects_on(epochs_done, batch_idx, self._num_epochs)
+
+    def submit(self, loaded: Loaded | None) -> None:
+        """Let a scorer that works ahead begin with the candidates that come next; None: with none, after all."""
+        submit = getattr(self.scorer, "submit", None)
+        if submit is not None and (loaded is None or loaded.undecided):
+            with self._stats.timing("scoring"):
+                submit(loaded.candidates if loaded is not None else None, self._current_task())
+
+    def _current_task(self) -> Task:
+        return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
 
     def learn(self, ids: Tensor | None, losses: Tensor, epoch: int) -> None:
         """Losses of a finished training step."""
