@@ -105,6 +105,7 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
         sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.exponential_average(0.5)),
         sb.ReducibleLossScorer(sb.ForwardScorer(), make_model(seed=5)),
         sb.ReducibleLossScorer(sb.ForwardScorer(), torch.rand(203)),
+        sb.PipelinedScorer(),
     ],
 )
 def test_1_scorers(scorer):
