@@ -11,6 +11,11 @@ import torch
 
 from selective_backprop.testing import same
 
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])
+}  # this code, installed or not
+
 RUN = """
 import os, signal, sys
 import torch
@@ -20,7 +25,11 @@ from tests.helpers import Noisy, make_loader, make_model, train
 method, folder, die_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
 torch.set_num_threads(1)
 torch.manual_seed(1)
-methods = {"sb": sb.selective_backprop(0.4), "stale": sb.stale_selective_backprop(0.4, every=2)}
+methods = {
+    "sb": sb.selective_backprop(0.4),
+    "stale": sb.stale_selective_backprop(0.4, every=2),
+    "pipelined": sb.selective_backprop(0.4, scoring=sb.PipelinedScorer(sync_every=3)),
+}
 model = make_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 loader = make_loader(methods[method], dataset=Noisy(), model=model, num_epochs=4)
@@ -50,12 +59,11 @@ torch.save({"model": model.state_dict(), "done": done}, os.path.join(folder, "re
 
 def run(method, folder, die_at=-1):
     folder.mkdir(exist_ok=True)
-    root = Path(__file__).parent.parent
     command = [sys.executable, "-c", RUN, method, str(folder), str(die_at)]
-    return subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}).returncode
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT).returncode
 
 
-@pytest.mark.parametrize("method", ["sb", "stale"])
+@pytest.mark.parametrize("method", ["sb", "stale", "pipelined"])
 def test_5_killed_and_resumed_in_another_process(method, tmp_path):
     assert run(method, tmp_path / "undisturbed") == 0
     for die_at in (4, 8, 11):  # each time between two checkpoints
@@ -100,9 +108,6 @@ dist.destroy_process_group()
 
 
 def test_ddp_and_fsdp_models_are_scored_without_side_effects_on_the_wrapper(tmp_path):
-    root = Path(__file__).parent.parent
     command = [sys.executable, "-W", "error::UserWarning", "-c", WRAPPED, str(tmp_path / "store")]
-    result = subprocess.run(
-        command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True
-    )
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -16,8 +16,8 @@ LAYERS = [
     ["losses", "history", "ledger", "schedule", "guard", "stats", "forward"],
     ["types"],
     ["policies", "scorers"],
-    ["sampling", "planning", "source", "assembler", "checks", "reuse"],
-    ["selector", "feedback"],
+    ["sampling", "planning", "source", "intake", "assembler", "checks"],
+    ["selector", "feedback", "reuse"],
     ["loader"],
     ["example_scores", "pruning"],
     ["costs", "advice"],
@@ -68,5 +68,5 @@ def test_importing_needs_torch_alone_and_touches_nothing():
 
 
 def test_files_stay_short():
-    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 335}
+    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 330}
     assert not long

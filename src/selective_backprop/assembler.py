@@ -34,9 +34,11 @@ class Assembler:
     A candidate batch that makes a training batch as it is, is not copied.
     """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int | None = None) -> None:
         self.batch_size = batch_size
+        """To be set before anything is added."""
         self.layout: Layout | None = None
+        """That of all batches; to be set too."""
         self._ready: deque[_Rows] = deque()
         self._pieces: list[_Rows] = []  # of the batch that is not full yet
         self._waiting = 0  # examples in them
@@ -54,6 +56,7 @@ class Assembler:
             ids: of the candidates.
             as_is: everything is selected, to be given out as one batch of its own whatever its size.
         """
+        assert self.batch_size is not None
         positions, weights, probabilities = selection.positions, selection.weights, selection.probabilities
         count = positions.numel()  # a tenth of the time of len, which counts in this place
         if as_is or (not self._waiting and count == self.batch_size == len(columns[0])):

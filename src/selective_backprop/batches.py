@@ -117,17 +117,17 @@ def count_rows(batch: Any) -> int:
     return len(entries[0]) if len(shapes) == 1 and shapes != {None} else len(entries)
 
 
-def move(value: Any, device: torch.device) -> Any:
+def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Every tensor in the value, on the device; copies from pinned memory do not wait."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return value.to(device, non_blocking=non_blocking)
     parts = _parts(value)
     if parts is None:
         return value
     kind, keys, values = parts
     children = tuple(Layout("column") for _ in values)
     layout = Layout(kind, type(value), keys, children)
-    return layout.batch([move(part, device) for part in values])
+    return layout.batch([move(part, device, non_blocking=non_blocking) for part in values])
 
 
 def _first_tensor(value: Any, *, nested: bool) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Losses of training on their way back into the ledger."""
+"""What comes back from the user's training steps: losses for the ledger, and whether weights were applied."""
 
 from __future__ import annotations
 
@@ -8,22 +8,49 @@ import torch
 from torch import Tensor
 
 from selective_backprop.selector import Selector
+from selective_backprop.types import Batch
 
 _MAX_WAITING = 16  # training steps whose losses may wait on a GPU
 
 
 class Feedback:
-    """Collects the losses of training steps without making the host wait for the GPU at each of them."""
+    """Collects the losses of training steps without making the host wait for the GPU at each of them.
+
+    Raises at the end of a step that left out what the method cannot do without.
+    """
 
     def __init__(self, selector: Selector, device: torch.device) -> None:
         self._selector = selector
         self._waits = device.type != "cpu"
         self._steps: list[tuple[Tensor | None, Tensor, int]] = []  # ids, losses, epoch
+        self.weights_used = True
+        """Whether the weights of the batch under way were applied or read, if it has any."""
+        self._losses_given = True
+
+    def expect_for(self, batch: Batch) -> None:
+        """A step on this batch begins."""
+        self.weights_used = bool((batch.weights == 1).all())
+        self._losses_given = not self._selector.scorer.needs.training_losses
 
     def add(self, ids: Tensor | None, losses: Tensor, epoch: int) -> None:
         self._steps.append((ids, losses, epoch))
+        self._losses_given = True
 
     def step_is_over(self) -> None:
+        name = self._selector.method.name
+        if not self.weights_used:
+            raise RuntimeError(
+                f"{name} gives examples weights, and this batch was trained on without them: use "
+                "loader.loss(outputs, targets), or read loader.batch.weights and apply them yourself"
+            )
+        if not self._losses_given:
+            raise RuntimeError(
+                f"{name} selects by the losses of training, and learned none from this batch: compute the loss by "
+                "loader.loss(outputs, targets)"
+            )
+        self._learn_if_due()
+
+    def _learn_if_due(self) -> None:
         """On the CPU learn at once; on a GPU wait once in a while, if nothing else did before."""
         if not self._waits or len(self._steps) >= _MAX_WAITING:
             self.learn()
@@ -36,8 +63,9 @@ class Feedback:
 
     def state_dict(self) -> dict[str, Any]:
         # Saving must not change when a GPU's losses are learned, or the run would differ from one without it.
-        self.step_is_over()
+        self._learn_if_due()
         return {"steps": [[ids, losses.cpu(), epoch] for ids, losses, epoch in self._steps]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = [(ids, losses, epoch) for ids, losses, epoch in state["steps"]]
+        self.weights_used = self._losses_given = True

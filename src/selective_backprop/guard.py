@@ -61,6 +61,9 @@ class Guard(Schedule):
         state["last"] = now
         return bool(state["on"])
 
+    def expects_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
+        return bool(self._state["on"]) and super().is_on(epochs_done, batch_idx, num_epochs)
+
     def _conclude(self) -> None:
         """A window is over."""
         state = self._state

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.assembler import Assembler
-from selective_backprop.batches import Layout, count_rows, move
+from selective_backprop.batches import Layout
 from selective_backprop.checks import STATE_VERSION, check_arguments, check_source, check_state
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
+from selective_backprop.intake import Intake, Loaded
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import device_of
-from selective_backprop.sampling import Chunk
 from selective_backprop.selector import Selector
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
-from selective_backprop.types import Batch, Candidates, Forward, Method, Policy, Scorer
+from selective_backprop.types import Batch, Forward, Method, Policy, Scorer, Task
 
 
 class SelectiveLoader:
@@ -84,26 +84,16 @@ class SelectiveLoader:
         """What is known of every example; empty where the loader has no ids."""
         self._loss = PerExampleLoss(loss_fn, reducer)
         self._device = torch.device(device) if device is not None else device_of(model)
-        self._selector = Selector(
-            method,
-            model,
-            forward or default_forward,
-            self._loss,
-            self.ledger,
-            self.stats,
-            num_epochs=num_epochs,
-            seed=seed,
-        )
-        self._transform: Any = transform
+        self._intake = Intake(self._source, self._device, transform, self.stats)
+        task = Task(model, forward or default_forward, self._loss)
+        self._selector = Selector(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed)
         self._asked_batch_size = batch_size
         size = batch_size or self._source.batch_size
-        self._assembler = Assembler(self._scaled(size)) if size is not None else None
+        self._assembler = Assembler(self._scaled(size) if size is not None else None)
         self._fraction = 0.0  # of this epoch's candidates, offered
-        self._in_epoch = False
-        self._resumed = False
+        self._in_epoch = self._resumed = False
         self._keeps_everything = True  # so far in this epoch
         self._batch: Batch | None = None
-        self._weights_used = self._loss_used = True
         self._feedback = Feedback(self._selector, self._device)
 
     # ---- what users read
@@ -122,7 +112,7 @@ class SelectiveLoader:
     @property
     def batch_size(self) -> int | None:
         """Examples in a full training batch; None until the first batch where the loader does not say it."""
-        return self._assembler.batch_size if self._assembler is not None else None
+        return self._assembler.batch_size
 
     @property
     def policy(self) -> Policy:
@@ -151,7 +141,7 @@ class SelectiveLoader:
         """The batch given out last, with its ids, weights and probabilities."""
         if self._batch is None:
             raise RuntimeError("no batch has been given out yet")
-        self._weights_used = True
+        self._feedback.weights_used = True
         return self._batch
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
@@ -164,7 +154,6 @@ class SelectiveLoader:
         loss, losses = self._loss.for_training(outputs, targets, weights, len(batch))
         # What is left in the queue is given out when the last epoch has been counted already.
         self._feedback.add(batch.ids, losses, self.epoch if self._in_epoch else self.epoch - 1)
-        self._loss_used = True
         return loss
 
     # ---- iteration
@@ -173,16 +162,13 @@ class SelectiveLoader:
         if self._in_epoch and not self._resumed:
             self._end_epoch()  # the caller left the last epoch early
         if not self._in_epoch:
-            self._keeps_everything = not self._queued()
+            self._keeps_everything = not len(self._assembler)
         self._in_epoch, self._resumed = True, False
-        candidates = self._source.epoch(self._selector.plan(self.epoch, self._source.num_batches))
+        self._intake.begin(self._selector.plan(self.epoch, self._source.num_batches))
         yield from self._full_batches()  # those queued when the state was saved
-        while True:
-            with self.stats.timing("loading"):
-                loaded = next(candidates, None)
-            if loaded is None:
-                break
-            self._offer(*loaded)
+        while (loaded := self._intake.take()) is not None:
+            self._offer(loaded)
+            self._look_ahead(loaded.batch_idx + 1)
             yield from self._full_batches()
         if self.stats.offered == 0:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
@@ -196,71 +182,53 @@ class SelectiveLoader:
     def flush(self) -> Iterator[Any]:
         """Give out what is still queued, as a last batch that may be smaller than the others."""
         yield from self._full_batches()
-        last = self._assembler.flush() if self._assembler is not None else None
-        if last is not None:
+        if (last := self._assembler.flush()) is not None:
             yield from self._give(last)
 
     def _may_give_rest(self) -> bool:
         # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
         drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
-        return self._queued() > 1 and not drop_last
+        return len(self._assembler) > 1 and not drop_last
 
     def _full_batches(self) -> Iterator[Any]:
-        while self._assembler is not None and (batch := self._assembler.pop()) is not None:
+        while (batch := self._assembler.pop()) is not None:
             yield from self._give(batch)
 
     def _give(self, batch: Batch) -> Iterator[Any]:
         self._batch = batch
-        self._weights_used = bool((batch.weights == 1).all())
-        self._loss_used = not self.method.scorer.needs.training_losses
+        self._feedback.expect_for(batch)
         self.stats.trained += len(batch)
         self.stats.batches += 1
-        self.stats.queued = self._queued()
+        self.stats.queued = len(self._assembler)
         with self.stats.timing("training"):
             yield batch.data
-        if not self._weights_used:
-            raise RuntimeError(
-                f"{self.method.name} gives examples weights, and this batch was trained on without them: use "
-                "loader.loss(outputs, targets), or read loader.batch.weights and apply them yourself"
-            )
-        if not self._loss_used:
-            raise RuntimeError(
-                f"{self.method.name} selects by the losses of training, and learned none from this batch: compute the "
-                "loss by loader.loss(outputs, targets)"
-            )
         self._feedback.step_is_over()
 
     def _end_epoch(self) -> None:
         self._feedback.learn()
+        # What the caller left behind; and no thread may be at work when a DataLoader forks its workers.
+        self._intake.ahead = None
+        self._selector.submit(None)
         self.epoch += 1
-        self._fraction = 0.0
-        self._in_epoch = False
+        self._fraction, self._in_epoch = 0.0, False
 
-    def _offer(self, chunk: Chunk | None, data: Any) -> None:
+    def _offer(self, loaded: Loaded) -> None:
         """Let the method choose among loaded candidates, and queue what it chose."""
-        data = move(data, self._device)
-        if self._transform is not None:
-            with self.stats.timing("loading"):
-                data = self._transform(data)
-        ids = chunk.ids if chunk else None
-        candidates = Candidates(data, ids, count_rows(data) if ids is None else len(ids))
-        if self._assembler is None:
-            self._assembler = Assembler(self._scaled(candidates.size))
+        data, ids, size = loaded.candidates.data, loaded.candidates.ids, loaded.candidates.size
+        if self._assembler.batch_size is None:
+            self._assembler.batch_size = self._scaled(size)
         if self._assembler.layout is None:
-            self._assembler.layout = Layout.of(data, candidates.size)
+            self._assembler.layout = Layout.of(data, size)
         layout = self._assembler.layout
-        batch_idx = self._source.position - 1
         scored_before = self.stats.scored
-        selection = self._selector.decide(
-            chunk, candidates, layout, epoch=self.epoch, fraction=self._fraction, batch_idx=batch_idx
-        )
+        selection = self._selector.decide(loaded, layout, epoch=self.epoch, fraction=self._fraction)
         if self.stats.scored > scored_before:
             self._feedback.learn()  # costs no wait: scoring has just made the device catch up
         with self.stats.timing("selecting"):
-            num_offered = len(chunk.offered) if chunk else candidates.size
-            self._keeps_everything &= len(selection.positions) == num_offered
+            offered = loaded.chunk.offered if loaded.chunk else None
+            self._keeps_everything &= len(selection.positions) == (size if offered is None else len(offered))
             self._assembler.add(
-                layout.columns(data, candidates.size),
+                layout.columns(data, size),
                 selection,
                 ids,
                 as_is=self._keeps_everything and self._asked_batch_size is None and self.method.batch_scale == 1,
@@ -268,23 +236,26 @@ class SelectiveLoader:
             if ids is not None:
                 self.ledger.record_probabilities(ids, selection.probabilities)
                 self.ledger.count_selected(ids.index_select(0, selection.positions))
-            self._count_offered(chunk.offered if chunk else None, num_loaded=candidates.size)
-            total = self._source.num_batches
-            self._fraction = chunk.fraction if chunk else min(1.0, (batch_idx + 1) / total) if total else 0.0
+            self._count_offered(offered, num_loaded=size)
+            self._fraction = loaded.fraction
+
+    def _look_ahead(self, batch_idx: int) -> None:
+        """Have the next candidates scored while these are trained on, by a scorer that can."""
+        # Plain training loads a batch after the step before it, and augmentation may draw from the same random state
+        # as dropout: as long as everything is kept, so do we, to the bit.
+        if not self._keeps_everything and self._selector.works_ahead(self.epochs_done, batch_idx):
+            self._selector.submit(self._intake.look_ahead())
 
     def _count_offered(self, ids: Tensor | None, num_loaded: int) -> None:
         num_offered = num_loaded if ids is None else len(ids)
         self.stats.offered += num_offered
         self.stats.skipped_before_loading += num_offered - num_loaded
-        self.stats.queued = self._queued()
+        self.stats.queued = len(self._assembler)
         if ids is not None:
             self.ledger.count_offered(ids)
 
     def _scaled(self, batch_size: int) -> int:
         return max(1, round(batch_size * self.method.batch_scale))
-
-    def _queued(self) -> int:
-        return len(self._assembler) if self._assembler is not None else 0
 
     # ---- saving
 
@@ -304,29 +275,26 @@ class SelectiveLoader:
             "fraction": self._fraction,
             "keeps_everything": self._keeps_everything,
             "batch_size": self.batch_size,
-            "queue": self._assembler.state_dict() if self._assembler is not None else None,
-            "source": self._source.state_dict(in_epoch=self._in_epoch),
+            "queue": self._assembler.state_dict(),
+            **self._intake.state_dict(in_epoch=self._in_epoch, layout=self._assembler.layout),
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
             "feedback": feedback,
-            "transform": self._transform.state_dict() if hasattr(self._transform, "state_dict") else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state was saved; the next iteration finishes the epoch that was under way."""
-        check_state(state, self.method, batch_size=self.batch_size, transform=self._transform)
+        check_state(state, self.method, batch_size=self.batch_size, transform=self._intake.transform)
         self.ledger.load_state_dict(state["ledger"])
-        self._source.load_state_dict(state["source"])
+        if state["batch_size"] is not None:
+            self._assembler.batch_size = state["batch_size"]
+            self._assembler.load_state_dict(state["queue"], self._device)
+        self._intake.load_state_dict(state, self._assembler.layout)
         self._selector.load_state_dict(state["selector"])
         self.stats.load_state_dict(state["stats"])
-        if state["batch_size"] is not None:
-            self._assembler = Assembler(state["batch_size"])
-            self._assembler.load_state_dict(state["queue"], self._device)
-        self.epoch, self._fraction = state["epoch"], state["fraction"]
+        self._selector.submit(self._intake.ahead)
+        self.epoch, self._fraction, self._batch = state["epoch"], state["fraction"], None
         self._keeps_everything = state["keeps_everything"]
         self._in_epoch = self._resumed = state["in_epoch"]
-        self._batch, self._weights_used, self._loss_used = None, True, True
         self._feedback.load_state_dict(state["feedback"])
-        if hasattr(self._transform, "load_state_dict") and state["transform"] is not None:
-            self._transform.load_state_dict(state["transform"])

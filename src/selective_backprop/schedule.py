@@ -65,6 +65,10 @@ class Schedule:
         end = self.end if self.end < 1 else float("inf")
         return should_selective_backprop(duration, batch_idx, self.start, end, self.interrupt)
 
+    def expects_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
+        """Whether it will be on for a candidate batch to come, as far as is known; asking has no effect."""
+        return self.is_on(epochs_done, batch_idx, num_epochs)
+
     def on_in_epoch(self, epoch: int, num_batches: int | None, num_epochs: int | None = None) -> bool:
         """Whether it is on for any candidate batch of the epoch."""
         if num_batches is None:

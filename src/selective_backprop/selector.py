@@ -6,21 +6,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selective_backprop.batches import Layout
+from selective_backprop.intake import Loaded
 from selective_backprop.ledger import Ledger
-from selective_backprop.losses import PerExampleLoss, require_finite
+from selective_backprop.losses import require_finite
 from selective_backprop.no_trace import unwrap
 from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
 from selective_backprop.sampling import Chunk
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
-from selective_backprop.types import Candidates, Forward, Method, Selection, Task
+from selective_backprop.types import Candidates, Method, Selection, Task
 
 
 class Selector:
@@ -29,9 +31,7 @@ class Selector:
     def __init__(
         self,
         method: Method,
-        model: nn.Module,
-        forward: Forward,
-        loss: PerExampleLoss,
+        task: Task,
         ledger: Ledger,
         stats: Stats,
         *,
@@ -45,7 +45,7 @@ class Selector:
         self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)
         self.checked = False  # whether the model, the loss and the batches were seen to work together
-        self._model, self._forward, self._loss = model, forward, loss
+        self._task = task
         self._stats = stats
         self._num_epochs = num_epochs
 
@@ -67,24 +67,16 @@ class Selector:
 
         return plan
 
-    def decide(
-        self,
-        chunk: Chunk | None,
-        candidates: Candidates,
-        layout: Layout,
-        *,
-        epoch: int,
-        fraction: float,
-        batch_idx: int,
-    ) -> Selection:
+    def decide(self, loaded: Loaded, layout: Layout, *, epoch: int, fraction: float) -> Selection:
         """Which of the loaded candidates to train on; they start at this fraction of the epoch."""
+        candidates, chunk = loaded.candidates, loaded.chunk
         everything = _keep_all(candidates.size)
         if chunk is not None and chunk.decided is not None:
             assert chunk.weights is not None and chunk.probabilities is not None
             known = Selection(everything.positions, chunk.weights, chunk.probabilities)
             undecided = (~chunk.decided).nonzero().flatten()
         else:
-            on = self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+            on = self.schedule.is_on(epoch + fraction, loaded.batch_idx, self._num_epochs)
             known, undecided = everything, everything.positions if on else everything.positions[:0]
         if not len(undecided):
             self._check_once(candidates, epoch)
@@ -109,8 +101,7 @@ class Selector:
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
         with self._stats.timing("scoring"):
-            task = Task(unwrap(self._model), self._forward, self._loss)
-            scores = self.scorer.score(candidates, task)
+            scores = self.scorer.score(candidates, self._current_task())
             if scores.shape != (candidates.size,):
                 raise ValueError(
                     f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates"
@@ -121,11 +112,26 @@ class Selector:
         self.checked = True
         if self.scorer.needs.selection_pass:
             self.schedule.observe(scores)
-            self._stats.scored += candidates.size
-            self._stats.fidelity = getattr(self.scorer, "fidelity", 1.0)
+            fidelity, staleness = getattr(self.scorer, "fidelity", 1.0), getattr(self.scorer, "staleness", 0)
+            self._stats.count_scores(candidates.size, fidelity=fidelity, staleness=staleness)
             if candidates.ids is not None:
                 self.ledger.record_scores(candidates.ids, scores, epoch)
         return scores
+
+    def works_ahead(self, epochs_done: float, batch_idx: int) -> bool:
+        """Whether the candidates that start there should be submitted before their turn."""
+        ahead = getattr(self.scorer, "submit", None) is not None
+        return ahead and self.schedule.expects_on(epochs_done, batch_idx, self._num_epochs)
+
+    def submit(self, loaded: Loaded | None) -> None:
+        """Let a scorer that works ahead begin with the candidates that come next; None: with none, after all."""
+        submit = getattr(self.scorer, "submit", None)
+        if submit is not None and (loaded is None or loaded.undecided):
+            with self._stats.timing("scoring"):
+                submit(loaded.candidates if loaded is not None else None, self._current_task())
+
+    def _current_task(self) -> Task:
+        return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
 
     def learn(self, ids: Tensor | None, losses: Tensor, epoch: int) -> None:
         """Losses of a finished training step."""

@@ -41,6 +41,7 @@ class Source:
             self._loader, self.stream = with_index_stream(self.user_loader)
         self.position = 0
         """Batches returned in this epoch."""
+        self._finished = False  # whether this epoch is known to have no more
         self._resume_from: dict[str, Any] | None = None
 
     @property
@@ -74,9 +75,11 @@ class Source:
         for batch in self._start(plan):
             self.position += 1
             yield (self.stream.take() if self.stream is not None else None), batch
+        self._finished = True
 
     def _start(self, plan: Plan | None) -> Iterator[Any]:
         state, self._resume_from = self._resume_from, None
+        self._finished = False
         if state is None:
             self.position = 0
             if self.stream is not None:
@@ -85,7 +88,9 @@ class Source:
         if self.stream is not None:
             self.stream.begin(iter(chunks_from_state(state["chunks"])))
             self.stream.tail = state["tail"]
-        elif state["inner"] is not None:
+        if state.get("finished"):
+            return iter(())  # a loader with a state of its own would start the next epoch
+        if self.stream is None and state["inner"] is not None:
             self._loader.load_state_dict(state["inner"])
         # A DataLoader draws a seed for its workers whenever it starts; the run that never stopped did not draw
         # it here, so neither may this one.
@@ -146,7 +151,8 @@ class Source:
 
     def _place(self) -> dict[str, Any]:
         """Where in the epoch this is."""
-        place: dict[str, Any] = {"position": self.position, "chunks": None, "tail": None, "inner": None}
+        place: dict[str, Any] = {"position": self.position, "finished": self._finished}
+        place |= {"chunks": None, "tail": None, "inner": None}
         if self.stream is None:
             place["inner"] = self._loader.state_dict() if hasattr(self._loader, "load_state_dict") else None
             return place

@@ -34,6 +34,8 @@ class Stats:
     """Training batches given out."""
     fidelity: float = float("nan")
     """Rank correlation of cheap scores with exact ones, on the last sample; 1 where scores are exact."""
+    staleness: float = 0.0
+    """Training batches given out between the weights that made a score and its use, on average over all scores."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     def __post_init__(self) -> None:
@@ -61,6 +63,12 @@ class Stats:
             self.seconds[phase] += now - self._since
         self._since = now
 
+    def count_scores(self, size: int, *, fidelity: float, staleness: int) -> None:
+        """A selection pass of that many candidates."""
+        self.scored += size
+        self.fidelity = fidelity
+        self.staleness += (staleness - self.staleness) * size / self.scored
+
     def state_dict(self) -> dict[str, Any]:
         return {f.name: copy.copy(getattr(self, f.name)) for f in fields(self)}
 
@@ -71,8 +79,9 @@ class Stats:
     def __str__(self) -> str:
         seconds = ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in PHASES)
         fidelity = f", fidelity of scores {self.fidelity:.3f}" if self.fidelity < 1 else ""
+        staleness = f", staleness of scores {self.staleness:.2f} batches" if self.staleness > 0 else ""
         return (
             f"offered {self.offered:,}, scored {self.scored:,}, trained {self.trained:,} in {self.batches:,} batches, "
             f"skipped before loading {self.skipped_before_loading:,}, queued {self.queued:,}; "
-            f"selectivity {self.selectivity:.3f}{fidelity}; seconds: {seconds}"
+            f"selectivity {self.selectivity:.3f}{fidelity}{staleness}; seconds: {seconds}"
         )

@@ -28,6 +28,8 @@ class Task:
     model: nn.Module
     forward: Forward
     loss: PerExampleLoss
+    step: int = 0
+    """Training batches given out so far."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,9 @@ class Scorer(Protocol):
     """Where scores come from. Keeps nothing of its own about examples: that is in the ledger.
 
     A scorer that learns while it works also has a state_dict and a load_state_dict, and one whose scores are not
-    exact has a `fidelity`, their rank correlation with exact ones.
+    exact has a `fidelity`, their rank correlation with exact ones. One that works ahead has a
+    `submit(candidates, task)`, called with the candidates that are scored next, or with None for none after all; and
+    a `staleness`, how many training batches were given out since the weights that made the last scores.
     """
 
     needs: Needs

@@ -5,6 +5,7 @@ import inspect
 import torch
 
 from selective_backprop import methods
+from selective_backprop.scorers import PipelinedScorer
 from selective_backprop.types import Method
 from tests.helpers import NUM_DIGITS, make_model
 
@@ -27,6 +28,12 @@ METHODS = {
     "selective_backprop, fixed size": some("selective_backprop", fixed_size=True),
     "selective_backprop, noise guard": some("selective_backprop", noise_guard=0.9),
     "selective_backprop, classes": some("selective_backprop", classes=CLASSES),
+    "selective_backprop, pipelined": some("selective_backprop", scoring="pipelined"),
+    "selective_backprop, pipelined every 3": some("selective_backprop", scoring=PipelinedScorer(sync_every=3)),
+    "selective_backprop, pipelined and interrupted": some("selective_backprop", scoring="pipelined", interrupt=3),
+    "stale_selective_backprop, pipelined": some(
+        "stale_selective_backprop", every=2, scoring=PipelinedScorer(sync_every=2)
+    ),
     "stale_selective_backprop": some("stale_selective_backprop", every=2),
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
     "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),

@@ -4,6 +4,7 @@ from selective_backprop.scorers.constant import ConstantScorer
 from selective_backprop.scorers.forward import ForwardScorer, ModelCopy
 from selective_backprop.scorers.fresh import FreshScorer
 from selective_backprop.scorers.named import Scoring, scorer_from
+from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
@@ -15,6 +16,7 @@ __all__ = [
     "FreshScorer",
     "LeastSelectedScorer",
     "ModelCopy",
+    "PipelinedScorer",
     "PredictedScorer",
     "ReducibleLossScorer",
     "Scoring",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from selective_backprop.functional import shrink
@@ -60,6 +61,7 @@ class ForwardScorer(FreshScorer):
         exact = scale_factor == 1 and model_copy is None
         self._audit = None if exact else Audit(ForwardScorer(mode, measure=measure), audit_every)
         self._guard: NoTrace | None = None
+        self._loss_works = False
 
     @property
     def fidelity(self) -> float:  # type: ignore[override]
@@ -72,16 +74,27 @@ class ForwardScorer(FreshScorer):
         return scores
 
     def _score(self, candidates: Candidates, task: Task) -> Tensor:
-        model = task.model if self.model_copy is None else self.model_copy.current(candidates, task)
-        first = self._guard is None or self._guard.model is not model
-        if self._guard is None or first:
+        model = self._model(candidates, task)
+        if self._guard is None or self._guard.model is not model:
             self._guard = NoTrace(model, self.mode)
-        data = candidates.data if self.scale_factor == 1 else _shrink_pair(candidates.data, self.scale_factor)
         with self._guard():
-            outputs, targets = task.forward(model, data)
-            if self.measure is None or first:  # a loss that does not work is found at once, also if not needed here
-                losses = task.loss.per_example(outputs, targets, candidates.size)
-            return losses if self.measure is None else self.measure(outputs, targets)
+            return self._measured(model, candidates, task)
+
+    def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
+        with torch.no_grad():
+            return self._measured(self._model(candidates, task), candidates, task)
+
+    def _model(self, candidates: Candidates, task: Task) -> nn.Module:
+        return task.model if self.model_copy is None else self.model_copy.current(candidates, task)
+
+    def _measured(self, model: nn.Module, candidates: Candidates, task: Task) -> Tensor:
+        data = candidates.data if self.scale_factor == 1 else _shrink_pair(candidates.data, self.scale_factor)
+        outputs, targets = task.forward(model, data)
+        if self.measure is not None and self._loss_works:
+            return self.measure(outputs, targets)
+        losses = task.loss.per_example(outputs, targets, candidates.size)
+        self._loss_works = True  # one that does not is found at once, also if it is not needed here
+        return losses if self.measure is None else self.measure(outputs, targets)
 
     def measuring(self, measure: Measure) -> Self:
         scorer = copy.copy(self)

@@ -27,6 +27,8 @@ class FreshScorer(ABC):
     needs = Needs(selection_pass=True)
     fidelity = 1.0
     """Rank correlation of the scores with the exact ones on the last sample; NaN before there is one."""
+    staleness = 0
+    """Training batches given out between the weights that made the last scores and the use of these."""
 
     def remembers(self, epoch: int) -> bool:
         return False
@@ -36,6 +38,13 @@ class FreshScorer(ABC):
 
     @abstractmethod
     def score(self, candidates: Candidates, task: Task) -> Tensor: ...
+
+    def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
+        """The same scores by a model that is the caller's own copy, in eval mode; in any thread.
+
+        Nothing has to be restored. Global random states must not be touched, as the main thread draws from them.
+        """
+        raise TypeError(f"{type(self).__name__} cannot score in the background: it has no score_copy")
 
     @abstractmethod
     def measuring(self, measure: Measure) -> Self:

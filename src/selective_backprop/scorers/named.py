@@ -6,15 +6,17 @@ from typing import Any
 
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.fresh import FreshScorer, Measure
+from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.types import Scorer
 
 Scoring = str | Scorer
-"""Names joined by +, such as "eval", "train" or "half", or a scorer."""
+"""Names joined by +, such as "eval", "train" or "half+pipelined", or a scorer."""
 
 _NAMED: dict[str, dict[str, Any]] = {
     "eval": {"mode": "eval"},
     "train": {"mode": "train"},
     "half": {"scale_factor": 0.5},
+    "pipelined": {"pipelined": True},
 }
 
 
@@ -34,7 +36,7 @@ def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
     return scorer.measuring(measure)
 
 
-def _named(scoring: str) -> ForwardScorer:
+def _named(scoring: str) -> FreshScorer:
     options: dict[str, Any] = {}
     for name in scoring.split("+"):
         if name not in _NAMED:
@@ -43,4 +45,6 @@ def _named(scoring: str) -> ForwardScorer:
             if key in options:
                 raise ValueError(f"scoring={scoring!r} names two of a kind")
             options[key] = value
-    return ForwardScorer(**options)
+    pipelined = options.pop("pipelined", False)
+    scorer = ForwardScorer(**options)
+    return PipelinedScorer(scorer) if pipelined else scorer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,15 @@ class Wrapping:
     @property
     def fidelity(self) -> float:
         return getattr(self.fresh, "fidelity", 1.0)
+
+    @property
+    def staleness(self) -> int:
+        return getattr(self.fresh, "staleness", 0)
+
+    @property
+    def submit(self) -> Callable[[Candidates | None, Task], None] | None:
+        """Where `fresh` works ahead, its own."""
+        return getattr(self.fresh, "submit", None)
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         return self.fresh.score(candidates, task)

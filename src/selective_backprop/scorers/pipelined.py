@@ -1,0 +1,160 @@
+"""Scores of the next candidates while the model trains on the current ones."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.batches import move
+from selective_backprop.no_trace import device_of, preserved_rng
+from selective_backprop.scorers.background import Background
+from selective_backprop.scorers.forward import ForwardScorer
+from selective_backprop.scorers.fresh import Audit, FreshScorer, Measure
+from selective_backprop.scorers.snapshot import Snapshot
+from selective_backprop.types import Candidates, Task
+
+
+class PipelinedScorer(FreshScorer):
+    """Scores by a copy of the model, in the background, the batch after the one that is being trained on.
+
+    The weights of the copy are those that the model had when the batch was submitted, or up to `sync_every`
+    candidate batches before: what is selected depends on that, and never on which thread is faster.
+
+    A candidate batch that was not submitted is scored at once, by the same copy: the first one of an epoch, and all
+    as long as an epoch keeps every candidate, because plain training loads nothing ahead.
+
+    Args:
+        fresh: scores the candidates; by default by their loss in eval mode.
+        sync_every: copy the model's weights and buffers every so many candidate batches.
+        device: where the copy is, such as a second GPU; by default where the model is.
+        audit_every: compare with the exact, current scores every so many candidate batches.
+
+    >>> PipelinedScorer(sync_every=4).fresh.mode
+    'eval'
+    """
+
+    def __init__(
+        self,
+        fresh: FreshScorer | None = None,
+        *,
+        sync_every: int = 1,
+        device: torch.device | str | None = None,
+        audit_every: int = 100,
+    ) -> None:
+        fresh = ForwardScorer() if fresh is None else fresh
+        if not isinstance(fresh, FreshScorer) or isinstance(fresh, PipelinedScorer):
+            raise TypeError(
+                f"pipelined scoring is for a scorer that runs a model, such as ForwardScorer, got {fresh!r}"
+            )
+        if getattr(fresh, "mode", "eval") != "eval":
+            raise ValueError("pipelined scoring runs a copy of the model in eval mode, got mode 'train'")
+        if not isinstance(sync_every, int) or sync_every < 1:
+            raise ValueError(f"sync_every must be a whole number of candidate batches >= 1, got {sync_every!r}")
+        self.fresh = fresh
+        self.sync_every = sync_every
+        self.device = None if device is None else torch.device(device)
+        self.audit_every = audit_every
+        self._audit = Audit(ForwardScorer(measure=getattr(fresh, "measure", None)), audit_every)
+        self._snapshot = Snapshot(sync_every=sync_every, device=self.device)
+        self._background = Background()
+        self._submitted: tuple[Candidates, Future[Tensor]] | None = None
+        self._known: Tensor | None = None  # scores of what was submitted when the state was saved
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PipelinedScorer:
+        return self._with(copy.deepcopy(self.fresh, memo))  # neither a thread nor the copy of a model is shared
+
+    def measuring(self, measure: Measure) -> PipelinedScorer:
+        return self._with(self.fresh.measuring(measure))
+
+    def _with(self, fresh: FreshScorer) -> PipelinedScorer:
+        return PipelinedScorer(fresh, sync_every=self.sync_every, device=self.device, audit_every=self.audit_every)
+
+    @property
+    def fidelity(self) -> float:  # type: ignore[override]
+        return self._audit.fidelity
+
+    def submit(self, candidates: Candidates | None, task: Task) -> None:
+        """Begin to score the candidates that come next; None: none, after all."""
+        self._finish()
+        if candidates is None:
+            return
+        if self._known is not None:
+            future: Future[Tensor] = Future()
+            future.set_result(self._known)
+            self._known = None
+        else:
+            work, devices = self._work(candidates, task)
+            future = self._background.run(work, devices)
+        self._submitted = candidates, future
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        if self._submitted is not None and self._submitted[0] is candidates:
+            (_, future), self._submitted = self._submitted, None
+            scores = future.result()
+        else:
+            self._finish()
+            scores = self._score_at_once(candidates, task)
+        self.staleness = task.step - self._snapshot.synced_at
+        self._audit(scores, candidates, task)
+        return scores
+
+    def _score_at_once(self, candidates: Candidates, task: Task) -> Tensor:
+        work, devices = self._work(candidates, task)
+        with ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(preserved_rng(device))
+            before = _random_states(devices)
+            scores = work()
+            if not all(map(torch.equal, before, _random_states(devices))):
+                raise ValueError(
+                    "the model or forward= draws random numbers in eval mode: in the background, those of training "
+                    "would depend on which thread is faster. Score without pipelining"
+                )
+        return scores
+
+    def _work(self, candidates: Candidates, task: Task) -> tuple[Callable[[], Tensor], set[torch.device]]:
+        """What to run for these scores, and where; weights that are due are copied before, by the caller's thread."""
+        model = self._snapshot.next(task)
+        there, back = device_of(model), device_of(task.model)
+
+        def forward(model: nn.Module, data: Any) -> tuple[Any, Any]:
+            # The loss may have weights of its own, which are where the model is.
+            there_and_back = task.forward(model, move(data, there, non_blocking=False))
+            return tuple(move(there_and_back, back, non_blocking=False))
+
+        own = dataclasses.replace(task, model=model, forward=task.forward if there == back else forward)
+        return functools.partial(self.fresh.score_copy, candidates, own), {there, back}
+
+    def _finish(self) -> None:
+        """Wait for what nobody will ask for: the copy must not change under it."""
+        if self._submitted is not None:
+            wait([self._submitted[1]])
+            self._submitted = None
+
+    def state_dict(self) -> dict[str, Any]:
+        scores = self._known if self._submitted is None else self._submitted[1].result()
+        return {
+            "fresh": self.fresh.state_dict(),
+            "audit": self._audit.state_dict(),
+            "snapshot": self._snapshot.state_dict(),
+            "scores": scores,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._finish()
+        self.fresh.load_state_dict(state["fresh"])
+        self._audit.load_state_dict(state["audit"])
+        self._snapshot.load_state_dict(state["snapshot"])
+        self._known = state["scores"]
+
+
+def _random_states(devices: Iterable[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda")]
