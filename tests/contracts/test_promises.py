@@ -188,7 +188,8 @@ def test_5_resume_equals_never_having_stopped(make, dataset):
         assert testing.same(resumed_model.state_dict(), model.state_dict())
         assert testing.same(resumed.ledger.state_dict(), loader.ledger.state_dict())
         counts, expected = resumed.stats.state_dict(), loader.stats.state_dict()
-        assert [counts[k] for k in counts if k != "seconds"] == [expected[k] for k in expected if k != "seconds"]
+        del counts["seconds"], expected["seconds"]
+        assert repr(counts) == repr(expected)  # as text, because a fidelity that is not known, NaN, differs from itself
 
 
 class Counting(torch.utils.data.TensorDataset):
