@@ -45,12 +45,14 @@ from selective_backprop.scorers import (
     FreshScorer,
     LeastSelectedScorer,
     PredictedScorer,
+    ProxyScorer,
     ReducibleLossScorer,
     StoredScorer,
     TrainingLossScorer,
     exponential_average,
     gaussian_process,
 )
+from selective_backprop.scorers.proxy import proxy
 from selective_backprop.types import (
     Batch,
     Candidates,
@@ -87,6 +89,7 @@ __all__ = [
     "PercentilePolicy",
     "Policy",
     "PredictedScorer",
+    "ProxyScorer",
     "ReducibleLossScorer",
     "Schedule",
     "Scorer",
@@ -116,6 +119,7 @@ __all__ = [
     "load_scores",
     "overlap",
     "predicted_selective_backprop",
+    "proxy",
     "random_backprop",
     "rank_correlation",
     "reducible_loss",

@@ -5,6 +5,7 @@ import inspect
 import torch
 
 from selective_backprop import methods
+from selective_backprop.scorers.proxy import proxy
 from selective_backprop.types import Method
 from tests.helpers import NUM_DIGITS, make_model
 
@@ -21,6 +22,7 @@ METHODS = {
     "traditional": lambda selectivity: methods.traditional(),
     "selective_backprop": some("selective_backprop"),
     "selective_backprop, scoring in train mode": some("selective_backprop", scoring="train"),
+    "selective_backprop, proxy trained before": some("selective_backprop", scoring=proxy(make_model(seed=8), 0)),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
@@ -28,6 +30,7 @@ METHODS = {
     "selective_backprop, noise guard": some("selective_backprop", noise_guard=0.9),
     "selective_backprop, classes": some("selective_backprop", classes=CLASSES),
     "stale_selective_backprop": some("stale_selective_backprop", every=2),
+    "stale_selective_backprop, proxy": some("stale_selective_backprop", every=2, scoring=proxy(make_model(seed=8), 1)),
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
     "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),
     "predicted_selective_backprop": some("predicted_selective_backprop", max_age=2),
@@ -43,6 +46,7 @@ METHODS = {
     ),
     "composer_backprop": lambda keep: methods.composer_backprop(keep=keep),
     "top_k": some("top_k"),
+    "top_k, proxy": some("top_k", scoring=proxy(make_model(seed=8), train_every=2)),
     "reducible_loss": lambda selectivity: methods.reducible_loss(make_model(seed=7), selectivity),
     "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(SCORES, selectivity),
     "random_backprop": some("random_backprop"),

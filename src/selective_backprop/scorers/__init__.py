@@ -5,6 +5,7 @@ from selective_backprop.scorers.forward import ForwardScorer, ModelCopy
 from selective_backprop.scorers.fresh import FreshScorer
 from selective_backprop.scorers.named import Scoring, scorer_from
 from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
+from selective_backprop.scorers.proxy import ProxyScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
 from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLossScorer
@@ -16,6 +17,7 @@ __all__ = [
     "LeastSelectedScorer",
     "ModelCopy",
     "PredictedScorer",
+    "ProxyScorer",
     "ReducibleLossScorer",
     "Scoring",
     "StoredScorer",

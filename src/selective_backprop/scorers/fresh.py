@@ -27,6 +27,8 @@ class FreshScorer(ABC):
     needs = Needs(selection_pass=True)
     fidelity = 1.0
     """Rank correlation of the scores with the exact ones on the last sample; NaN before there is one."""
+    score_name = "loss"
+    """What errors call a score."""
 
     def remembers(self, epoch: int) -> bool:
         return False

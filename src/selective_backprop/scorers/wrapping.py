@@ -18,6 +18,10 @@ class Wrapping:
     def fidelity(self) -> float:
         return getattr(self.fresh, "fidelity", 1.0)
 
+    @property
+    def score_name(self) -> str:
+        return getattr(self.fresh, "score_name", "loss")
+
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         return self.fresh.score(candidates, task)
 
