@@ -114,7 +114,7 @@ def test_dropout_is_drawn_anew_at_each_step_and_not_from_the_callers_numbers():
             drawn.append(torch.rand(3))
         return default_forward(model, batch)
 
-    large, scorer = make_model(), sb.proxy(small(), train_every=1)
+    large, scorer = make_model(), sb.proxy(small().eval(), train_every=1)
     torch.manual_seed(0)
     global_draw = torch.rand(3)
     for _ in range(3):
@@ -167,9 +167,10 @@ def test_a_proxy_that_is_the_model_has_fidelity_1():
 
 def test_other_scores_than_the_loss_are_measured_on_the_proxy():
     method = sb.kath18(2, score="gradient_norm", variable_start=False, scoring=sb.proxy(small(), train_every=0))
-    scores = method.scorer.score(candidates(), task())
+    scores = method.scorer.score(candidates(), task(small()))
     expected = sb.functional.softmax_distance(small().eval()(INPUTS[:32]), TARGETS[:32])
     assert torch.allclose(scores, expected)
+    assert method.scorer.fidelity == 1, "and so are those of the large model, here the same one"
 
 
 def test_it_resumes_exactly_with_any_optimizer():

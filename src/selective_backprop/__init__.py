@@ -18,6 +18,7 @@ from selective_backprop.methods import (
     ledger_backprop,
     predicted_selective_backprop,
     random_backprop,
+    recorded_backprop,
     reducible_loss,
     repeated_random,
     selective_backprop,
@@ -38,6 +39,7 @@ from selective_backprop.policies import (
 )
 from selective_backprop.progress import step_by_progress
 from selective_backprop.pruning import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
+from selective_backprop.recording import SelectionRecord
 from selective_backprop.schedule import Schedule, VariableStart
 from selective_backprop.scorers import (
     ConstantScorer,
@@ -46,6 +48,7 @@ from selective_backprop.scorers import (
     LeastSelectedScorer,
     PredictedScorer,
     ProxyScorer,
+    RecordedScorer,
     ReducibleLossScorer,
     StoredScorer,
     TrainingLossScorer,
@@ -90,10 +93,12 @@ __all__ = [
     "Policy",
     "PredictedScorer",
     "ProxyScorer",
+    "RecordedScorer",
     "ReducibleLossScorer",
     "Schedule",
     "Scorer",
     "Selection",
+    "SelectionRecord",
     "SelectiveLoader",
     "StoredScorer",
     "Task",
@@ -122,6 +127,7 @@ __all__ = [
     "proxy",
     "random_backprop",
     "rank_correlation",
+    "recorded_backprop",
     "reducible_loss",
     "repeated_random",
     "save_scores",
