@@ -13,7 +13,7 @@ SOURCE = Path(sb.__file__).parent
 LAYERS = [
     ["no_trace", "batches", "row_gradients"],
     ["functional"],
-    ["losses", "history", "ledger", "schedule", "guard", "stats", "forward"],
+    ["losses", "history", "ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],
     ["policies", "scorers"],
     ["sampling", "planning", "source", "intake", "assembler", "checks"],

@@ -18,6 +18,7 @@ from selective_backprop.methods import (
     ledger_backprop,
     predicted_selective_backprop,
     random_backprop,
+    recorded_backprop,
     reducible_loss,
     repeated_random,
     selective_backprop,
@@ -38,6 +39,7 @@ from selective_backprop.policies import (
 )
 from selective_backprop.progress import step_by_progress
 from selective_backprop.pruning import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
+from selective_backprop.recording import SelectionRecord
 from selective_backprop.schedule import Schedule, VariableStart
 from selective_backprop.scorers import (
     ConstantScorer,
@@ -46,12 +48,15 @@ from selective_backprop.scorers import (
     LeastSelectedScorer,
     PipelinedScorer,
     PredictedScorer,
+    ProxyScorer,
+    RecordedScorer,
     ReducibleLossScorer,
     StoredScorer,
     TrainingLossScorer,
     exponential_average,
     gaussian_process,
 )
+from selective_backprop.scorers.proxy import proxy
 from selective_backprop.types import (
     Batch,
     Candidates,
@@ -89,10 +94,13 @@ __all__ = [
     "PipelinedScorer",
     "Policy",
     "PredictedScorer",
+    "ProxyScorer",
+    "RecordedScorer",
     "ReducibleLossScorer",
     "Schedule",
     "Scorer",
     "Selection",
+    "SelectionRecord",
     "SelectiveLoader",
     "StoredScorer",
     "Task",
@@ -118,8 +126,10 @@ __all__ = [
     "load_scores",
     "overlap",
     "predicted_selective_backprop",
+    "proxy",
     "random_backprop",
     "rank_correlation",
+    "recorded_backprop",
     "reducible_loss",
     "repeated_random",
     "save_scores",

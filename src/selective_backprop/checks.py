@@ -27,6 +27,9 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
         raise ValueError(f"num_epochs must be at least 1, got {num_epochs}")
     if method.schedule.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
+    max_epochs = method.scorer.needs.max_epochs
+    if max_epochs is not None and num_epochs is not None and num_epochs > max_epochs:
+        raise ValueError(f"this {method.name} is for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}")
 
 
 def check_source(source: Source, method: Method) -> None:
@@ -39,10 +42,11 @@ def check_source(source: Source, method: Method) -> None:
         )
     if source.num_batches == 0:
         raise ValueError("the loader is empty: it has no batch to offer")
-    for name, by_id in (("keep", method.keep), ("groups", method.groups)):
-        if by_id is not None and len(by_id) != source.num_examples:
+    lengths = {name: len(by_id) for name in ("keep", "groups") if (by_id := getattr(method, name)) is not None}
+    for name, length in {"scores": method.scorer.needs.num_examples, **lengths}.items():
+        if length is not None and length != source.num_examples:
             raise ValueError(
-                f"{method.name} has {name} for {len(by_id)} ids, but the data set has {source.num_examples} examples"
+                f"{method.name} has {name} for {length} ids, but the data set has {source.num_examples} examples"
             )
 
 

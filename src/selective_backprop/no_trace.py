@@ -55,6 +55,19 @@ def preserved_rng(device: torch.device) -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
+@contextmanager
+def seeded_rng(device: torch.device, seed: int) -> Iterator[None]:
+    """As `preserved_rng`; meanwhile torch draws numbers that follow from the seed alone."""
+    with preserved_rng(device):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU, too
+        if device.type == "mps":
+            torch.mps.manual_seed(seed)
+        elif device.type not in ("cpu", "meta"):
+            state = torch.Generator(device).manual_seed(seed).get_state()
+            torch.get_device_module(device).set_rng_state(state, device)
+        yield
+
+
 class NoTrace:
     """Context in which the model can be called: no gradients, and nothing changed afterwards.
 

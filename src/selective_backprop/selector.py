@@ -108,7 +108,8 @@ class Selector:
                 )
             # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
             scores = scores.detach().to("cpu", torch.float32)
-        require_finite(scores, candidates.ids, "loss in a selection pass")
+        name = getattr(self.scorer, "score_name", "loss")
+        require_finite(scores, candidates.ids, f"{name} in a selection pass")
         self.checked = True
         if self.scorer.needs.selection_pass:
             self.schedule.observe(scores)

@@ -97,6 +97,10 @@ class Needs:
     """The user's loop computes its loss by `loader.loss`."""
     past_scores: int = 1
     """How many scores of each example the ledger has to remember."""
+    num_examples: int | None = None
+    """The data set has just so many."""
+    max_epochs: int | None = None
+    """The run is at most so long."""
 
 
 @runtime_checkable

@@ -6,6 +6,8 @@ import torch
 
 from selective_backprop import methods
 from selective_backprop.scorers import PipelinedScorer
+from selective_backprop.recording import SelectionRecord
+from selective_backprop.scorers.proxy import proxy
 from selective_backprop.types import Method
 from tests.helpers import NUM_DIGITS, make_model
 
@@ -18,10 +20,20 @@ def some(name, **options):
     return lambda selectivity: getattr(methods, name)(selectivity, **options)
 
 
+def recorded(selectivity, epochs=30):
+    """By chance, for as long as the longest run of the tests."""
+    record, generator = SelectionRecord(NUM_DIGITS), torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        chosen = torch.rand(NUM_DIGITS, generator=generator) < selectivity
+        record.add_ids(chosen.nonzero().flatten())
+    return methods.recorded_backprop(record)
+
+
 METHODS = {
     "traditional": lambda selectivity: methods.traditional(),
     "selective_backprop": some("selective_backprop"),
     "selective_backprop, scoring in train mode": some("selective_backprop", scoring="train"),
+    "selective_backprop, proxy trained before": some("selective_backprop", scoring=proxy(make_model(seed=8), 0)),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
@@ -35,6 +47,7 @@ METHODS = {
         "stale_selective_backprop", every=2, scoring=PipelinedScorer(sync_every=2)
     ),
     "stale_selective_backprop": some("stale_selective_backprop", every=2),
+    "stale_selective_backprop, proxy": some("stale_selective_backprop", every=2, scoring=proxy(make_model(seed=8), 1)),
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
     "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),
     "predicted_selective_backprop": some("predicted_selective_backprop", max_age=2),
@@ -50,11 +63,13 @@ METHODS = {
     ),
     "composer_backprop": lambda keep: methods.composer_backprop(keep=keep),
     "top_k": some("top_k"),
+    "top_k, proxy": some("top_k", scoring=proxy(make_model(seed=8), train_every=2)),
     "reducible_loss": lambda selectivity: methods.reducible_loss(make_model(seed=7), selectivity),
     "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(SCORES, selectivity),
     "random_backprop": some("random_backprop"),
     "random_backprop, window and interrupt": some("random_backprop", start=0.2, end=0.7, interrupt=4),
     "repeated_random": some("repeated_random"),
+    "recorded_backprop": recorded,
     "diet": lambda selectivity: methods.diet(
         methods.selective_backprop(selectivity), SCORES, prune=0.25 if selectivity < 1 else 0
     ),

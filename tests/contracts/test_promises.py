@@ -103,6 +103,8 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
         sb.StoredScorer(sb.ForwardScorer(), every=2),
         sb.ForwardScorer(measure=sb.functional.softmax_distance),
         sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.exponential_average(0.5)),
+        sb.proxy(make_model(seed=5), train_every=0),
+        sb.proxy(make_model(seed=5), train_every=2),  # which learns after the second of two equal passes
         sb.ReducibleLossScorer(sb.ForwardScorer(), make_model(seed=5)),
         sb.ReducibleLossScorer(sb.ForwardScorer(), torch.rand(203)),
         sb.PipelinedScorer(),

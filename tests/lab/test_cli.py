@@ -32,6 +32,27 @@ def test_train_records_every_epoch(tmp_path):
     assert config["recipe"]["epochs"] == 3
 
 
+def test_a_proxy_by_name_and_its_selection_repeated(tmp_path):
+    proxy = ("--method", "top_k", "--selectivity", 0.5, "--option", "proxy=small_cnn", "--option", "train_every=2")
+    result = run("train", "--epochs", 3, "--model", "small_resnet", *proxy, "--out", tmp_path / "proxy")
+    assert result.returncode == 0, text_of(result)
+    state = torch.load(tmp_path / "proxy" / "checkpoint.pt", weights_only=True)["loader"]
+    assert state["selector"]["scorer"]["model"]["0.weight"].shape[1] == 1, "a network for the data's single channel"
+    assert state["stats"]["fidelity"] < 1
+    again = ("--method", "recorded", "--option", f"run={tmp_path / 'proxy'}")
+    result = run("train", "--epochs", 3, "--model", "small_resnet", *again, "--out", tmp_path / "again")
+    assert result.returncode == 0, text_of(result)
+    assert [record["scored"] for record in records(tmp_path / "proxy")] == [1437] * 3
+    assert [record["scored"] for record in records(tmp_path / "again")] == [0] * 3
+    skipped, trained = (
+        [r[name] for r in records(tmp_path / "again")] for name in ("skipped_before_loading", "trained")
+    )
+    assert trained == [record["trained"] for record in records(tmp_path / "proxy")]
+    selected = [read_ledger_log(tmp_path / name).selected for name in ("proxy", "again")]
+    assert (selected[0] == selected[1]).all()
+    assert skipped == (1437 - selected[0].sum(1)).tolist()
+
+
 def test_traditional_learns_digits(tmp_path):
     result = run("train", "--method", "traditional", "--epochs", 5, "--out", tmp_path / "run")
     assert result.returncode == 0, text_of(result)

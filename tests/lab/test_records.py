@@ -81,7 +81,7 @@ def test_damaged_settings(tmp_path):
 
 
 def test_every_named_method_can_be_made():
-    for name in METHODS.keys() - {"diet"}:  # which needs scores
+    for name in METHODS.keys() - {"diet", "recorded_backprop"}:  # which need files
         assert make_method(name, 0.25).name == name
     assert make_method("kath18", 0.25).policy.selectivity == 0.25
     assert make_method("composer_backprop", 0.25).policy.selectivity == 0.25
@@ -94,6 +94,13 @@ def test_every_named_method_can_be_made():
         ("selective_backpropp", {}, "there is no method 'selective_backpropp': did you mean selective_backprop"),
         ("xyz", {}, "there is no method 'xyz': there are traditional, selective_backprop"),
         ("top_k", {"every": 3}, "top_k does not take these options: .*every.* It has scoring"),
+        ("top_k", {"proxy": "small_cn"}, "no model is called 'small_cn'; did you mean 'small_cnn'"),
+        ("top_k", {"proxy": 3}, "proxy= takes the name of a model, got 3"),
+        ("top_k", {"proxy": "small_cnn", "train_every": -1}, "train_every must be a whole number .* got -1"),
+        ("top_k", {"train_every": 2}, "top_k does not take these options: .*train_every"),
+        ("ledger", {"proxy": "small_cnn"}, "ledger_backprop does not take these options: .*scoring"),
+        ("recorded", {}, "recorded_backprop needs run=FOLDER, an earlier run whose selection to repeat, got None"),
+        ("recorded", {"run": "no/run"}, r"there is no no/run/ledger/epoch-\*.npz"),
     ],
 )
 def test_what_cannot_be_made(name, options, message):

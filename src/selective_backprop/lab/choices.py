@@ -9,15 +9,33 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 import selective_backprop as sb
+from selective_backprop.lab.models import make_model
+
+MakeNetwork = Callable[[str], nn.Module]
+"""A network by its name, for the run's data."""
+
+_for_any_data: MakeNetwork = partial(make_model, num_classes=10, channels=3, seed=0)
 
 
 def _diet(selectivity: float, /, **options: Any) -> sb.Method:
     from selective_backprop.lab.diet import diet_from_file  # late: it trains networks, by methods that are named here
 
     return diet_from_file(selectivity, **options)
+
+
+def _recorded(selectivity: float, /, *, run: str | None = None, **options: Any) -> sb.Method:
+    from selective_backprop.lab.ledger_log import read_selections  # late, for the same reason
+
+    if not isinstance(run, str):
+        raise ValueError(f"recorded_backprop needs run=FOLDER, an earlier run whose selection to repeat, got {run!r}")
+    return sb.recorded_backprop(read_selections(Path(run)), **options)
 
 
 METHODS: dict[str, Callable[..., sb.Method]] = {
@@ -35,11 +53,12 @@ METHODS: dict[str, Callable[..., sb.Method]] = {
     "top_k": sb.top_k,
     "random_backprop": sb.random_backprop,
     "repeated_random": sb.repeated_random,
+    "recorded_backprop": _recorded,
     "diet": _diet,
 }
 """What can be chosen by name: all but reducible_loss, which needs a model."""
 
-_BY_OTHER_MEANS = ("traditional", "infobatch", "distance_backprop", "ledger_backprop")
+_BY_OTHER_MEANS = ("traditional", "infobatch", "distance_backprop", "ledger_backprop", "recorded_backprop")
 
 SHORT_NAMES = {
     "sb": "selective_backprop",
@@ -50,6 +69,7 @@ SHORT_NAMES = {
     "ledger": "ledger_backprop",
     "composer": "composer_backprop",
     "random": "random_backprop",
+    "recorded": "recorded_backprop",
 }
 
 
@@ -67,18 +87,38 @@ def full_name(name: str) -> str:
     return name
 
 
-def make_method(name: str, selectivity: float, options: dict[str, Any] | None = None) -> sb.Method:
+def make_method(
+    name: str,
+    selectivity: float,
+    options: dict[str, Any] | None = None,
+    make_network: MakeNetwork = _for_any_data,
+) -> sb.Method:
     """A method by name, at a selectivity where it has one, with its other options.
+
+    Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
+    and train_every=, how often it learns. A run gives make_network, which knows its data; without it, the method
+    serves to see that it can be made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
     """
     name = full_name(name)
+    options = _with_proxy(options or {}, make_network)
     try:
-        return METHODS[name](selectivity, **(options or {}))
+        return METHODS[name](selectivity, **options)
     except TypeError as error:
         known = [p for p in inspect.signature(getattr(sb, name)).parameters if p != "selectivity"]
         raise ValueError(f"{name} does not take these options: {error}. It has {', '.join(known)}") from None
+
+
+def _with_proxy(options: dict[str, Any], make_network: MakeNetwork) -> dict[str, Any]:
+    if "proxy" not in options:
+        return options
+    of_proxy = {key: options[key] for key in ("train_every", "scoring") if key in options}
+    rest = {key: value for key, value in options.items() if key not in ("proxy", *of_proxy)}
+    if not isinstance(options["proxy"], str):
+        raise ValueError(f"proxy= takes the name of a model, got {options['proxy']!r}")
+    return rest | {"scoring": sb.proxy(make_network(options["proxy"]), **of_proxy)}
 
 
 @dataclass(frozen=True)

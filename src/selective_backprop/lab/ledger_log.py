@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import selective_backprop as sb
 from selective_backprop.lab.probes.examples import last_known_loss
 from selective_backprop.lab.probes.files import Array, epoch_file, epochs_written, read_arrays, stack, write_arrays
 from selective_backprop.lab.training import Record, Training
@@ -86,3 +87,12 @@ def read_ledger_log(folder: Path) -> LedgerHistory:
     epochs = range(epochs_written(folder, "epoch")[-1] + 1)
     files = [read_arrays(epoch_file(folder, "epoch", epoch), "loss", "probability", "selected") for epoch in epochs]
     return LedgerHistory(*(stack(list(arrays), folder) for arrays in zip(*files, strict=True)))
+
+
+def read_selections(folder: Path) -> sb.SelectionRecord:
+    """What the run in this folder selected in each epoch, for `recorded_backprop`."""
+    selected = torch.from_numpy(read_ledger_log(folder).selected.astype(bool))
+    record = sb.SelectionRecord(selected.shape[1])
+    for mask in selected:
+        record.add_ids(mask.nonzero().flatten())
+    return record

@@ -92,7 +92,7 @@ def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -
 def _with_option(choice: Choice, name: str, value: object, recipe: Recipe) -> Choice | None:
     """The method with this option, or None if it has no such option."""
     if name == "selectivity":
-        if choice.method in ("traditional", "infobatch", "distance_backprop"):
+        if choice.method in ("traditional", "infobatch", "distance_backprop", "recorded_backprop"):
             return None
         _, share, options = with_selectivity(choice.method, float(str(value)), choice.options)
         return dataclasses.replace(choice, selectivity=share, options=options)

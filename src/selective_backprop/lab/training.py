@@ -113,11 +113,16 @@ class Training:
         )
         augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
         self.prepare = Prepare(augment, self.normalise)
+
+        def make_proxy(name: str) -> nn.Module:
+            # Other first weights than the model's: a proxy of the same kind must not be the model itself.
+            return make_model(name, num_classes=data.num_classes, channels=channels, seed=seed + 1)
+
         self.loader = sb.SelectiveLoader(
             self.train_loader,
             self.model,
             nn.CrossEntropyLoss(),
-            make_method(settings.method, settings.selectivity, settings.options),
+            make_method(settings.method, settings.selectivity, settings.options, make_proxy),
             transform=self.prepare,
             device=device,
             num_epochs=settings.epochs,

@@ -16,6 +16,7 @@
 | reducible_loss | loss minus that of a reference model | the highest of each candidate batch |
 | random_backprop | | the same chance for all |
 | repeated_random | | a new random subset each epoch |
+| recorded_backprop | | what an earlier run selected, epoch by epoch |
 | diet | any of these | what a pruning before training left |
 
 Every method but traditional also takes the options of `Schedule`: warmup_epochs, start, end, interrupt.
@@ -26,6 +27,7 @@ from selective_backprop.methods.passless import (
     infobatch,
     ledger_backprop,
     random_backprop,
+    recorded_backprop,
     repeated_random,
     traditional,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "ledger_backprop",
     "predicted_selective_backprop",
     "random_backprop",
+    "recorded_backprop",
     "reducible_loss",
     "repeated_random",
     "selective_backprop",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, method_with, percentile_method
-from selective_backprop.policies import BelowMeanPolicy, LossSharePolicy, TopKPolicy, UniformPolicy
+from selective_backprop.policies import BelowMeanPolicy, ClippedScorePolicy, LossSharePolicy, TopKPolicy, UniformPolicy
+from selective_backprop.recording import SelectionRecord
 from selective_backprop.schedule import NEVER, Schedule
-from selective_backprop.scorers import ConstantScorer, LeastSelectedScorer, TrainingLossScorer
+from selective_backprop.scorers import ConstantScorer, LeastSelectedScorer, RecordedScorer, TrainingLossScorer
 from selective_backprop.types import Method
 
 
@@ -47,6 +48,26 @@ def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptio
     """
     policy = TopKPolicy(selectivity=selectivity)
     return Method("repeated_random", LeastSelectedScorer(), policy, Schedule(**schedule))
+
+
+def recorded_backprop(record: SelectionRecord, **schedule: Unpack[ScheduleOptions]) -> Method:
+    """In each epoch what an earlier run selected in the same one, such as a run by a proxy; the rest is not loaded.
+
+    With the same order of candidates, training batches are the same too, but for weights and for examples that the
+    earlier run drew more than once in an epoch.
+
+    Args:
+        record: of a run at least as long, on the same data set.
+        schedule: as for `selective_backprop`.
+
+    >>> import torch
+    >>> record = SelectionRecord(3)
+    >>> record.add_ids(torch.tensor([0, 2]))
+    >>> recorded_backprop(record).scorer.recall(torch.tensor([2, 1]), ledger=None, epoch=0).tolist()
+    [1.0, 0.0]
+    """
+    policy = ClippedScorePolicy(minimum=0)
+    return Method("recorded_backprop", RecordedScorer(record), policy, Schedule(**schedule))
 
 
 def ledger_backprop(

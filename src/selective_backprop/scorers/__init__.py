@@ -6,6 +6,8 @@ from selective_backprop.scorers.fresh import FreshScorer
 from selective_backprop.scorers.named import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
+from selective_backprop.scorers.proxy import ProxyScorer
+from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
 from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLossScorer
@@ -18,6 +20,8 @@ __all__ = [
     "ModelCopy",
     "PipelinedScorer",
     "PredictedScorer",
+    "ProxyScorer",
+    "RecordedScorer",
     "ReducibleLossScorer",
     "Scoring",
     "StoredScorer",

@@ -29,6 +29,8 @@ class FreshScorer(ABC):
     """Rank correlation of the scores with the exact ones on the last sample; NaN before there is one."""
     staleness = 0
     """Training batches given out between the weights that made the last scores and the use of these."""
+    score_name = "loss"
+    """What errors call a score."""
 
     def remembers(self, epoch: int) -> bool:
         return False

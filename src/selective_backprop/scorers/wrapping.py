@@ -28,6 +28,10 @@ class Wrapping:
         """Where `fresh` works ahead, its own."""
         return getattr(self.fresh, "submit", None)
 
+    @property
+    def score_name(self) -> str:
+        return getattr(self.fresh, "score_name", "loss")
+
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         return self.fresh.score(candidates, task)
 

@@ -1,0 +1,35 @@
+"""What an earlier run trained on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selective_backprop.ledger import Ledger
+from selective_backprop.recording import SelectionRecord
+from selective_backprop.types import Candidates, Needs, Task
+
+
+class RecordedScorer:
+    """1 for the examples that the record has in this epoch, 0 for the others; known before anything is loaded.
+
+    Args:
+        record: at least as long as the run, of the same data set.
+    """
+
+    def __init__(self, record: SelectionRecord) -> None:
+        if not isinstance(record, SelectionRecord):
+            raise TypeError(f"record must be a SelectionRecord, got {type(record).__name__}")
+        if not len(record):
+            raise ValueError("the record is empty: call record.add(loader) after each epoch of the run to be recorded")
+        self.record = record
+        self.needs = Needs(ids=True, num_examples=record.num_examples, max_epochs=len(record))
+
+    def remembers(self, epoch: int) -> bool:
+        return True
+
+    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+        return self.record.mask(epoch)[ids].to(torch.float32)
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        raise RuntimeError("the record decides about every example before it is loaded")
