@@ -40,10 +40,14 @@ from selective_backprop.progress import step_by_progress
 from selective_backprop.pruning import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
 from selective_backprop.schedule import Schedule, VariableStart
 from selective_backprop.scorers import (
+    AutocastCopy,
     ConstantScorer,
+    FoldedCopy,
     ForwardScorer,
     FreshScorer,
+    Int8Copy,
     LeastSelectedScorer,
+    ModelCopy,
     PredictedScorer,
     ReducibleLossScorer,
     StoredScorer,
@@ -66,6 +70,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Advice",
+    "AutocastCopy",
     "Batch",
     "BelowMeanPolicy",
     "Candidates",
@@ -73,16 +78,19 @@ __all__ = [
     "ConstantScorer",
     "Costs",
     "ExpectedPolicy",
+    "FoldedCopy",
     "ForwardScorer",
     "FreshScorer",
     "GroupedPolicy",
     "Guard",
     "ImportancePolicy",
+    "Int8Copy",
     "LeastSelectedScorer",
     "Ledger",
     "LossHistory",
     "LossSharePolicy",
     "Method",
+    "ModelCopy",
     "Needs",
     "PercentilePolicy",
     "Policy",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from selective_backprop.batches import count_rows, move
 from selective_backprop.forward import default_forward
 from selective_backprop.losses import PerExampleLoss, Reducer
-from selective_backprop.no_trace import NoTrace, device_of, preserved_rng, unwrap
+from selective_backprop.no_trace import NoTrace, device_of, preserved_rng, unwrap, wait_for
 from selective_backprop.sampling import has_ids
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.scorers.fresh import fidelity
@@ -119,7 +119,7 @@ def _load(
                 break
             batch = move(batch, device)
             batch = transform(batch) if transform is not None else batch
-            _wait(device)
+            wait_for(device)
             batches.append(batch)
             times.append((time.perf_counter() - began) / count_rows(batch))
     if generator is not None:
@@ -178,15 +178,10 @@ def _time_in_turns(
     while turn < 3 or time.perf_counter() < end:
         chosen = candidates[turn % len(candidates)]
         for name, action in actions.items():
-            _wait(device)
+            wait_for(device)
             began = time.perf_counter()
             action(chosen)
-            _wait(device)
+            wait_for(device)
             times[name].append((time.perf_counter() - began) / chosen.size)
         turn += 1
     return {name: median(values) for name, values in times.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

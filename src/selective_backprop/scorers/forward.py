@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
@@ -72,13 +73,14 @@ class ForwardScorer(FreshScorer):
         return scores
 
     def _score(self, candidates: Candidates, task: Task) -> Tensor:
+        if self.scale_factor < 1:
+            candidates = replace(candidates, data=_shrink_pair(candidates.data, self.scale_factor))
         model = task.model if self.model_copy is None else self.model_copy.current(candidates, task)
         first = self._guard is None or self._guard.model is not model
         if self._guard is None or first:
             self._guard = NoTrace(model, self.mode)
-        data = candidates.data if self.scale_factor == 1 else _shrink_pair(candidates.data, self.scale_factor)
         with self._guard():
-            outputs, targets = task.forward(model, data)
+            outputs, targets = task.forward(model, candidates.data)
             if self.measure is None or first:  # a loss that does not work is found at once, also if not needed here
                 losses = task.loss.per_example(outputs, targets, candidates.size)
             return losses if self.measure is None else self.measure(outputs, targets)
