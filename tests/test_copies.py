@@ -183,6 +183,17 @@ def test_requantised_weights_are_those_of_a_new_copy():
     assert torch.equal(found, new)
 
 
+def test_ranges_of_activations_are_observed_again():
+    """Inputs ten times as large: cut off at the old ranges until the next calibration, and not after it."""
+    (inputs, labels), model = images(), train(conv_net(), images())
+    scorer = forced(sb.Int8Copy, calibration_batches=1, calibrate_every=3)
+    scorer.score(candidates_of((inputs, labels)), task_of(model))
+    larger = (10 * inputs, labels)
+    exact = plain_losses(model, larger)
+    off = [float((scorer.score(candidates_of(larger), task_of(model)) - exact).abs().mean()) for _ in range(3)]
+    assert off[0] == off[1] > 5 * off[2]
+
+
 @pytest.fixture(scope="module")
 def trained():
     data = load_digits()
@@ -270,6 +281,7 @@ def test_a_copy_that_does_not_pay_steps_aside_for_good(monkeypatch, caplog):
     scorer = scorer_from("int8")
     times = iter([[1.0, 0.5], [1.0, 2.0]])
     monkeypatch.setattr(cheap_copy, "seconds_of", lambda *_: next(times))
+    monkeypatch.setattr(sb.Int8Copy, "_follow", lambda *_: None)  # takes no time
     with caplog.at_level(logging.INFO, "selective_backprop"):
         paying = scorer_from("folded")
         paying.score(candidates_of(data), task_of(model))
@@ -356,6 +368,7 @@ def test_half_resolution_is_what_a_copy_is_calibrated_on(trained):
         (lambda: sb.FoldedCopy(refresh_every=0), "refresh_every must be at least 1 candidate batch, got 0"),
         (lambda: sb.Int8Copy(refresh_every=-1), "refresh_every must be at least 1 candidate batch, got -1"),
         (lambda: sb.Int8Copy(calibration_batches=0), "calibration_batches must be at least 1, got 0"),
+        (lambda: sb.Int8Copy(calibrate_every=0), "calibrate_every must be at least 1 candidate batch, got 0"),
         (lambda: sb.AutocastCopy("fp8"), "precision must be one of bf16, fp16, got 'fp8'"),
         (lambda: sb.ForwardScorer("train", model_copy=sb.FoldedCopy()), "made for eval mode, got mode 'train'"),
     ],

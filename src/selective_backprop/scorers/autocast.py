@@ -42,7 +42,7 @@ class AutocastCopy(CheapCopy):
             raise ValueError(f"losses overflow in {self.precision}")
         return module
 
-    def _refresh(self, candidates: Candidates, task: Task, batch: int) -> None:
+    def _follow(self, model: nn.Module) -> None:
         return None  # it is the model
 
 

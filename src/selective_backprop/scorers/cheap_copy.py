@@ -60,8 +60,12 @@ class CheapCopy(ABC):
         """The stand-in, up to date; `exact` are the losses that it should come near to."""
 
     @abstractmethod
+    def _follow(self, model: nn.Module) -> None:
+        """Give the stand-in the model's weights."""
+
     def _refresh(self, candidates: Candidates, task: Task, batch: int) -> None:
         """Bring the stand-in up to date; `batch` counts candidate batches."""
+        self._follow(task.model)
 
     def _due(self, batch: int) -> bool:
         return batch % self.refresh_every == 0
@@ -97,7 +101,7 @@ class CheapCopy(ABC):
         """Why it does not pay, if it does not."""
         plain, cheap = seconds_of([task.model, module], candidates, task)
         began = time.perf_counter()
-        self._refresh(candidates, task, self.refresh_every)
+        self._follow(task.model)
         wait_for(device_of(task.model))
         cheap += (time.perf_counter() - began) / self.refresh_every
         found = f"{cheap * 1e3:.3g} ms for {candidates.size} candidates, the model {plain * 1e3:.3g} ms"

@@ -60,9 +60,9 @@ class FoldedCopy(CheapCopy):
             _logger.warning("copying the model without folding its BatchNorms: %s", describe(error))
             return Folding(task.model, trace=False, channels_last=self.channels_last)
 
-    def _refresh(self, candidates: Candidates, task: Task, batch: int) -> None:
+    def _follow(self, model: nn.Module) -> None:
         assert self._folding is not None
-        self._folding.follow(task.model)
+        self._folding.follow(model)
 
     def _chosen(self, candidates: Candidates, task: Task) -> nn.Module:
         if self._module is not None and self.compile and candidates.size != self._compiled_size:

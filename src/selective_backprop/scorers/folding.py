@@ -106,3 +106,8 @@ def restore(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Write what `snapshot` gave, in place."""
     for name, tensor in tensors_of(model).items():
         tensor.copy_(tensors[name])
+
+
+def same_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> bool:
+    """Whether nothing has changed since `snapshot`; waits for a GPU."""
+    return all(torch.equal(tensor, tensors[name]) for name, tensor in tensors_of(model).items())

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from selective_backprop.no_trace import device_of, preserved_rng
 from selective_backprop.scorers.cheap_copy import CheapCopy, losses_of
 from selective_backprop.scorers.folded import checked_folding
-from selective_backprop.scorers.folding import Folding, restore, snapshot, tensors_of
+from selective_backprop.scorers.folding import Folding, restore, same_tensors, snapshot, tensors_of
 from selective_backprop.types import Candidates, Task
 
 _ENGINES = ("onednn", "x86", "fbgemm", "qnnpack")  # the first that this build of torch has
@@ -29,12 +29,14 @@ _PACKED = (F.linear, F.conv1d, F.conv2d, F.conv3d, nn.PReLU)  # packed out of re
 class Int8Copy(CheapCopy):
     """The model with BatchNorms folded, and weights and activations in 8 bits, but for the last layer.
 
-    Weights are quantised anew every `refresh_every` candidate batches, which takes milliseconds. Ranges of activations
-    are observed on the first few batches, and on one batch at every tenth refresh, as they move with the weights.
+    Weights that have changed are quantised anew, which takes milliseconds, and has to happen often: at high learning
+    rates weights that are three steps old rank candidates worse than 8 bits do. Ranges of activations move slowly;
+    to observe them takes a forward pass.
 
     Args:
         refresh_every: candidate batches between updates of the weights.
-        calibration_batches: how many of the first batches to observe.
+        calibration_batches: of the first batches, how many to observe.
+        calibrate_every: candidate batches between later observations, of one batch each.
         measure: time it against the model on the first batch. False: use it wherever it can be made.
 
     >>> Int8Copy(calibration_batches=0)
@@ -44,10 +46,20 @@ class Int8Copy(CheapCopy):
 
     name = "int8"
 
-    def __init__(self, *, refresh_every: int = 10, calibration_batches: int = 4, measure: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        refresh_every: int = 1,
+        calibration_batches: int = 4,
+        calibrate_every: int = 100,
+        measure: bool = True,
+    ) -> None:
         if calibration_batches < 1:
             raise ValueError(f"calibration_batches must be at least 1, got {calibration_batches}")
+        if calibrate_every < 1:
+            raise ValueError(f"calibrate_every must be at least 1 candidate batch, got {calibrate_every}")
         super().__init__(refresh_every=refresh_every, measure=measure)
+        self.calibrate_every = calibrate_every
         self.calibration_batches = calibration_batches
         self._folding: Folding | None = None
         self._observed: fx.GraphModule | None = None
@@ -56,7 +68,7 @@ class Int8Copy(CheapCopy):
         return super()._due(batch) or self._observes(batch)
 
     def _observes(self, batch: int) -> bool:
-        return batch < self.calibration_batches or batch % (10 * self.refresh_every) == 0
+        return batch < self.calibration_batches or batch % self.calibrate_every == 0
 
     def _make(self, candidates: Candidates, task: Task, exact: Tensor) -> nn.Module:
         self._folding = checked_folding(candidates, task, exact, channels_last=False)
@@ -72,16 +84,23 @@ class Int8Copy(CheapCopy):
         with torch.no_grad(), preserved_rng(device_of(task.model)):  # not NoTrace, which would undo what is observed
             task.forward(self._observed, candidates.data)
 
-    def _refresh(self, candidates: Candidates, task: Task, batch: int) -> None:
+    def _follow(self, model: nn.Module) -> None:
         assert self._folding is not None and self._observed is not None and self._module is not None
-        self._folding.follow(task.model)  # its layers are those of the observed network
-        if self._observes(batch):
-            if batch >= self.calibration_batches:
-                _forget_ranges(self._observed)  # they moved with the weights
-            self._observe(candidates, task)
-            self._module = _quantised(self._observed)
-        else:
+        before = snapshot(self._folding.module)
+        self._folding.follow(model)  # its layers are those of the observed network
+        if not same_tensors(self._folding.module, before):  # most candidate batches are not followed by a step
             _requantise(self._module, self._observed)
+
+    def _refresh(self, candidates: Candidates, task: Task, batch: int) -> None:
+        if not self._observes(batch):
+            self._follow(task.model)
+            return
+        assert self._folding is not None and self._observed is not None
+        self._folding.follow(task.model)
+        if batch >= self.calibration_batches:
+            _forget_ranges(self._observed)  # they moved with the weights
+        self._observe(candidates, task)
+        self._module = _quantised(self._observed)
 
     def _contents(self) -> dict[str, Any]:
         assert self._observed is not None
