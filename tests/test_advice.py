@@ -6,18 +6,21 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
+from selective_backprop import candidate_batch
 from selective_backprop.advice import predict, selectivity_of_loss_share
 from selective_backprop.costs import Costs, ScoringCost, measure_costs
 from selective_backprop.testing import global_random_states, model_trace, same
 
 
-def costs(*, loading=0.0, forward=1.0, training=3.0, loads_ahead=False, num_candidates=100):
+def costs(*, loading=0.0, forward=1.0, training=3.0, loads_ahead=False, num_candidates=100, cheap=(), by_batch=()):
     losses = torch.linspace(0.1, 2, 100)
     scoring = {"exact": ScoringCost(seconds=forward, fidelity=1.0)}
+    scoring |= {name: ScoringCost(seconds=seconds, fidelity=fidelity) for name, seconds, fidelity in cheap}
     return Costs(
         loading=loading,
         training=training,
         scoring=scoring,
+        scoring_by_batch=dict(by_batch),
         losses=losses,
         num_candidates=num_candidates,
         loads_ahead=loads_ahead,
@@ -37,6 +40,31 @@ def test_the_paper_s_bounds():
     assert advice.break_even == pytest.approx(2 / 3)
     assert advice.best.method == "ledger_backprop(0.33)"
     assert advice.best.speed_up == pytest.approx(3)
+
+
+def test_the_cheapest_faithful_way_to_score():
+    cheap = [("half", 0.1, 0.5), ("folded", 0.7, 1.0), ("int8", 0.25, 0.95), ("half+int8", 0.05, float("nan"))]
+    advice = predict(costs(cheap=cheap))
+    assert advice.costs.cheapest_scoring == "int8"
+    assert seconds_of(advice, 'selective_backprop(0.33, scoring="int8")') == pytest.approx(125)
+    assert seconds_of(advice, "selective_backprop(0.33)") == pytest.approx(200)
+    stale = 'stale_selective_backprop(0.33, every=3, scoring="int8")'
+    assert seconds_of(advice, stale) == pytest.approx(100 * (0.25 / 3 + 1))
+    assert advice.break_even == pytest.approx(1 - 0.25 / 3)
+    assert 'A selection pass by scoring="half" takes 0.10 of the forward, rank correlation 0.50.' in str(advice)
+    assert predict(costs(cheap=cheap[:1])).costs.cheapest_scoring == "exact"
+    assert predict(costs(cheap=[("int8", 2.0, 1.0)])).costs.cheapest_scoring == "exact"
+
+
+def test_the_size_of_candidate_batches():
+    advice = predict(costs(by_batch={128: 1.0, 256: 0.8, 512: 0.7, 1024: 0.9}.items()))
+    assert advice.best_candidate_batch == 512
+    assert (
+        "Scoring is fastest at candidate batches of 512, 0.70 of the time at 128: "
+        "DataLoader(batch_size=512), SelectiveLoader(batch_size=128)." in str(advice)
+    )
+    advice = predict(costs(by_batch={128: 1.0, 256: 0.97}.items()))
+    assert advice.best_candidate_batch is None and "candidate batches of" not in str(advice)
 
 
 def test_what_is_skipped_before_loading_is_not_loaded():
@@ -114,7 +142,11 @@ def test_what_is_measured(image_task):
     assert len(found.losses) == 50
     assert min(found.loading, found.forward, found.training) > 0
     assert found.scoring["exact"].fidelity == pytest.approx(1)
-    assert -1 <= found.scoring["half resolution"].fidelity <= 1
+    assert set(found.scoring) == {"exact", "half", "folded", "int8", "half+int8"}
+    assert -1 <= found.scoring["half"].fidelity <= 1
+    assert found.scoring["folded"].fidelity == pytest.approx(1, abs=1e-3)
+    assert list(found.scoring_by_batch) == [16, 32]
+    assert all(seconds > 0 for seconds in found.scoring_by_batch.values())
     exact = nn.functional.cross_entropy(
         model.eval()(loader.dataset.tensors[0]), loader.dataset.tensors[1], reduction="none"
     )
@@ -125,7 +157,20 @@ def test_a_network_that_takes_one_size_only_has_no_half_resolution():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     data = TensorDataset(torch.randn(20, 1, 8, 8), torch.randint(3, (20,)))
     found = measure_costs(model, nn.CrossEntropyLoss(), DataLoader(data, 10), seconds=0.01)
-    assert set(found.scoring) == {"exact"}
+    assert set(found.scoring) == {"exact", "folded", "int8"}
+
+
+def test_only_ways_that_are_asked_for(image_task):
+    model, loader = image_task
+    found = measure_costs(model, nn.CrossEntropyLoss(), loader, scoring=["folded"], seconds=0.01)
+    assert set(found.scoring) == {"exact", "folded"}
+
+
+def test_candidate_batches_stop_at_a_limit_of_memory(image_task, monkeypatch):
+    model, loader = image_task
+    monkeypatch.setattr(candidate_batch, "_MAX_BYTES", 1)
+    found = measure_costs(model, nn.CrossEntropyLoss(), loader, scoring=[], seconds=0.01)
+    assert list(found.scoring_by_batch) == [16]
 
 
 def test_bad_input():

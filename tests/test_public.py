@@ -20,7 +20,7 @@ LAYERS = [
     ["selector", "feedback", "reuse"],
     ["loader"],
     ["example_scores", "pruning"],
-    ["costs", "advice"],
+    ["timing", "candidate_batch", "costs", "advice"],
     ["methods", "progress", "testing"],
     ["lab"],
 ]

@@ -38,7 +38,7 @@ class Advice:
     options: list[Option]
     """Plain training first, then the fastest first."""
     break_even: float
-    """Selectivity below which a selection pass for every candidate saves time; 0 or less: at none."""
+    """Selectivity below which the cheapest selection pass for every candidate saves time; 0 or less: at none."""
 
     @property
     def best(self) -> Option | None:
@@ -46,6 +46,15 @@ class Advice:
         third = [option for option in self.options[1:] if option.selectivity == 1 / 3]
         fastest = min(third, key=lambda option: option.seconds)
         return fastest if fastest.seconds < _WORTH_IT * self.options[0].seconds else None
+
+    @property
+    def best_candidate_batch(self) -> int | None:
+        """The size of candidate batches at which scoring is fastest; None if the loader's is as good."""
+        by_size = self.costs.scoring_by_batch
+        if not by_size:
+            return None
+        fastest = min(by_size, key=lambda size: by_size[size])
+        return fastest if by_size[fastest] < _WORTH_IT * next(iter(by_size.values())) else None
 
     def __str__(self) -> str:
         costs, width = self.costs, max(len(option.method) for option in self.options)
@@ -55,10 +64,13 @@ class Advice:
             f"forward {_time(costs.forward)}, forward and backward {_time(costs.training)}."
         ]
         lines += [
-            f"Scoring at {name} takes {way.seconds / costs.forward:.2f} of that, rank correlation {way.fidelity:.2f}."
+            f'A selection pass by scoring="{name}" takes {way.seconds / costs.forward:.2f} of the forward, '
+            f"rank correlation {way.fidelity:.2f}."
             for name, way in costs.scoring.items()
             if name != "exact"
         ]
+        if self.best_candidate_batch is not None:
+            lines.append(_batches(costs.scoring_by_batch, self.best_candidate_batch))
         lines += ["", f"{'method':<{width}}  selectivity  {unit:>15}  speed-up"]
         lines += [
             f"{option.method:<{width}}  {option.selectivity:>11.2f}  {option.seconds:>15.4g}  {option.speed_up:>7.2f}x"
@@ -94,7 +106,8 @@ def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[An
 
     Args:
         model, loss_fn, loader: as for `SelectiveLoader`. Nothing of them is changed.
-        options: forward, transform, reducer, device as for `SelectiveLoader`, and seconds= to measure for (30).
+        options: forward, transform, reducer, device as for `SelectiveLoader`; scoring=, names of cheap ways to score
+            to try; seconds= to measure for (30).
 
     >>> import torch
     >>> from torch.utils.data import DataLoader, TensorDataset
@@ -111,20 +124,22 @@ def predict(costs: Costs) -> Advice:
     epoch = costs.num_candidates or 1
     plain = _seconds(costs, load=1, compute=costs.training) * epoch
 
-    def option(method: str, selectivity: float, *, load: float, passes: float) -> Option:
-        compute = passes * costs.forward + selectivity * costs.training
-        seconds = _seconds(costs, load=load, compute=compute) * epoch
+    def option(method: str, selectivity: float, *, load: float, scoring: float = 0.0) -> Option:
+        seconds = _seconds(costs, load=load, compute=scoring + selectivity * costs.training) * epoch
         return Option(method=method, selectivity=selectivity, seconds=seconds, speed_up=plain / seconds)
 
-    options = [option(f"selective_backprop({share:.2f})", share, load=1, passes=1) for share in SELECTIVITIES]
-    if costs.has_ids:
-        fresh = 1 / _STALE_EVERY
+    options, fresh = [], 1 / _STALE_EVERY
+    for way in dict.fromkeys(["exact", costs.cheapest_scoring]):
+        named, cost = "" if way == "exact" else f', scoring="{way}"', costs.scoring[way].seconds
         for share in SELECTIVITIES:
-            stale = f"stale_selective_backprop({share:.2f}, every={_STALE_EVERY})"
-            options.append(option(stale, share, load=fresh + (1 - fresh) * share, passes=fresh))
-            options.append(option(f"ledger_backprop({share:.2f})", share, load=share, passes=0))
+            options.append(option(f"selective_backprop({share:.2f}{named})", share, load=1, scoring=cost))
+            if costs.has_ids:
+                stale = f"stale_selective_backprop({share:.2f}, every={_STALE_EVERY}{named})"
+                options.append(option(stale, share, load=fresh + (1 - fresh) * share, scoring=fresh * cost))
+    if costs.has_ids:
+        options += [option(f"ledger_backprop({share:.2f})", share, load=share) for share in SELECTIVITIES]
         by_share = selectivity_of_loss_share(costs.losses, _LOSS_SHARE)
-        options.append(option(f"ledger_backprop(loss_share={_LOSS_SHARE})", by_share, load=by_share, passes=0))
+        options.append(option(f"ledger_backprop(loss_share={_LOSS_SHARE})", by_share, load=by_share))
     options.sort(key=lambda option: option.seconds)
     first = Option(method="traditional()", selectivity=1.0, seconds=plain, speed_up=1.0)
     return Advice(costs=costs, options=[first, *options], break_even=_break_even(costs))
@@ -137,10 +152,10 @@ def _seconds(costs: Costs, *, load: float, compute: float) -> float:
 
 
 def _break_even(costs: Costs) -> float:
-    """Where loading + forward + s * training equals loading + training."""
+    """Where loading + scoring + s * training equals loading + training."""
     if costs.loads_ahead and costs.loading >= costs.training:
         return 0.0  # all wait for the loader, which has to load every candidate
-    return 1 - costs.forward / costs.training
+    return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
 
 
 def selectivity_of_loss_share(losses: Tensor, loss_share: float) -> float:
@@ -153,6 +168,14 @@ def selectivity_of_loss_share(losses: Tensor, loss_share: float) -> float:
     percentiles = functional.rank_percentiles(losses)
     beta = functional.beta_from_loss_share(percentiles, losses, loss_share)
     return float(functional.keep_probability(percentiles, beta).mean())
+
+
+def _batches(by_size: dict[int, float], best: int) -> str:
+    own = next(iter(by_size))
+    return (
+        f"Scoring is fastest at candidate batches of {best}, {by_size[best] / by_size[own]:.2f} of the time at {own}: "
+        f"DataLoader(batch_size={best}), SelectiveLoader(batch_size={own})."
+    )
 
 
 def _time(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,15 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.batches import count_rows, move
+from selective_backprop.candidate_batch import seconds_by_batch_size
 from selective_backprop.forward import default_forward
 from selective_backprop.losses import PerExampleLoss, Reducer
-from selective_backprop.no_trace import NoTrace, device_of, preserved_rng, unwrap
+from selective_backprop.no_trace import NoTrace, device_of, preserved_rng, unwrap, wait_for
 from selective_backprop.sampling import has_ids
-from selective_backprop.scorers import ForwardScorer
+from selective_backprop.scorers import CheapCopy, ForwardScorer, scorer_from
 from selective_backprop.scorers.fresh import fidelity
+from selective_backprop.timing import time_in_turns
 from selective_backprop.types import Candidates, Forward, Scorer, Task
 
-Action = Callable[[Candidates], object]
+_Action = Callable[[Candidates], object]
+CHEAP = ("half", "folded", "int8", "half+int8")
+_FAITHFUL = 0.9
 _SAMPLE = 8  # batches that are kept in memory and measured over and over
 
 
@@ -44,7 +48,9 @@ class Costs:
     training: float
     """Forward and backward; the optimizer's step is not in it."""
     scoring: dict[str, ScoringCost]
-    """By name; "exact" is the loss in eval mode."""
+    """By the name that `scoring=` of the methods takes; "exact" is the loss in eval mode."""
+    scoring_by_batch: dict[int, float] = field(default_factory=dict)
+    """By the cheapest of them, seconds per candidate at several sizes of candidate batches, the loader's first."""
     losses: Tensor = field(repr=False)
     """Of the candidates that were measured with, under the model as it is."""
     num_candidates: int | None
@@ -61,6 +67,17 @@ class Costs:
     def forward(self) -> float:
         return self.scoring["exact"].seconds
 
+    @property
+    def cheapest_scoring(self) -> str:
+        """The fastest way whose scores rank candidates nearly as the exact ones do."""
+        return cheapest(self.scoring)
+
+
+def cheapest(scoring: dict[str, ScoringCost]) -> str:
+    """The fastest way with a rank correlation of at least 0.9; "exact" if there is none."""
+    faithful = [name for name, way in scoring.items() if name == "exact" or way.fidelity >= _FAITHFUL]
+    return min(faithful, key=lambda name: scoring[name].seconds)
+
 
 def measure_costs(
     model: nn.Module,
@@ -71,12 +88,15 @@ def measure_costs(
     transform: Callable[[Any], Any] | None = None,
     reducer: str | Reducer | None = None,
     device: torch.device | str | None = None,
+    scoring: Sequence[str] = CHEAP,
     seconds: float = 30.0,
 ) -> Costs:
     """Load some batches, then score them and train on them in turn, without a trace on model, loader or random states.
 
     Args:
         model, loss_fn, loader, forward, transform, reducer, device: as for `SelectiveLoader`.
+        scoring: names of cheap ways to score to measure besides the exact one; "compiled" and lower precisions, which
+            may take minutes to try, only on request.
         seconds: to spend; each way is measured three times at least.
     """
     if seconds <= 0:
@@ -84,18 +104,20 @@ def measure_costs(
     place = torch.device(device) if device is not None else device_of(model)
     batches, loading = _load(loader, place, transform)
     task = Task(unwrap(model), forward, PerExampleLoss(loss_fn, reducer))
-    ways: dict[str, Scorer] = {"exact": ForwardScorer(), **_cheaper(batches[0], task)}
     candidates = [Candidates(batch, None, count_rows(batch)) for batch in batches]
+    ways: dict[str, Scorer] = {"exact": ForwardScorer(), **_cheaper(scoring, candidates[0], task)}
     scores = {name: torch.cat([way.score(c, task).float().cpu() for c in candidates]) for name, way in ways.items()}
-    actions: dict[str, Action] = {name: functools.partial(way.score, task=task) for name, way in ways.items()}
+    actions: dict[str, _Action] = {name: functools.partial(way.score, task=task) for name, way in ways.items()}
     actions["training"] = functools.partial(_gradients, task=task)
-    costs = _time_in_turns(actions, candidates, place, seconds)
+    costs = _per_candidate(actions, candidates, place, seconds * 3 / 4)
+    ways_costs = {
+        name: ScoringCost(seconds=costs[name], fidelity=fidelity(scores[name], scores["exact"])) for name in ways
+    }
     return Costs(
         loading=loading,
         training=costs["training"],
-        scoring={
-            name: ScoringCost(seconds=costs[name], fidelity=fidelity(scores[name], scores["exact"])) for name in ways
-        },
+        scoring=ways_costs,
+        scoring_by_batch=seconds_by_batch_size(ways[cheapest(ways_costs)], batches, task, place, seconds / 4),
         losses=scores["exact"],
         num_candidates=len(loader.dataset) if has_ids(loader) else None,  # type: ignore[attr-defined]
         loads_ahead=getattr(loader, "num_workers", 0) > 0,
@@ -119,7 +141,7 @@ def _load(
                 break
             batch = move(batch, device)
             batch = transform(batch) if transform is not None else batch
-            _wait(device)
+            wait_for(device)
             batches.append(batch)
             times.append((time.perf_counter() - began) / count_rows(batch))
     if generator is not None:
@@ -129,18 +151,38 @@ def _load(
     return batches, median(times[1:] or times)
 
 
-def _cheaper(batch: Any, task: Task) -> dict[str, Scorer]:
-    """Cheaper ways to score that work with this model and these batches."""
+def _cheaper(names: Sequence[str], candidates: Candidates, task: Task) -> dict[str, Scorer]:
+    """Those of the cheap ways to score that work with this model and these batches."""
     ways: dict[str, Scorer] = {}
-    inputs = batch[0] if isinstance(batch, (list, tuple)) and len(batch) == 2 else None
-    if isinstance(inputs, Tensor) and inputs.dim() in (3, 4, 5) and inputs.is_floating_point():
-        half = ForwardScorer(scale_factor=0.5)
+    for name in names:
+        way = scorer_from(name)
+        assert isinstance(way, ForwardScorer)
+        stand_in = way.model_copy
+        if isinstance(stand_in, CheapCopy):
+            stand_in.measure = False  # it is measured here
         try:
-            half.score(Candidates(batch, None, count_rows(batch)), task)
+            way.score(candidates, task)
         except Exception:  # whatever a network raises for inputs of another size
-            return ways
-        ways["half resolution"] = half
+            continue
+        if not isinstance(stand_in, CheapCopy) or stand_in.used:
+            ways[name] = way
     return ways
+
+
+def _per_candidate(
+    actions: dict[str, _Action], candidates: list[Candidates], device: torch.device, seconds: float
+) -> dict[str, float]:
+    """Median seconds per candidate of each action."""
+
+    def on_turn(action: _Action, turn: int) -> object:
+        return action(candidates[turn % len(candidates)])
+
+    turns = {name: functools.partial(on_turn, action) for name, action in actions.items()}
+    times = time_in_turns(turns, device, seconds)
+    return {
+        name: median(taken / candidates[turn % len(candidates)].size for turn, taken in enumerate(values))
+        for name, values in times.items()
+    }
 
 
 def _gradients(candidates: Candidates, task: Task) -> object:
@@ -161,32 +203,3 @@ def _training(model: nn.Module) -> Iterator[None]:
     finally:
         for module in resting:
             module.training = False
-
-
-def _time_in_turns(
-    actions: dict[str, Action],
-    candidates: list[Candidates],
-    device: torch.device,
-    seconds: float,
-) -> dict[str, float]:
-    """Median seconds per candidate of each, in turns, so that drift of the machine hits all alike."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for action in actions.values():  # the first call is slower: kernels are chosen, memory is taken
-        action(candidates[0])
-    end = time.perf_counter() + seconds
-    turn = 0
-    while turn < 3 or time.perf_counter() < end:
-        chosen = candidates[turn % len(candidates)]
-        for name, action in actions.items():
-            _wait(device)
-            began = time.perf_counter()
-            action(chosen)
-            _wait(device)
-            times[name].append((time.perf_counter() - began) / chosen.size)
-        turn += 1
-    return {name: median(values) for name, values in times.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -36,6 +36,12 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was told to: a clock is read after that, and nothing else needs it."""
+    if device.type in ("cuda", "mps", "xpu"):
+        getattr(torch, device.type).synchronize()
+
+
 @contextmanager
 def preserved_rng(device: torch.device) -> Iterator[None]:
     """Global random states of torch (CPU and `device`), Python and numpy are the same after as before."""

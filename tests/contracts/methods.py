@@ -5,8 +5,8 @@ import inspect
 import torch
 
 from selective_backprop import methods
-from selective_backprop.scorers import PipelinedScorer
 from selective_backprop.recording import SelectionRecord
+from selective_backprop.scorers import AutocastCopy, FoldedCopy, ForwardScorer, Int8Copy, PipelinedScorer
 from selective_backprop.scorers.proxy import proxy
 from selective_backprop.types import Method
 from tests.helpers import NUM_DIGITS, make_model
@@ -29,11 +29,21 @@ def recorded(selectivity, epochs=30):
     return methods.recorded_backprop(record)
 
 
+def scored_by(kind, **options):
+    """By a copy that is used whether it pays or not: measuring it would leave the outcome to the clock."""
+    return lambda selectivity: methods.selective_backprop(
+        selectivity, scoring=ForwardScorer(model_copy=kind(measure=False, **options), audit_every=5)
+    )
+
+
 METHODS = {
     "traditional": lambda selectivity: methods.traditional(),
     "selective_backprop": some("selective_backprop"),
     "selective_backprop, scoring in train mode": some("selective_backprop", scoring="train"),
     "selective_backprop, proxy trained before": some("selective_backprop", scoring=proxy(make_model(seed=8), 0)),
+    "selective_backprop, folded copy": scored_by(FoldedCopy, refresh_every=3),
+    "selective_backprop, int8 copy": scored_by(Int8Copy, refresh_every=3, calibration_batches=2),
+    "selective_backprop, autocast": scored_by(AutocastCopy),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),

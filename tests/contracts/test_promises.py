@@ -99,6 +99,9 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
     [
         sb.ForwardScorer(),
         sb.ForwardScorer("train"),
+        sb.ForwardScorer(model_copy=sb.FoldedCopy(measure=False)),
+        sb.ForwardScorer(model_copy=sb.Int8Copy(measure=False)),
+        sb.ForwardScorer(model_copy=sb.AutocastCopy(measure=False)),
         sb.ConstantScorer(),
         sb.StoredScorer(sb.ForwardScorer(), every=2),
         sb.ForwardScorer(measure=sb.functional.softmax_distance),

@@ -30,8 +30,9 @@ def selective_backprop(
     Args:
         selectivity: expected share of candidates trained on; 1/3 if neither it nor beta is given. The paper: 0.33
             for CIFAR-10, 0.5 for CIFAR-100, 0.25 for SVHN.
-        scoring: the selection pass: "eval", "train" (with statistics frozen), a cheap form by its name, such as
-            "half" resolution, or "pipelined", in the background, several joined by +, or a scorer of your own.
+        scoring: the selection pass: "eval", "train" (with statistics frozen), "half" resolution, a cheaper copy of the
+            model ("folded", "compiled", "int8", "bf16", "fp16"), "pipelined" in the background, several of these joined
+            by +, "reuse" of the training pass, or a scorer of your own.
         options: of `PercentilePolicy` (beta, history_size, fixed_size, noise_guard, unbiased, max_weight), of
             `Schedule` (warmup_epochs, start, end, interrupt), and classes=, a label per id, for a history per class.
 

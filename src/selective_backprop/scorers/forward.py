@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -74,6 +75,7 @@ class ForwardScorer(FreshScorer):
         return scores
 
     def _score(self, candidates: Candidates, task: Task) -> Tensor:
+        candidates = self._shrunk(candidates)
         model = self._model(candidates, task)
         if self._guard is None or self._guard.model is not model:
             self._guard = NoTrace(model, self.mode)
@@ -81,15 +83,20 @@ class ForwardScorer(FreshScorer):
             return self._measured(model, candidates, task)
 
     def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
+        candidates = self._shrunk(candidates)
         with torch.no_grad():
             return self._measured(self._model(candidates, task), candidates, task)
+
+    def _shrunk(self, candidates: Candidates) -> Candidates:
+        if self.scale_factor == 1:
+            return candidates
+        return replace(candidates, data=_shrink_pair(candidates.data, self.scale_factor))
 
     def _model(self, candidates: Candidates, task: Task) -> nn.Module:
         return task.model if self.model_copy is None else self.model_copy.current(candidates, task)
 
     def _measured(self, model: nn.Module, candidates: Candidates, task: Task) -> Tensor:
-        data = candidates.data if self.scale_factor == 1 else _shrink_pair(candidates.data, self.scale_factor)
-        outputs, targets = task.forward(model, data)
+        outputs, targets = task.forward(model, candidates.data)
         if self.measure is not None and self._loss_works:
             return self.measure(outputs, targets)
         losses = task.loss.per_example(outputs, targets, candidates.size)

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from selective_backprop.scorers.autocast import AutocastCopy
+from selective_backprop.scorers.folded import FoldedCopy
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.fresh import FreshScorer, Measure
+from selective_backprop.scorers.int8 import Int8Copy
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.types import Scorer
 
 Scoring = str | Scorer
-"""Names joined by +, such as "eval", "train" or "half+pipelined", or a scorer."""
+"""Names joined by +, such as "eval", "half" or "int8+pipelined", or a scorer."""
 
-_NAMED: dict[str, dict[str, Any]] = {
-    "eval": {"mode": "eval"},
-    "train": {"mode": "train"},
-    "half": {"scale_factor": 0.5},
-    "pipelined": {"pipelined": True},
+# Functions, since every scorer needs a copy of its own.
+_NAMED: dict[str, Callable[[], dict[str, Any]]] = {
+    "eval": lambda: {"mode": "eval"},
+    "train": lambda: {"mode": "train"},
+    "half": lambda: {"scale_factor": 0.5},
+    "folded": lambda: {"model_copy": FoldedCopy()},
+    "compiled": lambda: {"model_copy": FoldedCopy(compile=True)},
+    "int8": lambda: {"model_copy": Int8Copy()},
+    "bf16": lambda: {"model_copy": AutocastCopy("bf16")},
+    "fp16": lambda: {"model_copy": AutocastCopy("fp16")},
+    "pipelined": lambda: {"pipelined": True},
+    "reuse": lambda: {"reuse": True},
 }
 
 
 def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
     """The scorer that `scoring` names or is, with another score than the loss if a measure is given.
 
-    >>> scorer_from("half").scale_factor
+    >>> scorer_from("half+int8").scale_factor
     0.5
     """
     scorer = _named(scoring) if isinstance(scoring, str) else scoring
@@ -41,7 +52,7 @@ def _named(scoring: str) -> FreshScorer:
     for name in scoring.split("+"):
         if name not in _NAMED:
             raise ValueError(f"scoring must be a scorer or names joined by +, of {', '.join(_NAMED)}; got {scoring!r}")
-        for key, value in _NAMED[name].items():
+        for key, value in _NAMED[name]().items():
             if key in options:
                 raise ValueError(f"scoring={scoring!r} names two of a kind")
             options[key] = value
