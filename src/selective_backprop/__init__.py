@@ -57,6 +57,7 @@ from selective_backprop.scorers import (
     ReducibleLossScorer,
     StoredScorer,
     TrainingLossScorer,
+    TrainingPassScorer,
     exponential_average,
     gaussian_process,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "Task",
     "TopKPolicy",
     "TrainingLossScorer",
+    "TrainingPassScorer",
     "UniformPolicy",
     "VariableStart",
     "advise",

@@ -27,6 +27,11 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
         raise ValueError(f"num_epochs must be at least 1, got {num_epochs}")
     if method.schedule.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
+    if method.scorer.needs.training_pass and (batch_size is not None or method.batch_scale != 1):
+        raise ValueError(
+            f"{method.name} with forward reuse trains on part of each candidate batch, as it comes: leave out "
+            "batch_size=, and make the DataLoader's batches 1 / selectivity times larger"
+        )
     max_epochs = method.scorer.needs.max_epochs
     if max_epochs is not None and num_epochs is not None and num_epochs > max_epochs:
         raise ValueError(f"this {method.name} is for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}")

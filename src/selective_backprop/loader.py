@@ -21,6 +21,7 @@ from selective_backprop.intake import Intake, Loaded
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import device_of
+from selective_backprop.reuse import ForwardReuse
 from selective_backprop.selector import Selector
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
@@ -95,6 +96,7 @@ class SelectiveLoader:
         self._keeps_everything = True  # so far in this epoch
         self._batch: Batch | None = None
         self._feedback = Feedback(self._selector, self._device)
+        self._reuse = ForwardReuse(self._selector, model, self._loss, self.stats)
 
     # ---- what users read
 
@@ -150,10 +152,14 @@ class SelectiveLoader:
         Without weights it is loss_fn's own value, to the bit.
         """
         batch = self.batch
-        weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
-        loss, losses = self._loss.for_training(outputs, targets, weights, len(batch))
         # What is left in the queue is given out when the last epoch has been counted already.
-        self._feedback.add(batch.ids, losses, self.epoch if self._in_epoch else self.epoch - 1)
+        epoch = self.epoch if self._in_epoch else self.epoch - 1
+        if self._selector.selecting:
+            loss, losses, self._batch = self._reuse.loss(batch, outputs, targets, epoch)
+        else:
+            weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
+            loss, losses = self._loss.for_training(outputs, targets, weights, len(batch))
+        self._feedback.add(batch.ids, losses, epoch)
         return loss
 
     # ---- iteration
@@ -233,7 +239,7 @@ class SelectiveLoader:
                 ids,
                 as_is=self._keeps_everything and self._asked_batch_size is None and self.method.batch_scale == 1,
             )
-            if ids is not None:
+            if ids is not None and not self._selector.selecting:
                 self.ledger.record_probabilities(ids, selection.probabilities)
                 self.ledger.count_selected(ids.index_select(0, selection.positions))
             self._count_offered(offered, num_loaded=size)

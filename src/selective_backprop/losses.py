@@ -50,6 +50,11 @@ class PerExampleLoss:
         """One loss per example, shape (N,)."""
         return self._reduce(self._raw(outputs, targets), num_examples)
 
+    def with_graph(self, outputs: Any, targets: Any, num_examples: int | None = None) -> tuple[Tensor, Tensor]:
+        """The losses as they are, to train on, and the detached loss of each example."""
+        raw = self._raw(outputs, targets)
+        return raw, self._reduce(raw.detach() if isinstance(raw, Tensor) else raw, num_examples)
+
     def for_training(
         self, outputs: Any, targets: Any, weights: Tensor | None, num_examples: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -64,8 +69,7 @@ class PerExampleLoss:
             with torch.no_grad():
                 losses = self.per_example(outputs, targets, num_examples)
             return (loss if loss.dim() == 0 else loss.mean()), losses
-        raw = self._raw(outputs, targets)
-        losses = self._reduce(raw.detach(), num_examples)
+        raw, losses = self.with_graph(outputs, targets, num_examples)
         if weights is None:
             return raw.mean(), losses
         weighted = (raw * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))).mean()

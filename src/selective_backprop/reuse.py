@@ -13,9 +13,38 @@ from torch import Tensor, nn
 
 from selective_backprop.losses import PerExampleLoss
 from selective_backprop.row_gradients import weighted_sum
-from selective_backprop.types import Selection
+from selective_backprop.scorers import TrainingPassScorer
+from selective_backprop.selector import Selector
+from selective_backprop.stats import Stats
+from selective_backprop.types import Batch, Selection
 
 _log = logging.getLogger("selective_backprop")
+
+
+class ForwardReuse:
+    """Selects in the user's call of `loader.loss`, among the candidates of the batch under way."""
+
+    def __init__(self, selector: Selector, model: nn.Module, loss: PerExampleLoss, stats: Stats) -> None:
+        self._selector, self._model, self._loss, self._stats = selector, model, loss, stats
+        self._by_rows: bool | None = None
+
+    def loss(self, batch: Batch, outputs: Any, targets: Any, epoch: int) -> tuple[Tensor, Tensor, Batch]:
+        """The loss to train on, the loss of every candidate, and the batch with zero weight for those not selected."""
+        scorer, size = self._selector.scorer, len(batch)
+        assert isinstance(scorer, TrainingPassScorer)
+        raw, losses = self._loss.with_graph(outputs, targets, size)
+        selection = self._selector.choose(scorer.of_outputs(outputs, targets, losses), batch.ids, epoch)
+        count = len(selection.positions)
+        self._stats.trained -= size - count  # all were counted when they were given out
+        self._stats.reused += count
+        if count == size and bool((selection.weights == 1).all()):
+            return *self._loss.for_training(outputs, targets, None, size), batch
+        if self._by_rows is None:
+            self._by_rows = can_reuse_rows(self._model)
+        loss = selected_loss(self._loss, outputs, targets, raw, selection, by_rows=self._by_rows)
+        # In a mean over all candidates these weights give the same loss, should it be asked for again.
+        weights = torch.zeros(size).index_add_(0, selection.positions, selection.weights * (size / max(1, count)))
+        return loss, losses, Batch(batch.data, batch.ids, weights, selection.probabilities)
 
 
 def selected_loss(

@@ -44,6 +44,8 @@ class Selector:
         self.policy = copy.deepcopy(method.policy)
         self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)
+        self.selecting = False
+        """Whether the candidates given out last are to be selected from in training, by `choose`."""
         self.checked = False  # whether the model, the loss and the batches were seen to work together
         self._task = task
         self._stats = stats
@@ -77,6 +79,9 @@ class Selector:
             undecided = (~chunk.decided).nonzero().flatten()
         else:
             on = self.schedule.is_on(epoch + fraction, loaded.batch_idx, self._num_epochs)
+            if self.scorer.needs.training_pass:
+                self.selecting = on
+                return everything
             known, undecided = everything, everything.positions if on else everything.positions[:0]
         if not len(undecided):
             self._check_once(candidates, epoch)
@@ -85,6 +90,20 @@ class Selector:
             return self._select(self._score(candidates, epoch), candidates.ids)
         part = _rows(candidates, undecided, layout)
         return _merge(known, undecided, self._select(self._score(part, epoch), part.ids))
+
+    def choose(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
+        """Which candidates of the batch under way to train on, by scores that came out of the training pass."""
+        # The one wait for the GPU per candidate batch: which are selected decides what the backward pass runs on.
+        scores = scores.to("cpu", torch.float32)
+        require_finite(scores, ids, "score in the training pass")
+        self.selecting = False
+        self._stats.count_scores(len(scores), fidelity=1.0, staleness=0)
+        selection = self._select(scores, ids)
+        if ids is not None:
+            self.ledger.record_scores(ids, scores, epoch)
+            self.ledger.record_probabilities(ids, selection.probabilities)
+            self.ledger.count_selected(ids.index_select(0, selection.positions))
+        return selection
 
     def _select(self, scores: Tensor, ids: Tensor | None) -> Selection:
         with self._stats.timing("selecting"):

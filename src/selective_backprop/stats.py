@@ -24,6 +24,8 @@ class Stats:
     """Candidates, skipped ones included."""
     scored: int = 0
     """Candidates that had a selection pass."""
+    reused: int = 0
+    """Examples trained on by the pass that scored them: their forward pass was no extra one."""
     trained: int = 0
     """Examples in the batches given out."""
     skipped_before_loading: int = 0

@@ -95,6 +95,8 @@ class Needs:
     """Scoring a loaded candidate runs a model. Without it, a candidate whose score is not known is trained on."""
     training_losses: bool = False
     """The user's loop computes its loss by `loader.loss`."""
+    training_pass: bool = False
+    """Scores come out of the training pass: whole candidate batches are given out, and `loader.loss` selects."""
     past_scores: int = 1
     """How many scores of each example the ledger has to remember."""
     num_examples: int | None = None

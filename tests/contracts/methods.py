@@ -45,6 +45,12 @@ METHODS = {
     "selective_backprop, int8 copy": scored_by(Int8Copy, refresh_every=3, calibration_batches=2),
     "selective_backprop, autocast": scored_by(AutocastCopy),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
+    "selective_backprop, forward reuse": some("selective_backprop", scoring="reuse"),
+    "selective_backprop, forward reuse, unbiased, window": some(
+        "selective_backprop", scoring="reuse", unbiased=True, start=0.2, end=0.8
+    ),
+    "top_k, forward reuse": some("top_k", scoring="reuse"),
+    "kath18, forward reuse": lambda selectivity: methods.kath18(1 / selectivity, scoring="reuse", threshold=1.05),
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
     "selective_backprop, fixed size": some("selective_backprop", fixed_size=True),

@@ -164,6 +164,7 @@ class Training:
     def _epoch(self) -> Record:
         clock, before = Clock(self.device), self.loader.stats.state_dict()
         losses, wrong = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        given_out = 0
         self.model.train()
         for images, labels in self.loader:
             # By progress, so that the rate is fully decayed at the end however few steps were taken.
@@ -178,22 +179,25 @@ class Training:
                 loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             losses += loss.detach() * len(labels)
+            given_out += len(labels)
             wrong += (outputs.detach().argmax(1) != labels).sum()
             if self.settings.length is not None and self.progress >= 1:
                 break  # a budget may end within an epoch
         with clock("evaluation"):
             test_loss, test_error = self.evaluate()
-        record = self._record(before, clock.read(), losses=float(losses), wrong=float(wrong))
+        record = self._record(before, clock.read())
+        record |= {"train_loss": float(losses) / max(1, given_out), "train_error": float(wrong) / max(1, given_out)}
         record |= {"test_loss": test_loss, "test_error": test_error, "lr": self.optimizer.param_groups[0]["lr"]}
         return record
 
-    def _record(self, before: dict[str, Any], seconds: dict[str, float], *, losses: float, wrong: float) -> Record:
+    def _record(self, before: dict[str, Any], seconds: dict[str, float]) -> Record:
         stats = self.loader.stats
         record: Record = {"epoch": len(self.records)}
-        for name in ("offered", "scored", "trained", "skipped_before_loading", "batches"):
+        for name in ("offered", "scored", "reused", "trained", "skipped_before_loading", "batches"):
             record[name] = getattr(stats, name) - before[name]
         # In epochs of Traditional training, which runs each example forward (1) and backward (2).
-        record["compute"] = (record["scored"] + 3 * record["trained"]) / (3 * self.num_examples)
+        passes = record["scored"] + 3 * record["trained"] - record["reused"]
+        record["compute"] = passes / (3 * self.num_examples)
         phases = {name: stats.seconds[name] - before["seconds"][name] for name in stats.seconds}
         forward, backward = seconds.get("forward", 0.0), seconds.get("backward", 0.0)
         record["seconds"] = {
@@ -204,8 +208,7 @@ class Training:
             "other": max(0.0, phases["training"] - forward - backward),
             "evaluation": seconds["evaluation"],
         }
-        trained = max(1, record["trained"])
-        return record | {"train_loss": losses / trained, "train_error": wrong / trained}
+        return record
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:

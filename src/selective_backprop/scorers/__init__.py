@@ -15,6 +15,7 @@ from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
 from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLossScorer
+from selective_backprop.scorers.training_pass import TrainingPassScorer
 
 __all__ = [
     "AutocastCopy",
@@ -34,6 +35,7 @@ __all__ = [
     "Scoring",
     "StoredScorer",
     "TrainingLossScorer",
+    "TrainingPassScorer",
     "exponential_average",
     "gaussian_process",
     "scorer_from",

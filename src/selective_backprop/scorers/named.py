@@ -11,6 +11,7 @@ from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.fresh import FreshScorer, Measure
 from selective_backprop.scorers.int8 import Int8Copy
 from selective_backprop.scorers.pipelined import PipelinedScorer
+from selective_backprop.scorers.training_pass import TrainingPassScorer
 from selective_backprop.types import Scorer
 
 Scoring = str | Scorer
@@ -56,6 +57,10 @@ def _named(scoring: str) -> FreshScorer:
             if key in options:
                 raise ValueError(f"scoring={scoring!r} names two of a kind")
             options[key] = value
+    if options.pop("reuse", False):
+        if options:
+            raise ValueError(f"scoring='reuse' has no selection pass to make cheaper: it goes alone, got {scoring!r}")
+        return TrainingPassScorer()
     pipelined = options.pop("pipelined", False)
     scorer = ForwardScorer(**options)
     return PipelinedScorer(scorer) if pipelined else scorer
