@@ -95,7 +95,7 @@ class Selector:
         """Which candidates of the batch under way to train on, by scores that came out of the training pass."""
         # The one wait for the GPU per candidate batch: which are selected decides what the backward pass runs on.
         scores = scores.to("cpu", torch.float32)
-        require_finite(scores, ids, "score in the training pass")
+        require_finite(scores, ids, "training loss")
         self.selecting = False
         self._stats.count_scores(len(scores), fidelity=1.0, staleness=0)
         selection = self._select(scores, ids)

@@ -222,7 +222,7 @@ def test_6_batches_are_full_and_nothing_is_lost_or_repeated(make):
             loader.loss(model(inputs), targets)
             assert torch.equal(inputs, digits().tensors[0][loader.batch.ids])
             assert torch.equal(targets, digits().tensors[1][loader.batch.ids])
-            given += loader.batch.ids.tolist()
+            given += loader.batch.ids[loader.batch.weights > 0].tolist()  # forward reuse gives out all, some in vain
             sizes.append(len(inputs))
         per_epoch.append(sizes)
         assert torch.equal(loader.ledger.offered, (epoch + 1) * kept), "offered once an epoch, or pruned"

@@ -74,7 +74,7 @@ class PredictedScorer(Wrapping):
             raise ValueError(f"past_scores must be at least 1, got {past_scores}")
         if max_age < 1:
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
-        self.fresh = fresh
+        super().__init__(fresh)
         self.predictor = predictor
         self.max_age = max_age
         self.needs = Needs(ids=True, selection_pass=True, past_scores=past_scores)

@@ -33,7 +33,7 @@ class ReducibleLossScorer(Wrapping):
                 )
         elif not isinstance(reference, nn.Module):
             raise TypeError(f"reference must be a model or a tensor of losses, got {type(reference).__name__}")
-        self.fresh = fresh
+        super().__init__(fresh)
         self.reference = reference
         self.needs = Needs(ids=isinstance(reference, Tensor), selection_pass=True)
         self._of_reference = ForwardScorer("eval")

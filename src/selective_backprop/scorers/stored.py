@@ -25,7 +25,7 @@ class StoredScorer(Wrapping):
     def __init__(self, fresh: Scorer, *, every: int, first_epoch: int = 0) -> None:
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of epochs >= 1, got {every!r}")
-        self.fresh = fresh
+        super().__init__(fresh)
         self.every = every
         self.first_epoch = first_epoch
 

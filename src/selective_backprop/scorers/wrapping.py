@@ -15,6 +15,11 @@ class Wrapping:
 
     fresh: Scorer
 
+    def __init__(self, fresh: Scorer) -> None:
+        if fresh.needs.training_pass:
+            raise ValueError(f"{type(self).__name__} needs a selection pass, which forward reuse does without")
+        self.fresh = fresh
+
     @property
     def fidelity(self) -> float:
         return getattr(self.fresh, "fidelity", 1.0)
