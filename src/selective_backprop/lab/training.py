@@ -107,22 +107,26 @@ class Training:
         self.test = data.test_images, data.test_labels
         self.num_examples = len(labels)
         self.dataset = dataset = ImageDataset(data.train_images, labels)
-        generator = torch.Generator().manual_seed(seed)
-        self.train_loader: DataLoader[Any] = DataLoader(
-            dataset, recipe.batch_size, shuffle=True, generator=generator, collate_fn=dataset.collate
-        )
-        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
-        self.prepare = Prepare(augment, self.normalise)
 
         def make_proxy(name: str) -> nn.Module:
             # Other first weights than the model's: a proxy of the same kind must not be the model itself.
             return make_model(name, num_classes=data.num_classes, channels=channels, seed=seed + 1)
 
+        method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
+        candidates = recipe.batch_size
+        if method.scorer.needs.training_pass:  # it trains on part of each candidate batch: that part is as large as any
+            candidates = round(candidates / settings.selectivity)
+        generator = torch.Generator().manual_seed(seed)
+        self.train_loader: DataLoader[Any] = DataLoader(
+            dataset, candidates, shuffle=True, generator=generator, collate_fn=dataset.collate
+        )
+        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
+        self.prepare = Prepare(augment, self.normalise)
         self.loader = sb.SelectiveLoader(
             self.train_loader,
             self.model,
             nn.CrossEntropyLoss(),
-            make_method(settings.method, settings.selectivity, settings.options, make_proxy),
+            method,
             transform=self.prepare,
             device=device,
             num_epochs=settings.epochs,

@@ -29,6 +29,22 @@ def advise(
     `selective-backprop advise`
 
     `selective-backprop advise --recipe svhn --model resnet20 --data-dir data`
+
+    Cheap ways to score, as in `train --method sb --option scoring=int8`, joined by +:
+
+    - `half`: images at half resolution; look at its rank correlation
+
+    - `int8`: CPUs with VNNI or AMX
+
+    - `folded`: other CPUs
+
+    - `bf16`, `fp16`: GPUs, and CPUs with AMX
+
+    - `compiled`: long runs, where a minute of compilation does not matter
+
+    - `pipelined`: a second GPU, or cores that training leaves idle
+
+    - `reuse`, alone: networks without BatchNorm, and memory for the graph of all candidates
     """
     with told_plainly():
         settings = settings_for(Choice.parse("traditional"), chosen_recipe(recipe, dataset=dataset, model=model))

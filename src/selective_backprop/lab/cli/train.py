@@ -38,7 +38,10 @@ def train(
     model: Model = None,
     method: Annotated[str | None, typer.Option(help="Method of selection; see `list`.")] = None,
     selectivity: Selectivity = None,
-    option: Annotated[list[str] | None, typer.Option(help="More for the method, as name=value; repeatable.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="More for the method, as name=value; repeatable. Cheap scoring: see `advise --help`."),
+    ] = None,
     epochs: Epochs = None,
     seed: Annotated[int, typer.Option(help="Of weights, order, augmentation and selection.")] = 0,
     label_noise: LabelNoise = 0.0,
