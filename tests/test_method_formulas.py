@@ -513,3 +513,31 @@ def test_scores_of_another_data_set():
 def test_bad_parameters(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_low_resolution_scoring_of_a_network_for_one_size_is_refused_at_once():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 10))
+    data = torch.utils.data.TensorDataset(INPUTS.view(-1, 1, 8, 8), TARGETS)
+    loader = make_loader(sb.selective_backprop(scoring="half", start=0.5), dataset=data, model=model, num_epochs=4)
+    with pytest.raises(ValueError, match="does not take inputs at scale_factor 0.5: score at full size"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (1, 8, 8), (1, 4, 4, 4)])
+def test_low_resolution_of_sequences_images_and_volumes(shape):
+    sizes = []
+
+    class Spy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(1, 10)
+
+        def forward(self, x):
+            sizes.append(tuple(x.shape[2:]))
+            return self.linear(x.flatten(2).mean(2))
+
+    model = Spy()
+    data = torch.utils.data.TensorDataset(INPUTS.view(-1, *shape), TARGETS)
+    loader = make_loader(sb.top_k(0.5, scoring="half"), dataset=data, model=model)
+    next(iter(loader))
+    assert sizes[0] == tuple(size // 2 for size in shape[1:])

@@ -202,6 +202,8 @@ class Training:
         # In epochs of Traditional training, which runs each example forward (1) and backward (2).
         passes = record["scored"] + 3 * record["trained"] - record["reused"]
         record["compute"] = passes / (3 * self.num_examples)
+        if record["scored"] and stats.fidelity < 1:  # cheap scores; NaN before the first comparison
+            record["fidelity"] = stats.fidelity
         phases = {name: stats.seconds[name] - before["seconds"][name] for name in stats.seconds}
         forward, backward = seconds.get("forward", 0.0), seconds.get("backward", 0.0)
         record["seconds"] = {

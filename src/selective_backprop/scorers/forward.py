@@ -96,12 +96,23 @@ class ForwardScorer(FreshScorer):
         return task.model if self.model_copy is None else self.model_copy.current(candidates, task)
 
     def _measured(self, model: nn.Module, candidates: Candidates, task: Task) -> Tensor:
-        outputs, targets = task.forward(model, candidates.data)
+        outputs, targets = self._forward(model, candidates, task)
         if self.measure is not None and self._loss_works:
             return self.measure(outputs, targets)
         losses = task.loss.per_example(outputs, targets, candidates.size)
         self._loss_works = True  # one that does not is found at once, also if it is not needed here
         return losses if self.measure is None else self.measure(outputs, targets)
+
+    def _forward(self, model: nn.Module, candidates: Candidates, task: Task) -> tuple[Any, Any]:
+        if self.scale_factor == 1 or self._loss_works:
+            return task.forward(model, candidates.data)
+        try:
+            return task.forward(model, candidates.data)
+        except Exception as error:  # whatever a network raises for inputs of another size
+            raise ValueError(
+                f"the model does not take inputs at scale_factor {self.scale_factor}: score at full size, or end its "
+                f"convolutions in a global pooling. It said: {error}"
+            ) from error
 
     def measuring(self, measure: Measure) -> Self:
         scorer = copy.copy(self)
