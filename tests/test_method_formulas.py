@@ -519,7 +519,7 @@ def test_low_resolution_scoring_of_a_network_for_one_size_is_refused_at_once():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 10))
     data = torch.utils.data.TensorDataset(INPUTS.view(-1, 1, 8, 8), TARGETS)
     loader = make_loader(sb.selective_backprop(scoring="half", start=0.5), dataset=data, model=model, num_epochs=4)
-    with pytest.raises(ValueError, match="does not take inputs at scale_factor 0.5: score at full size"):
+    with pytest.raises(ValueError, match=r"does not take inputs at scale_factor 0\.5: score at full size"):
         next(iter(loader))
 
 
