@@ -41,15 +41,20 @@ def run(scorer, *, forward=default_forward, slow_step=False, epochs=2, **options
     return batches, model.state_dict()
 
 
-@pytest.mark.parametrize("sync_every", [1, 3])
-def test_the_result_does_not_depend_on_the_timing(sync_every):
+def calibrating():
+    """By a copy that observes ranges in forward passes of its own, in the background too."""
+    return sb.ForwardScorer(model_copy=sb.Int8Copy(measure=False, calibrate_every=2))
+
+
+@pytest.mark.parametrize(("make_fresh", "sync_every"), [(sb.ForwardScorer, 1), (sb.ForwardScorer, 3), (calibrating, 1)])
+def test_the_result_does_not_depend_on_the_timing(make_fresh, sync_every):
     clock = random.Random()  # seeded by the system: another one each time
 
     def sleepy(model, batch):
         time.sleep(clock.random() / 100 if in_background() else 0)
         return default_forward(model, batch)
 
-    scorer = sb.PipelinedScorer(sync_every=sync_every)
+    scorer = sb.PipelinedScorer(make_fresh(), sync_every=sync_every)
     expected = run(scorer, dataset=Noisy())
     for slow_step in (False, True):
         assert same(run(scorer, forward=sleepy, slow_step=slow_step, dataset=Noisy()), expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -42,9 +43,25 @@ def wait_for(device: torch.device) -> None:
         getattr(torch, device.type).synchronize()
 
 
+_thread = threading.local()
+
+
+@contextmanager
+def beside_training() -> Iterator[None]:
+    """In this thread `preserved_rng` does nothing meanwhile: to restore a global state would undo others' draws."""
+    _thread.is_beside = True
+    try:
+        yield
+    finally:
+        _thread.is_beside = False
+
+
 @contextmanager
 def preserved_rng(device: torch.device) -> Iterator[None]:
     """Global random states of torch (CPU and `device`), Python and numpy are the same after as before."""
+    if getattr(_thread, "is_beside", False):
+        yield
+        return
     numpy = sys.modules.get("numpy")  # not imported: then nobody has drawn from it either
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy else None

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from selective_backprop.no_trace import beside_training
+
 
 class Background:
     """Runs work in a thread, and on CUDA devices in streams of its own, so that training does not queue behind it."""
@@ -25,6 +27,7 @@ class Background:
 
         def job() -> Tensor:
             with ExitStack() as stack:
+                stack.enter_context(beside_training())
                 for stream in streams:
                     stack.enter_context(torch.cuda.stream(stream))
                 return work().to("cpu", torch.float32)  # waits for the stream, here and not in the main thread
