@@ -267,3 +267,15 @@ def test_what_is_wrong_with_the_large_model_is_not_blamed_on_the_proxy():
     method = sb.top_k(0.5, scoring=sb.proxy(nn.Linear(32, 10)))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         next(iter(make_loader(method, model=nn.Linear(33, 10))))
+
+
+def test_the_proxy_learns_in_the_warm_up():
+    """As many steps as without one, and nothing is scored but the first batch, which checks that all fits."""
+    model = make_model()
+    method = sb.top_k(0.5, warmup_epochs=1, scoring=sb.proxy(make_model(seed=8), train_every=2))
+    loader = make_loader(method, model=model, num_epochs=2, loader_options={"drop_last": True})
+    before = {name: value.clone() for name, value in loader.scorer.model.state_dict().items()}
+    train(loader, model, 1)
+    assert loader.stats.scored == 16
+    assert not testing.same(before, loader.scorer.model.state_dict())
+    assert int(loader.scorer.model[1].num_batches_tracked) == len(loader) // 2, "every second batch"

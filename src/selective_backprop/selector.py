@@ -84,7 +84,8 @@ class Selector:
                 return everything
             known, undecided = everything, everything.positions if on else everything.positions[:0]
         if not len(undecided):
-            self._check_once(candidates, epoch)
+            if not self._check_once(candidates, epoch) and loaded.undecided:
+                self._watch(candidates)
             return known
         if len(undecided) == candidates.size:
             return self._select(self._score(candidates, epoch), candidates.ids)
@@ -112,11 +113,20 @@ class Selector:
             assert isinstance(self.policy, GroupedPolicy)
             return self.policy.select(scores, self.generator, self.method.groups[ids])
 
-    def _check_once(self, candidates: Candidates, epoch: int) -> None:
+    def _check_once(self, candidates: Candidates, epoch: int) -> bool:
         """Score the first batch even while selection is off: what cannot work must not fail halfway through."""
-        if not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass:
+        scores = not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass
+        if scores:
             self._score(candidates, epoch)
         self.checked = True
+        return scores
+
+    def _watch(self, candidates: Candidates) -> None:
+        """Let a scorer that learns do so while selection is off, as in a warm-up."""
+        watch = getattr(self.scorer, "watch", None)
+        if watch is not None and not self.schedule.never_on:
+            with self._stats.timing("scoring"):
+                watch(candidates, self._current_task())
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
         with self._stats.timing("scoring"):

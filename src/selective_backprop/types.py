@@ -110,7 +110,8 @@ class Scorer(Protocol):
     """Where scores come from. Keeps nothing of its own about examples: that is in the ledger.
 
     A scorer that learns while it works also has a state_dict and a load_state_dict, and one whose scores are not
-    exact has a `fidelity`, their rank correlation with exact ones. One that works ahead has a
+    exact has a `fidelity`, their rank correlation with exact ones. One that can learn from candidates while selection
+    is off has `watch(candidates, task)`. One that works ahead has a
     `submit(candidates, task)`, called with the candidates that are scored next, or with None for none after all; and
     a `staleness`, how many training batches were given out since the weights that made the last scores.
     """

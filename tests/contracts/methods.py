@@ -63,6 +63,7 @@ METHODS = {
         "stale_selective_backprop", every=2, scoring=PipelinedScorer(sync_every=2)
     ),
     "stale_selective_backprop": some("stale_selective_backprop", every=2),
+    "top_k, proxy, warm-up": some("top_k", warmup_epochs=0.5, scoring=proxy(make_model(seed=8), 2)),
     "stale_selective_backprop, proxy": some("stale_selective_backprop", every=2, scoring=proxy(make_model(seed=8), 1)),
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
     "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),

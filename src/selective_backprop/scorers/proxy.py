@@ -30,11 +30,12 @@ class ProxyScorer(FreshScorer):
 
     After every n-th candidate batch is scored, the proxy takes one ordinary step on all of it, selected or not: in
     train mode, on its mean loss. What it draws then (dropout) follows from the number of batches alone, and neither
-    the large model nor any global random state is touched. It learns only where there is a selection pass, and so
-    not in the method's warm-up. A batch of a single candidate is scored and not trained on, because of BatchNorm.
+    the large model nor any global random state is touched. It learns in the method's warm-up, too. A batch of a single
+    candidate is scored and not trained on, because of BatchNorm.
 
     Before it has learned, its ranks may be the reverse of the large model's, which then learns just what the proxy
-    finds hard: in short runs train it often or beforehand, and watch `loader.stats.fidelity`.
+    finds hard: give the method warmup_epochs=1, or train the proxy often or beforehand, and look at
+    `loader.stats.fidelity`.
 
     The model given is a recipe, as all of a method is: every loader trains a copy of its own, `loader.scorer.model`,
     by `loader.scorer.optimizer` (with stale or predicted scores `loader.scorer.fresh.model`). The copy moves to the
@@ -82,10 +83,18 @@ class ProxyScorer(FreshScorer):
         self._move_to(device_of(task.model))
         scores = self._score(candidates, task)
         self._audit(scores, candidates, task)
+        self._learn(candidates, task)
+        return scores
+
+    def watch(self, candidates: Candidates, task: Task) -> None:
+        """Learn from candidates that are not selected from, as in the method's warm-up."""
+        self._move_to(device_of(task.model))
+        self._learn(candidates, task)
+
+    def _learn(self, candidates: Candidates, task: Task) -> None:
         self._batches += 1
         if self.optimizer is not None and self._batches % self.train_every == 0 and candidates.size > 1:
             self._train(self.optimizer, candidates, task)
-        return scores
 
     def _score(self, candidates: Candidates, task: Task) -> Tensor:
         try:

@@ -34,6 +34,11 @@ class Wrapping:
         return getattr(self.fresh, "submit", None)
 
     @property
+    def watch(self) -> Callable[[Candidates, Task], None] | None:
+        """Where `fresh` learns while selection is off, its own."""
+        return getattr(self.fresh, "watch", None)
+
+    @property
     def score_name(self) -> str:
         return getattr(self.fresh, "score_name", "loss")
 
