@@ -1,0 +1,53 @@
+"""From runs to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from selective_backprop.lab.records import write_whole
+from selective_backprop.lab.report.charts import Palette
+from selective_backprop.lab.report.comparisons import Comparison, compare_runs, order_of
+from selective_backprop.lab.report.errors import errors
+from selective_backprop.lab.report.figures import Section
+from selective_backprop.lab.report.headline import headline
+from selective_backprop.lab.report.page import render
+from selective_backprop.lab.report.provenance import provenance
+from selective_backprop.lab.report.runs import Run, find_runs, split_label
+from selective_backprop.lab.report.seconds import where_time_went
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """All that a page shows."""
+
+    comparisons: list[Comparison]
+    palette: Palette
+    sections: list[Section]
+
+
+def build_report(runs: Sequence[Run]) -> Report:
+    """Every section that the runs have what is needed for."""
+    comparisons = compare_runs(runs)
+    labels = sorted({run.label for comparison in comparisons for run in comparison.runs}, key=order_of)
+    methods, variants = ({split_label(label)[i]: None for label in labels} for i in (0, 1))
+    palette = Palette(list(methods), sorted(variants))
+    sections = [
+        headline(comparisons),
+        errors(comparisons, palette),
+        where_time_went(comparisons, palette),
+        provenance(comparisons),
+    ]
+    return Report(comparisons, palette, [section for section in sections if section.parts])
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Report:
+    """Make the report of the runs in these folders."""
+    runs = find_runs(paths)
+    if not runs:
+        raise ValueError(f"there is no run with a finished epoch in {', '.join(map(str, paths))}")
+    report = build_report(runs)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole({out: render(report.comparisons, report.palette, report.sections).encode()})
+    return report

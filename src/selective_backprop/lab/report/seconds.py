@@ -1,0 +1,190 @@
+"""Section 3: where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, tooltip
+from selective_backprop.lab.report.comparisons import Comparison
+from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
+from selective_backprop.lab.report.projection import projection
+from selective_backprop.lab.report.runs import Run, running_means, split_label
+
+READING = (
+    "Bars end where the error first came within 1.2x of Traditional's final error; a method that never did is shown with "
+    "its whole run, paler. Selection pays if the part of its own passes is smaller than what it takes off the backward "
+    "passes. The projection asks what the same runs would have gained on other hardware or another network."
+)
+PHASES = {
+    "forward (selection)": "selection",
+    "forward (training)": "forward",
+    "backward": "backward",
+    "loading": "loading",
+    "other": "other",
+}
+# Apart from the methods' colours in meaning, so also in order: selection is the one to look for.
+_PHASE_COLOURS = ["#d55e00", "#56a8d8", "#0b6aa8", "#a3adba", "#6b7685"]
+
+
+def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Section:
+    parts: list[Part] = []
+    for comparison in comparisons:
+        if comparison.reference is not None:
+            parts.append(_to_target(comparison))
+        parts += [_per_batch(comparison), _per_epoch(comparison, palette), _dropped(comparison)]
+        if comparison.reference is not None and (figure := projection(comparison, palette)):
+            parts.append(figure)
+    return Section("seconds", "Where the time went", READING, parts)
+
+
+def phase_rows(comparison: Comparison) -> list[Row]:
+    """Seconds by phase until the target was reached, or of the whole run; means over seeds."""
+    rows: list[Row] = []
+    for label, runs in comparison.finished.items():
+        name, variant = split_label(label)
+        errors = comparison.mean_curve(label).errors
+        reached = next((i for i, error in enumerate(errors) if error <= comparison.target), None)
+        for phase, key in PHASES.items():
+            sums = running_means(runs, lambda record, key=key: record["seconds"][key])  # type: ignore[misc]
+            spent = sums[-1 if reached is None else reached]
+            row = {"run": label, "method": name, "variant": variant, "phase": phase, "seconds": spent}
+            rows.append(row | {"reached": reached is not None})
+    return rows
+
+
+def _by_run(labels: Sequence[str]) -> Spec:
+    limits = {"title": None, "labelLimit": 150, "ticks": False, "domain": False}
+    return {"field": "run", "type": "nominal", "sort": list(labels), "axis": limits}
+
+
+def _to_target(comparison: Comparison) -> Figure:
+    rows = phase_rows(comparison)
+    names = list(PHASES)
+    totals = {label: sum(row["seconds"] for row in rows if row["run"] == label) for label in comparison.finished}
+    never = [row["run"] for row in rows if not row["reached"] and row["phase"] == "other"]
+    alt = "Seconds: " + "; ".join(
+        f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
+    )
+    spec: Spec = {
+        "params": [HIDDEN],
+        "transform": [SHOWN, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
+        "height": {"step": 22},
+        "mark": {"type": "bar"},
+        "encoding": {
+            "y": _by_run(list(comparison.finished)),
+            "x": axis("seconds", "seconds until 1.2x of Traditional's final error"),
+            "color": {
+                "field": "phase",
+                "type": "nominal",
+                "scale": {"domain": names, "range": _PHASE_COLOURS},
+                "legend": {"columns": 3},
+            },
+            "opacity": {"condition": {"test": "datum.reached", "value": 1}, "value": 0.4},
+            "order": {"field": "order", "type": "quantitative"},
+            "tooltip": tooltip(run="run", phase="phase", seconds="seconds|.3~g", reached="reached"),
+        },
+    }
+    return Figure(f"phases-{comparison.id}", "Time to the target, by phase", alt, spec, rows, comparison.id)
+
+
+def batch_rows(comparison: Comparison) -> list[Row]:
+    """Milliseconds per batch, over all epochs and seeds. A selection pass is given per batch's worth of examples."""
+    rows: list[Row] = []
+    for label, runs in comparison.by_label.items():
+        name, variant = split_label(label)
+        batches, scored = (_total(runs, lambda r, key=key: r[key]) for key in ("batches", "scored"))  # type: ignore[misc]
+        seconds = {key: _total(runs, lambda r, key=key: r["seconds"][key]) for key in PHASES.values()}  # type: ignore[misc]
+        costs = {"forward": seconds["forward"] / batches, "backward": seconds["backward"] / batches}
+        if scored > 0.01 * batches * runs[0].recipe["batch_size"]:  # a first batch that is checked is no selection
+            costs["selection pass"] = seconds["selection"] / (scored / runs[0].recipe["batch_size"])
+        for kind, value in costs.items():
+            rows.append({"run": label, "method": name, "variant": variant, "pass": kind, "milliseconds": 1000 * value})
+    return rows
+
+
+def _total(runs: Sequence[Run], value: Any) -> float:
+    return float(sum(value(record) for run in runs for record in run.records))
+
+
+def _per_batch(comparison: Comparison) -> Figure:
+    rows = batch_rows(comparison)
+    means = {kind: fmean(r["milliseconds"] for r in rows if r["pass"] == kind) for kind in dict.fromkeys(r["pass"] for r in rows)}
+    alt = "Mean over methods: " + "; ".join(f"{kind} {value:.3g} ms" for kind, value in means.items())
+    kinds = ["selection pass", "forward", "backward"]
+    spec: Spec = {
+        "params": [HIDDEN],
+        "transform": [SHOWN],
+        "height": {"step": 22},
+        "mark": {"type": "point", "size": 90, "opacity": 0.9},
+        "encoding": {
+            "y": _by_run(list(comparison.by_label)),
+            "x": axis("milliseconds", "milliseconds per batch", zero=True),
+            "color": {
+                "field": "pass",
+                "type": "nominal",
+                "scale": {"domain": kinds, "range": [_PHASE_COLOURS[i] for i in range(3)]},
+                "legend": {"columns": 3},
+            },
+            "shape": {"field": "pass", "scale": {"domain": kinds, "range": ["diamond", "circle", "square"]}},
+            "tooltip": tooltip(run="run", what="pass", milliseconds="milliseconds|.3~g"),
+        },
+    }
+    return Figure(f"batches-{comparison.id}", "Cost of a batch, forward and backward", alt, spec, rows, comparison.id)
+
+
+def epoch_rows(comparison: Comparison) -> list[Row]:
+    """Seconds of an epoch, and the shares of the training set that were dropped; means over epochs and seeds."""
+    rows: list[Row] = []
+    for label, runs in comparison.by_label.items():
+        name, variant = split_label(label)
+        count = sum(len(run.records) for run in runs)
+        spent = _total(runs, lambda r: sum(r["seconds"].values()) - r["seconds"]["evaluation"])
+        options, examples = runs[0].config.get("options", {}), _total(runs, lambda r: r["offered"])
+        before = float(options.get("prune", 0.25) + options.get("highest", 0.0)) if runs[0].method == "diet" else 0.0
+        skipped, trained = (_total(runs, lambda r, key=key: r[key]) / examples for key in ("skipped_before_loading", "trained"))  # type: ignore[misc]
+        rows.append(
+            {
+                "run": label,
+                "method": name,
+                "variant": variant,
+                "seconds": spent / count,
+                "before training": before,
+                "before loading": max(0.0, skipped - before),
+                "after scoring": max(0.0, 1 - trained - max(skipped, before)),
+            }
+        )
+    return rows
+
+
+def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
+    rows = [{key: row[key] for key in ("run", "method", "variant", "seconds")} for row in epoch_rows(comparison)]
+    alt = "Seconds per epoch: " + "; ".join(f"{row['run']} {row['seconds']:.3g}" for row in rows)
+    spec: Spec = {
+        "params": [HIDDEN],
+        "transform": [SHOWN],
+        "height": {"step": 22},
+        "encoding": {"y": _by_run(list(comparison.by_label)), "x": axis("seconds", "seconds per epoch")},
+        "layer": [
+            {
+                "mark": "bar",
+                "encoding": {"color": palette.color(), "tooltip": tooltip(run="run", seconds="seconds|.3~g")},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 4},
+                "encoding": {"text": {"field": "seconds", "type": "quantitative", "format": ".3~g"}},
+            },
+        ],
+    }
+    return Figure(f"epochs-{comparison.id}", "Seconds per epoch", alt, spec, rows, comparison.id)
+
+
+def _dropped(comparison: Comparison) -> Table:
+    kinds = ("before training", "before loading", "after scoring")
+    cells = [
+        [row["run"], f"{row['seconds']:.3g}", *(f"{row[kind]:.1%}" for kind in kinds)] for row in epoch_rows(comparison)
+    ]
+    title = "Share of the data that was dropped, in an epoch"
+    note = "Before training: pruned once and for all, by a diet. Before loading and after scoring: by selection, anew in each epoch."
+    return Table(f"dropped-{comparison.id}", title, ["method", "seconds per epoch", *kinds], cells, comparison.id, note=note)
