@@ -36,7 +36,7 @@ DASHES = [[1, 0], [6, 3], [2, 2], [10, 3, 2, 3], [10, 5], [1, 4], [5, 1], [3, 6]
 
 def axis(field: str, title: str, **more: Any) -> Spec:
     """A quantity. Words for its scale, format and so on go into `more`."""
-    scale = {key: more.pop(key) for key in ("domain", "zero", "scale_type", "nice") if key in more}
+    scale: Spec = {key: more.pop(key) for key in ("domain", "zero", "scale_type", "nice") if key in more}
     if "scale_type" in scale:
         scale["type"] = scale.pop("scale_type")
     channel: Spec = {"field": field, "type": "quantitative", "title": title, "axis": more}

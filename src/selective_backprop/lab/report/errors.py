@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from selective_backprop.lab.curves import Axis, pareto_frontier
+from selective_backprop.lab.curves import AXES, Axis, pareto_frontier
 from selective_backprop.lab.report.charts import HIDDEN, PERCENT, SHOWN, Palette, axis, log_ticks, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.runs import running_means, split_label
 
 READING = (
-    "Lower and further left is better: a curve that reaches the same error further left got there with less. Lines are "
-    "means over seeds, shades span the seeds; both axes of errors are logarithmic. The frontier holds the points than "
-    "which no run has a lower error at the same cost or less."
+    "Lower and further left is better: a curve that reaches the same error further left got there with less; lines are "
+    "means over seeds, shades span the seeds, and errors are on a logarithmic scale."
 )
 _X = {
     "steps": ("Test error by training step", "training iterations"),
@@ -24,6 +23,7 @@ _X = {
 
 
 def errors(comparisons: Sequence[Comparison], palette: Palette) -> Section:
+    """Curves and frontiers of each comparison."""
     parts: list[Part] = []
     for comparison in comparisons:
         rows = curve_rows(comparison)
@@ -31,10 +31,13 @@ def errors(comparisons: Sequence[Comparison], palette: Palette) -> Section:
         for column, (title, label) in _X.items():
             figure = f"error-by-{column}-{comparison.id}"
             parts.append(
-                Figure(figure, title, f"Final errors: {last}.", _curves(column, label, rows, palette), rows, comparison.id)
+                Figure(
+                    figure, title, f"Final errors: {last}.", _curves(column, label, rows, palette), rows, comparison.id
+                )
             )
         if len(comparison.by_label) > 1:
-            parts += [part for by in ("compute", "seconds") for part in _frontier(comparison, by, palette)]
+            parts += [_frontier(comparison, by, rows, palette) for by in AXES]
+            parts.append(_shares(comparison))
     return Section("errors", "Error against steps, time and compute", READING, parts)
 
 
@@ -91,39 +94,51 @@ _TIP = tooltip(
 
 
 def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> Spec:
-    x, y = axis(column, label, format="~s" if column == "steps" else "~g"), error_axis(rows)
+    x, y = axis(column, label, format="~s" if column == "steps" else ","), error_axis(rows)
     shared = {"x": x, "detail": {"field": "run"}, "color": palette.color()}
-    clipped = y["scale"] if "scale" in y else {}
+    band: Spec = {
+        "mark": {"type": "area", "opacity": 0.12, "clip": True},
+        "transform": [{"filter": "datum.seeds > 1"}],
+        "encoding": shared | {"y": y | {"field": "lowest"}, "y2": {"field": "highest"}},
+    }
     return {
         "params": [HIDDEN],
         "transform": [SHOWN],
         "layer": [
-            {
-                "mark": {"type": "area", "opacity": 0.12, "clip": True},
-                "transform": [{"filter": "datum.seeds > 1"}],
-                "encoding": shared | {"y": y | {"field": "lowest", "scale": clipped}, "y2": {"field": "highest"}},
-            },
+            *([band] if any(row["seeds"] > 1 for row in rows) else []),
             {"mark": {"type": "line", "clip": True}, "encoding": shared | {"y": y, "strokeDash": palette.dash()}},
             {"mark": {"type": "point", "clip": True}, "encoding": shared | {"y": y, "tooltip": _TIP}},
         ],
     }
 
 
-def _frontier(comparison: Comparison, by: Axis, palette: Palette) -> list[Part]:
+def frontier_shares(comparison: Comparison, by: Axis) -> dict[str, float]:
+    """Of the points on the frontier of mean curves, each method's share."""
     points = pareto_frontier({label: comparison.mean_curve(label) for label in comparison.by_label}, by)
-    on_it = {(label, cost, error) for label, cost, error in points}
+    counts = Counter(split_label(label)[0] for label, _, _ in points)
+    names = dict.fromkeys(split_label(label)[0] for label in comparison.by_label)
+    return {name: counts[name] / len(points) for name in names}
+
+
+def _shares(comparison: Comparison) -> Table:
+    shares = {by: frontier_shares(comparison, by) for by in AXES}
+    names = sorted(shares["compute"], key=lambda name: -shares["compute"][name])
+    cells = [[name, *(f"{shares[by][name]:.0%}" for by in reversed(AXES))] for name in names]
+    title = "Share of the points on the frontier"
+    return Table(f"frontier-shares-{comparison.id}", title, ["method", *reversed(AXES)], cells, comparison.id)
+
+
+def _frontier(comparison: Comparison, by: Axis, curves: Sequence[Row], palette: Palette) -> Figure:
+    on_it = set(pareto_frontier({label: comparison.mean_curve(label) for label in comparison.by_label}, by))
     rows = [
         {key: row[key] for key in ("run", "method", "variant", "epoch", by, "error")}
         | {"frontier": (row["run"], row[by], row["error"]) in on_it}
-        for row in curve_rows(comparison)
+        for row in curves
     ]
-    counts = Counter(split_label(label)[0] for label, _, _ in points)
-    shares = [[name, f"{count / len(points):.0%}", f"{count} of {len(points)}"] for name, count in counts.most_common()]
-    missing = {split_label(label)[0] for label in comparison.by_label} - counts.keys()
-    shares += [[name, "0%", f"0 of {len(points)}"] for name in sorted(missing)]
-    alt = "Share of the frontier: " + "; ".join(f"{name} {share}" for name, share, _ in shares)
+    shares = frontier_shares(comparison, by).items()
+    alt = "Share of the frontier: " + "; ".join(f"{name} {share:.0%}" for name, share in shares)
     _, label = _X[by]
-    encoding = {"x": axis(by, label, format="~g"), "y": error_axis(rows), "color": palette.color()}
+    encoding = {"x": axis(by, label, format=","), "y": error_axis(rows), "color": palette.color()}
     on_frontier = [{"filter": "datum.frontier"}]
     tips = tooltip(run="run", epoch="epoch", error="error|.2%", cost=f"{by}|.4~g")
     spec = {
@@ -146,6 +161,6 @@ def _frontier(comparison: Comparison, by: Axis, palette: Palette) -> list[Part]:
             },
         ],
     }
-    name = f"frontier-{by}-{comparison.id}"
-    figure = Figure(name, f"Pareto frontier of error and {by}", alt, spec, rows, comparison.id)
-    return [figure, Table(f"{name}-shares", f"Share of the frontier of {by}", ["method", "share", "points"], shares, comparison.id)]
+    title = f"Pareto frontier of error and {by}"
+    note = "Large points are those than which no run has a lower error at the same cost or less."
+    return Figure(f"frontier-{by}-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)

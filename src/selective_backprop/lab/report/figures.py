@@ -25,8 +25,9 @@ class Figure:
         spec: of the chart.
         rows: its data. Figures that share a list share it in the page too.
         comparison: of which it is, for the reader who wants to see one alone.
-        picker: name of what the reader can choose, where `more_rows` holds the choices.
-        more_rows: by what is chosen, rows that are shown in place of those with another value of `picker`.
+        picker: what the reader can choose examples for, where `more_rows` holds them.
+        more_rows: all that can be chosen, by example.
+        note: how to read it, where the section's sentence does not say.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Figure:
     comparison: str = ""
     picker: str = ""
     more_rows: list[Row] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,6 @@ class Table:
     heading: list[str]
     cells: list[list[str]]
     comparison: str = ""
-    links: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
 
@@ -70,6 +71,14 @@ class Gallery:
     title: str
     rows: dict[str, list[Picture]]
     comparison: str = ""
+
+    @property
+    def highest(self) -> float:
+        """Of the losses, but for outliers: where all curves end."""
+        losses = sorted(
+            loss for row in self.rows.values() for picture in row for loss in picture.losses if loss == loss
+        )
+        return losses[int(0.99 * (len(losses) - 1))] if losses else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +123,10 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def as_csv(heading: Sequence[str], cells: Sequence[Sequence[Any]]) -> str:
+    """
+    >>> as_csv(["id", "name"], [[1, "a, b"]])
+    'id,name\\n1,"a, b"\\n'
+    """
     writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
     writer.writerow(heading)
     writer.writerows(cells)

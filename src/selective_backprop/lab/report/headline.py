@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from selective_backprop.lab.curves import AXES, FACTORS, Axis, Curve
+from selective_backprop.lab.curves import AXES, FACTORS, Axis, Curve, SpeedUp
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Part, Section, Table, Text
 from selective_backprop.lab.report.runs import Run, split_label
 from selective_backprop.lab.tables import cost, final_error
 
 READING = (
-    "Final errors are on the test set, mean ± standard deviation over seeds. A speed-up is how many times less was spent "
-    "than by Traditional until the error was within 1.1x, 1.2x or 1.4x of its final error: of the mean curves, and in "
-    "brackets the lowest and highest of a seed. Compute counts passes (forward 1, backward 2) in epochs of Traditional; "
-    "seconds leave evaluation out."
+    "A speed-up is how many times less was spent than by Traditional until the error came within 1.1x, 1.2x or 1.4x of "
+    "its final error: of the mean over seeds and, in brackets, the lowest and highest of a seed."
 )
 
 
 def headline(comparisons: Sequence[Comparison]) -> Section:
+    """Findings in words, and the tables they are from."""
     parts: list[Part] = []
     for comparison in comparisons:
         parts.append(Text(winner(comparison), comparison.id))
@@ -36,7 +35,9 @@ def headline(comparisons: Sequence[Comparison]) -> Section:
 def winner(comparison: Comparison) -> str:
     """A finding in words."""
     unfinished = [run for run in comparison.runs if not run.finished]
-    going_on = f" {len(unfinished)} of {len(comparison.runs)} runs are not finished and not counted." if unfinished else ""
+    going_on = (
+        f" {len(unfinished)} of {len(comparison.runs)} runs are not finished and not counted." if unfinished else ""
+    )
     if comparison.reference is None:
         return f"No finished run of Traditional to compare with.{going_on}"
     return f"{_leader(comparison)} {_budget_sentence(comparison)}".strip() + going_on
@@ -113,15 +114,29 @@ def speed_table(comparison: Comparison, axis: Axis) -> Table:
             continue
         ups = [comparison.speed_up(label, factor, axis) for factor in FACTORS]
         curves = [run.curve for run in runs]
-        cells.append([label, final_error(curves), cost(curves, axis), *("no common seed" if up is None else str(up) for up in ups)])
+        cells.append([label, final_error(curves), cost(curves, axis), *(_words(up, len(runs)) for up in ups)])
     heading = ["method", "final error", _COST[axis], *(f"to {factor}x" for factor in FACTORS)]
-    return Table(f"speed-up-{axis}-{comparison.id}", f"Speed-up in {axis}", heading, cells, comparison.id)
+    title, note = f"Speed-up in {axis}", _NOTES[axis]
+    return Table(f"speed-up-{axis}-{comparison.id}", title, heading, cells, comparison.id, note=note)
 
 
+def _words(up: SpeedUp | None, seeds: int) -> str:
+    """Without a span where there is one seed."""
+    if up is None:
+        return "no common seed"
+    return f"{up.mean:.2f}" if seeds == 1 and up.mean is not None else str(up)
+
+
+_NOTES = {
+    "compute": "Errors on the test set, mean ± standard deviation over seeds. Compute counts passes, forward 1 and "
+    "backward 2, in epochs of Traditional.",
+    "seconds": "Seconds of training; evaluation is left out.",
+}
 _COST = {"seconds": "seconds", "compute": "epochs of compute"}
 
 
 def error_table(comparison: Comparison) -> Table:
+    """Where there is nothing to measure a speed-up against."""
     cells = []
     for label, runs in comparison.finished.items():
         curves = [run.curve for run in runs]
@@ -134,7 +149,7 @@ def budget_table(comparison: Comparison) -> Table | None:
     """Each method that baselines were given the budget of, with those baselines beside it."""
     owners: dict[str, list[tuple[str, list[Run]]]] = {}
     for label, runs in comparison.finished.items():
-        if runs[0].is_baseline or split_label(label)[1].endswith(("'s compute", "'s time")):
+        if runs[0].is_baseline:
             owner = split_label(label)[1].rpartition("'s ")[0]
             owner = owner.partition("x ")[2] if owner.partition("x ")[0].replace(".", "").isdigit() else owner
             owners.setdefault(owner, []).append((label, runs))
@@ -148,4 +163,6 @@ def budget_table(comparison: Comparison) -> Table | None:
         return None
     heading = ["method", "final error", *(_COST[axis] for axis in reversed(AXES)), "seeds"]
     note = "Baselines have their learning rate fully decayed within the compute, or the time, that the method took."
-    return Table(f"budget-{comparison.id}", "Baselines within the same budget", heading, cells, comparison.id, note=note)
+    return Table(
+        f"budget-{comparison.id}", "Baselines within the same budget", heading, cells, comparison.id, note=note
+    )

@@ -75,7 +75,7 @@ def _color(palette: Palette, label: str) -> int | None:
 
 
 def _by_comparison(section: Section) -> list[tuple[str, list[Any]]]:
-    return [(id, list(parts)) for id, parts in groupby(section.parts, lambda part: part.comparison)]  # type: ignore[union-attr]
+    return [(id, list(parts)) for id, parts in groupby(section.parts, lambda part: part.comparison)]
 
 
 def _data(sections: Sequence[Section]) -> dict[str, Any]:

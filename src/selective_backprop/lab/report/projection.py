@@ -41,6 +41,7 @@ def measured_ratio(comparison: Comparison) -> float:
 
 
 def projection(comparison: Comparison, palette: Palette) -> Figure | None:
+    """Lines by ratio, with the runs' own marked; None if no other method reached the target."""
     assert comparison.reference is not None
     reference = passes_to_target(comparison, comparison.reference)
     assert reference is not None  # its last error is within any factor of itself
@@ -75,7 +76,11 @@ def projection(comparison: Comparison, palette: Palette) -> Figure | None:
     spec: Spec = {
         "params": [HIDDEN],
         "layer": [
-            {"data": {"values": [{"speed-up": 1}]}, "mark": mark, "encoding": {"y": {"field": "speed-up", "type": "quantitative"}}},
+            {
+                "data": {"values": [{"speed-up": 1}]},
+                "mark": mark,
+                "encoding": {"y": {"field": "speed-up", "type": "quantitative"}},
+            },
             {"data": own_value, "mark": mark, "encoding": {"x": {"field": "ratio", "type": "quantitative"}}},
             {
                 "data": own_value,
@@ -85,4 +90,6 @@ def projection(comparison: Comparison, palette: Palette) -> Figure | None:
             {"transform": [SHOWN], "mark": "line", "encoding": line},
         ],
     }
-    return Figure(f"projection-{comparison.id}", "Speed-up by the cost of backward passes", alt, spec, rows, comparison.id)
+    title = "Speed-up by the cost of backward passes"
+    note = "What the same passes would gain on other hardware or with another network."
+    return Figure(f"projection-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)

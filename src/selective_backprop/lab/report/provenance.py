@@ -13,6 +13,7 @@ _KEYS = ("commit", "selective_backprop", "torch", "python", "machine", "cores", 
 
 
 def provenance(comparisons: Sequence[Comparison]) -> Section:
+    """Distinct commands and environments, with the number of runs of each."""
     commands: dict[str, int] = {}
     machines: dict[tuple[str, ...], int] = {}
     for run in (run for comparison in comparisons for run in comparison.runs):

@@ -46,13 +46,14 @@ class Run:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether its length is that of another method's budget."""
-        return self.config.get("length") is not None
+        """Whether it was given the budget of another method."""
+        return bool(_BUDGET.fullmatch(self.label))
 
     @property
     def epochs(self) -> int:
         """Epochs that it has when it is finished."""
-        return math.ceil(self.config["length"]) if self.is_baseline else int(self.recipe["epochs"])
+        length = self.config.get("length")
+        return int(self.recipe["epochs"]) if length is None else math.ceil(length)
 
     @property
     def finished(self) -> bool:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from statistics import fmean
-from typing import Any
 
 from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.projection import projection
 from selective_backprop.lab.report.runs import Run, running_means, split_label
+from selective_backprop.lab.training import Record
 
 READING = (
-    "Bars end where the error first came within 1.2x of Traditional's final error; a method that never did is shown with "
-    "its whole run, paler. Selection pays if the part of its own passes is smaller than what it takes off the backward "
-    "passes. The projection asks what the same runs would have gained on other hardware or another network."
+    "Selection pays if its own passes take less than what it takes off the forward and backward passes of training."
 )
 PHASES = {
     "forward (selection)": "selection",
@@ -29,6 +28,7 @@ _PHASE_COLOURS = ["#d55e00", "#56a8d8", "#0b6aa8", "#a3adba", "#6b7685"]
 
 
 def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Section:
+    """Phases, costs per batch and per epoch, and a projection, of each comparison."""
     parts: list[Part] = []
     for comparison in comparisons:
         if comparison.reference is not None:
@@ -46,16 +46,16 @@ def phase_rows(comparison: Comparison) -> list[Row]:
         name, variant = split_label(label)
         errors = comparison.mean_curve(label).errors
         reached = next((i for i, error in enumerate(errors) if error <= comparison.target), None)
-        for phase, key in PHASES.items():
-            sums = running_means(runs, lambda record, key=key: record["seconds"][key])  # type: ignore[misc]
+        for words, key in PHASES.items():
+            sums = running_means(runs, phase(key))
             spent = sums[-1 if reached is None else reached]
-            row = {"run": label, "method": name, "variant": variant, "phase": phase, "seconds": spent}
+            row = {"run": label, "method": name, "variant": variant, "phase": words, "seconds": spent}
             rows.append(row | {"reached": reached is not None})
     return rows
 
 
 def _by_run(labels: Sequence[str]) -> Spec:
-    limits = {"title": None, "labelLimit": 150, "ticks": False, "domain": False}
+    limits = {"title": None, "ticks": False, "domain": False}
     return {"field": "run", "type": "nominal", "sort": list(labels), "axis": limits}
 
 
@@ -67,6 +67,7 @@ def _to_target(comparison: Comparison) -> Figure:
     alt = "Seconds: " + "; ".join(
         f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
     )
+    note = "Pale bars never came within 1.2x of Traditional's final error, and are of the whole run."
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
@@ -86,7 +87,7 @@ def _to_target(comparison: Comparison) -> Figure:
             "tooltip": tooltip(run="run", phase="phase", seconds="seconds|.3~g", reached="reached"),
         },
     }
-    return Figure(f"phases-{comparison.id}", "Time to the target, by phase", alt, spec, rows, comparison.id)
+    return Figure(f"phases-{comparison.id}", "Time to the target, by phase", alt, spec, rows, comparison.id, note=note)
 
 
 def batch_rows(comparison: Comparison) -> list[Row]:
@@ -94,8 +95,8 @@ def batch_rows(comparison: Comparison) -> list[Row]:
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
         name, variant = split_label(label)
-        batches, scored = (_total(runs, lambda r, key=key: r[key]) for key in ("batches", "scored"))  # type: ignore[misc]
-        seconds = {key: _total(runs, lambda r, key=key: r["seconds"][key]) for key in PHASES.values()}  # type: ignore[misc]
+        batches, scored = (_total(runs, itemgetter(key)) for key in ("batches", "scored"))
+        seconds = {key: _total(runs, phase(key)) for key in PHASES.values()}
         costs = {"forward": seconds["forward"] / batches, "backward": seconds["backward"] / batches}
         if scored > 0.01 * batches * runs[0].recipe["batch_size"]:  # a first batch that is checked is no selection
             costs["selection pass"] = seconds["selection"] / (scored / runs[0].recipe["batch_size"])
@@ -104,13 +105,21 @@ def batch_rows(comparison: Comparison) -> list[Row]:
     return rows
 
 
-def _total(runs: Sequence[Run], value: Any) -> float:
+def phase(key: str) -> Callable[[Record], float]:
+    """Reads its seconds from a record."""
+    return lambda record: float(record["seconds"][key])
+
+
+def _total(runs: Sequence[Run], value: Callable[[Record], float]) -> float:
     return float(sum(value(record) for run in runs for record in run.records))
 
 
 def _per_batch(comparison: Comparison) -> Figure:
     rows = batch_rows(comparison)
-    means = {kind: fmean(r["milliseconds"] for r in rows if r["pass"] == kind) for kind in dict.fromkeys(r["pass"] for r in rows)}
+    means = {
+        kind: fmean(r["milliseconds"] for r in rows if r["pass"] == kind)
+        for kind in dict.fromkeys(r["pass"] for r in rows)
+    }
     alt = "Mean over methods: " + "; ".join(f"{kind} {value:.3g} ms" for kind, value in means.items())
     kinds = ["selection pass", "forward", "backward"]
     spec: Spec = {
@@ -141,18 +150,21 @@ def epoch_rows(comparison: Comparison) -> list[Row]:
         name, variant = split_label(label)
         count = sum(len(run.records) for run in runs)
         spent = _total(runs, lambda r: sum(r["seconds"].values()) - r["seconds"]["evaluation"])
-        options, examples = runs[0].config.get("options", {}), _total(runs, lambda r: r["offered"])
-        before = float(options.get("prune", 0.25) + options.get("highest", 0.0)) if runs[0].method == "diet" else 0.0
-        skipped, trained = (_total(runs, lambda r, key=key: r[key]) / examples for key in ("skipped_before_loading", "trained"))  # type: ignore[misc]
+        offered, scored, skipped, trained = (
+            _total(runs, itemgetter(key)) for key in ("offered", "scored", "skipped_before_loading", "trained")
+        )
+        # A diet offers only what it left; the size of the whole training set follows from what compute is counted in.
+        whole = count * (scored + 3 * trained) / (3 * _total(runs, itemgetter("compute")))
+        examples = whole if runs[0].method == "diet" else offered
         rows.append(
             {
                 "run": label,
                 "method": name,
                 "variant": variant,
                 "seconds": spent / count,
-                "before training": before,
-                "before loading": max(0.0, skipped - before),
-                "after scoring": max(0.0, 1 - trained - max(skipped, before)),
+                "before training": 1 - offered / examples,
+                "before loading": skipped / examples,
+                "after scoring": max(0.0, (offered - skipped - trained) / examples),
             }
         )
     return rows
@@ -186,5 +198,10 @@ def _dropped(comparison: Comparison) -> Table:
         [row["run"], f"{row['seconds']:.3g}", *(f"{row[kind]:.1%}" for kind in kinds)] for row in epoch_rows(comparison)
     ]
     title = "Share of the data that was dropped, in an epoch"
-    note = "Before training: pruned once and for all, by a diet. Before loading and after scoring: by selection, anew in each epoch."
-    return Table(f"dropped-{comparison.id}", title, ["method", "seconds per epoch", *kinds], cells, comparison.id, note=note)
+    note = (
+        "Before training: pruned once and for all, by a diet. Before loading and after scoring: by selection, anew in "
+        "each epoch."
+    )
+    return Table(
+        f"dropped-{comparison.id}", title, ["method", "seconds per epoch", *kinds], cells, comparison.id, note=note
+    )

@@ -52,7 +52,8 @@ def config(theme: str) -> Spec:
             "titleX": 0,
             "titlePadding": 0,
         },
-        "legend": label | {"orient": "top", "title": None, "labelFontSize": 12, "labelLimit": 240, "symbolStrokeWidth": 2},
+        "legend": label
+        | {"orient": "top", "title": None, "labelFontSize": 12, "labelLimit": 240, "symbolStrokeWidth": 2},
         "line": {"strokeWidth": 2},
         "point": {"filled": True, "size": 28},
         "rule": {"color": quiet},

@@ -1,5 +1,5 @@
 "use strict";
-const page = JSON.parse(document.getElementById("data").textContent);
+const page = JSON.parse(document.getElementById("page-data").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const hidden = new Set();
 const drawn = new Map();  // id of a figure -> its Vega view
@@ -18,9 +18,10 @@ async function draw(element) {
   const id = element.id, figure = page.figures[id];
   const spec = {width: "container", height: 260, autosize: {type: "fit-x", contains: "padding"}, ...figure.spec,
     data: {name: "rows", values: shownRows(id)}};
-  const chart = element.querySelector(".chart");
+  const chart = element.querySelector(".chart"), theme = page.themes[dark.matches ? "dark" : "light"];
+  const config = {...theme, axis: {...theme.axis, labelLimit: chart.clientWidth < 420 ? 110 : 200}};
   const result = await vegaEmbed(chart, spec, {
-    renderer: "svg", config: page.themes[dark.matches ? "dark" : "light"], downloadFileName: id,
+    renderer: "svg", config, downloadFileName: id,
     actions: {export: true, source: false, compiled: false, editor: false},
   });
   drawn.set(id, result.view);
