@@ -14,7 +14,7 @@ from selective_backprop.lab.report.errors import errors
 from selective_backprop.lab.report.figures import Section
 from selective_backprop.lab.report.headline import headline
 from selective_backprop.lab.report.images import LoadData
-from selective_backprop.lab.report.logs import Log, read_logs
+from selective_backprop.lab.report.logs import read_logs
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.report.probes import confidence, gradient_fidelity
 from selective_backprop.lab.report.provenance import provenance
@@ -31,8 +31,6 @@ class Report:
     comparisons: list[Comparison]
     palette: Palette
     sections: list[Section]
-    logs: dict[str, dict[str, Log]]
-    """By comparison and label."""
 
 
 def build_report(
@@ -60,7 +58,7 @@ def build_report(
         about_data(comparisons, logs, load=load, images=images, scores=scores),
         provenance(comparisons),
     ]
-    return Report(comparisons, palette, [section for section in sections if section.parts], logs)
+    return Report(comparisons, palette, [section for section in sections if section.parts])
 
 
 def write_report(

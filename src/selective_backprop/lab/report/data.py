@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from selective_backprop.lab.datasets import ImageSet
 from selective_backprop.lab.report import ranking
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, Text
+from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, Text, rounded
 from selective_backprop.lab.report.images import LoadData, labels_of, thumbnail
 from selective_backprop.lab.report.logs import Log
 from selective_backprop.lab.report.overlap import Ranking, overlap_chart, overlap_parts
@@ -136,7 +136,9 @@ def _suspects(comparison: Comparison, examples: Examples) -> list[Part]:
         parts.append(Text(words, comparison.id))
     title = "Labels that are likely wrong, the likeliest first"
     note = "By the mean loss in the second half of the run: what is still wrong after the rest was learned."
-    return [*parts, Table(f"suspects-{comparison.id}", title, heading, cells, comparison.id, note=note)]
+    every = [[id, examples.name(id), rounded(float(values[id]))] for id in ranking.highest(values, len(values))]
+    exported = ["id", "label", measure], every
+    return [*parts, Table(f"suspects-{comparison.id}", title, heading, cells, comparison.id, note, exported)]
 
 
 def _between_architectures(comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]]) -> list[Part]:
@@ -155,13 +157,3 @@ def _between_architectures(comparisons: Sequence[Comparison], logs: Mapping[str,
                 title = f"What {log.run.method} uses least, by {other[0]} and by {model}"
                 return [overlap_chart("overlap-architectures", title, one, two)]
     return []
-
-
-def full_csv(log: Log) -> tuple[list[str], list[list[object]]]:
-    """Every example of a run: what it was used for and how hard it was."""
-    columns = ranking.mean_loss(log), ranking.suspicion(log)
-    used = log.history.selected.astype(np.int64).sum(0)
-    rows: list[list[object]] = [
-        [id, int(used[id]), *(f"{column[id]:.4g}" for column in columns)] for id in range(log.num_examples)
-    ]
-    return ["id", "times trained on", "mean loss", "mean loss in the second half"], rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from selective_backprop.lab.decoding import import_extra
 from selective_backprop.lab.records import write_whole
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.build import Report
-from selective_backprop.lab.report.data import full_csv
 from selective_backprop.lab.report.figures import Figure, Row, Spec, Table, as_csv, columns_of, rounded
 
 
@@ -26,11 +24,7 @@ def export(report: Report, folder: Path) -> list[Path]:
                 folder / name: content for name, content in _figure(part, titles.get(part.comparison, "")).items()
             }
         elif isinstance(part, Table):
-            files[folder / f"{part.id}.csv"] = as_csv(part.heading, part.cells).encode()
-    for comparison, logs in report.logs.items():
-        for label, log in logs.items():
-            name = re.sub(r"[^\w@=,.+-]+", "_", label)
-            files[folder / f"ids-{comparison}-{name}.csv"] = as_csv(*full_csv(log)).encode()
+            files[folder / f"{part.id}.csv"] = as_csv(*(part.exported or (part.heading, part.cells))).encode()
     write_whole(files)
     return sorted(files)
 

@@ -43,7 +43,12 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Words in rows; the first column is a heading of its row."""
+    """Words in rows; the first column is a heading of its row.
+
+    Args:
+        note: how to read it.
+        exported: heading and cells of its CSV file, where that has more than the page.
+    """
 
     id: str
     title: str
@@ -51,6 +56,7 @@ class Table:
     cells: list[list[str]]
     comparison: str = ""
     note: str = ""
+    exported: tuple[list[str], list[list[Any]]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

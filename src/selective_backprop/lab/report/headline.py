@@ -85,21 +85,21 @@ def _budget_sentence(comparison: Comparison) -> str:
         ours, theirs = ([run.records[-1]["test_error"] for run in group] for group in (runs, baseline))
         sentences.append(
             f"Within the compute of {label}, plain training with its learning rate fully decayed ends at "
-            f"{final_error([run.curve for run in baseline])}, {_verdict(ours, theirs)} than {label}."
+            f"{final_error([run.curve for run in baseline])}: **{label} is {_verdict(ours, theirs)}**."
         )
     return " ".join(sentences)
 
 
 def _verdict(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Whether the baseline is worse or better, and whether seeds differ by as much as that.
+    """Whether the method is better or worse, and whether seeds differ by as much as that.
 
     >>> _verdict([0.10, 0.11], [0.2, 0.21]), _verdict([0.10, 0.3], [0.2, 0.21]), _verdict([0.2], [0.1])
-    ('worse', 'better, by less than the spread over seeds,', 'better')
+    ('better', 'better, by less than the spread over seeds', 'worse')
     """
     difference = fmean(theirs) - fmean(ours)
-    word = "worse" if difference > 0 else "better"
+    word = "better" if difference > 0 else "worse" if difference < 0 else "equal"
     spread = max((stdev(errors) for errors in (ours, theirs) if len(errors) > 1), default=0.0)
-    return f"{word}, by less than the spread over seeds," if abs(difference) < spread else word
+    return f"{word}, by less than the spread over seeds" if 0 < abs(difference) < spread else word
 
 
 def _curves(comparison: Comparison, label: str) -> list[Curve]:

@@ -13,7 +13,7 @@ import selective_backprop as sb
 from selective_backprop.lab.report import ranking
 from selective_backprop.lab.report.charts import axis, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Figure, Part, Spec, Table
+from selective_backprop.lab.report.figures import Figure, Part, Spec, Table, rounded
 from selective_backprop.lab.report.logs import Log
 
 _LISTED = 24
@@ -75,9 +75,9 @@ def overlap_chart(id: str, title: str, one: Ranking, other: Ranking, comparison:
     ]
     x = axis("fraction", "share of the data that is left out", format=".0%", domain=[0, 1])
     y = axis("overlap", "overlap", format=".0%", domain=[0, 1])
-    chance = [{"fraction": 0, "overlap": 0, "text": ""}, {"fraction": 1, "overlap": 1, "text": "by chance"}]
+    chance = [{"fraction": at, "overlap": at, "text": "by chance" if at == 0.5 else ""} for at in (0, 0.5, 1)]
     diagonal: Spec = {"data": {"values": chance}, "encoding": {"x": x, "y": y}}
-    text = {"type": "text", "align": "right", "dx": -8, "dy": 14}
+    text = {"type": "text", "align": "left", "dx": 6, "dy": 10}
     spec: Spec = {
         "layer": [
             diagonal | {"mark": {"type": "line", "strokeWidth": 1, "strokeDash": [3, 3], "color": "#8a94a3"}},
@@ -119,5 +119,10 @@ def _lowest_combined(
     ]
     title = "Lowest combined rank: what both would leave out first"
     heading += [f"score ({one.name})", "times trained on"]
-    note = "All examples, with their ranks, are in the CSV files of --export."
-    return Table(f"combined-{comparison.id}", title, heading, cells, comparison.id, note=note)
+    every = [
+        [id, name_of(id), rounded(float(one.values[id])), int(other.values[id]), rounded(float(values[id]))]
+        for id in ranking.lowest(values, len(values))
+    ]
+    exported = ["id", "label", f"score ({one.name})", "times trained on", "combined rank"], every
+    note = "All examples, in this order, are in the CSV file of --export."
+    return Table(f"combined-{comparison.id}", title, heading, cells, comparison.id, note, exported)

@@ -102,7 +102,7 @@ def _compact(rows: Sequence[Row]) -> dict[str, Any]:
     return {"columns": columns, "rows": [[rounded(row.get(name)) for name in columns] for row in rows]}
 
 
-def sparkline(picture: Picture, highest: float, width: int = 56, height: int = 18) -> str:
+def sparkline(picture: Picture, highest: float, width: int = 48, height: int = 18) -> str:
     """Points of a line through the losses, for SVG.
 
     >>> sparkline(Picture(0, "", [2.0, 1.0, 0.0]), 2.0, 10, 10)

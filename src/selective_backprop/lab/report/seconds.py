@@ -33,9 +33,10 @@ def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Sect
     for comparison in comparisons:
         if comparison.reference is not None:
             parts.append(_to_target(comparison))
-        parts += [_per_batch(comparison), _per_epoch(comparison, palette), _dropped(comparison)]
+        parts += [_per_batch(comparison), _per_epoch(comparison, palette)]
         if comparison.reference is not None and (figure := projection(comparison, palette)):
             parts.append(figure)
+        parts.append(_dropped(comparison))
     return Section("seconds", "Where the time went", READING, parts)
 
 
@@ -177,7 +178,13 @@ def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
         "params": [HIDDEN],
         "transform": [SHOWN],
         "height": {"step": 22},
-        "encoding": {"y": _by_run(list(comparison.by_label)), "x": axis("seconds", "seconds per epoch")},
+        "encoding": {
+            "y": _by_run(list(comparison.by_label)),
+            # Room for the longest bar's number.
+            "x": axis(
+                "seconds", "seconds per epoch", domain=[0, 1.15 * max(row["seconds"] for row in rows)], nice=False
+            ),
+        },
         "layer": [
             {
                 "mark": "bar",

@@ -57,7 +57,7 @@ def _selectivity(comparison: Comparison, palette: Palette) -> Figure:
     final = {row["run"]: row["selectivity"] for row in rows}
     alt = "In the last epoch: " + "; ".join(f"{label} {share:.1%}" for label, share in final.items())
     encoding = {
-        "x": axis("epoch", "epoch", tickMinStep=1, format="d"),
+        "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False),
         "y": axis("selectivity", "share of candidates trained on", format=".0%", domain=[0, 1]),
         "color": palette.color(),
         "detail": {"field": "run"},
@@ -103,8 +103,7 @@ _CDF, _CHANCE = "examples with a lower loss", "chance of selection"
 
 def _losses(comparison: Comparison, logs: Mapping[str, Log]) -> Figure:
     rows = [row for label, log in logs.items() for row in loss_rows(label, log)]
-    # One that selects is shown first: the others have no chances to show.
-    labels = sorted(logs, key=lambda label: not any(r["run"] == label and r["kind"] == _CHANCE for r in rows))
+    labels = _choosy_first(logs)
     medians = [f"{label} {_median(log, 0):.2g} to {_median(log, -1):.2g}" for label, log in logs.items()]
     spec: Spec = {
         "params": [choice("chosen", labels, "method")],
@@ -128,6 +127,12 @@ def _losses(comparison: Comparison, logs: Mapping[str, Log]) -> Figure:
     return Figure(f"losses-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
 
 
+def _choosy_first(logs: Mapping[str, Log]) -> list[str]:
+    """Labels, with those first that give examples different chances: the others have little to show."""
+    spreads = {label: float(np.ptp(np.nan_to_num(log.history.probability[-1], nan=1))) for label, log in logs.items()}
+    return sorted(logs, key=lambda label: (spreads[label] == 0, logs[label].run.method != "selective_backprop"))
+
+
 def _median(log: Log, epoch: int) -> float:
     return float(np.nanmedian(log.history.loss[epoch].astype(np.float64)))
 
@@ -142,12 +147,12 @@ def _single_examples(comparison: Comparison, logs: Mapping[str, Log]) -> Figure 
     ids = sorted({*default, *spread(size, count)})
     rows = [row for label, log in chosen.items() for row in chance_rows(label, log, ids)]
     shown = [row for row in rows if row["example"] in default]
-    labels = list(chosen)
+    labels = _choosy_first(chosen)
     spec: Spec = {
         "params": [choice("chosen", labels, "method")],
         "transform": [{"filter": "datum.run === chosen"}],
         "encoding": {
-            "x": axis("epoch", "epoch", tickMinStep=1, format="d"),
+            "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False),
             "y": axis("chance", "chance of selection", format=".0%", domain=[0, 1]),
             "color": {"field": "example", "type": "nominal", "legend": {"title": "example", "titleOrient": "left"}},
         },

@@ -53,7 +53,14 @@ def config(theme: str) -> Spec:
             "titlePadding": 0,
         },
         "legend": label
-        | {"orient": "top", "title": None, "labelFontSize": 12, "labelLimit": 240, "symbolStrokeWidth": 2},
+        | {
+            "orient": "top",
+            "offset": 26,
+            "title": None,
+            "labelFontSize": 12,
+            "labelLimit": 240,
+            "symbolStrokeWidth": 2,
+        },
         "line": {"strokeWidth": 2},
         "point": {"filled": True, "size": 28},
         "rule": {"color": quiet},
