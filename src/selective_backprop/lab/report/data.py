@@ -67,14 +67,19 @@ def about_data(
         scores: files of scores to compare with what selection used, beside those that runs used themselves.
     """
     parts: list[Part] = []
+    shown: set[str] = set()  # a sweep has many comparisons, and their galleries would be much the same
     for comparison in comparisons:
         if not (mine := logs[comparison.id]):
             continue
+        dataset = str(comparison.runs[0].recipe["dataset"])
         # Traditional's losses are of every epoch and of nobody's choice.
         examples = _examples(mine.get(comparison.reference or "") or next(iter(mine.values())), load, images)
-        parts += _galleries(comparison, examples)
+        if dataset not in shown:
+            parts += _galleries(comparison, examples)
         parts += _suspects(comparison, examples)
-        parts += overlap_parts(comparison, mine, scores, examples.name, examples.image)
+        if dataset not in shown:
+            parts += overlap_parts(comparison, mine, scores, examples.name, examples.image)
+        shown.add(dataset)
     parts += _between_architectures(comparisons, logs)
     return Section("data", "The data", READING, parts)
 

@@ -97,9 +97,16 @@ def _data(sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def _compact(rows: Sequence[Row]) -> dict[str, Any]:
-    """Names once, then values: a third of the size of a list of objects."""
-    columns = columns_of(rows)
-    return {"columns": columns, "rows": [[rounded(row.get(name)) for name in columns] for row in rows]}
+    """Column by column, words by number: a fifth of the size of a list of objects."""
+    columns: dict[str, Any] = {}
+    for name in columns_of(rows):
+        values = [rounded(row.get(name)) for row in rows]
+        if all(isinstance(value, str) for value in values):
+            words = {word: number for number, word in enumerate(dict.fromkeys(values))}
+            columns[name] = {"words": list(words), "numbers": [words[value] for value in values]}
+        else:
+            columns[name] = values
+    return columns
 
 
 def sparkline(picture: Picture, highest: float, width: int = 48, height: int = 18) -> str:

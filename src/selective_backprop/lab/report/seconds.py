@@ -68,7 +68,7 @@ def _to_target(comparison: Comparison) -> Figure:
     alt = "Seconds: " + "; ".join(
         f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
     )
-    note = "Pale bars never came within 1.2x of Traditional's final error, and are of the whole run."
+    note = "To 1.2x of Traditional's final error; pale bars never came there, and are of the whole run."
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
@@ -76,12 +76,12 @@ def _to_target(comparison: Comparison) -> Figure:
         "mark": {"type": "bar"},
         "encoding": {
             "y": _by_run(list(comparison.finished)),
-            "x": axis("seconds", "seconds until 1.2x of Traditional's final error"),
+            "x": axis("seconds", "seconds"),
             "color": {
                 "field": "phase",
                 "type": "nominal",
                 "scale": {"domain": names, "range": _PHASE_COLOURS},
-                "legend": {"columns": 3},
+                "legend": {},
             },
             "opacity": {"condition": {"test": "datum.reached", "value": 1}, "value": 0.4},
             "order": {"field": "order", "type": "quantitative"},
@@ -135,7 +135,7 @@ def _per_batch(comparison: Comparison) -> Figure:
                 "field": "pass",
                 "type": "nominal",
                 "scale": {"domain": kinds, "range": [_PHASE_COLOURS[i] for i in range(3)]},
-                "legend": {"columns": 3},
+                "legend": {},
             },
             "shape": {"field": "pass", "scale": {"domain": kinds, "range": ["diamond", "circle", "square"]}},
             "tooltip": tooltip(run="run", what="pass", milliseconds="milliseconds|.3~g"),

@@ -33,7 +33,7 @@ def selection(comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str,
         parts.append(_selectivity(comparison, palette))
         if mine := logs[comparison.id]:
             parts.append(_losses(comparison, mine))
-            if figure := _single_examples(comparison, mine):
+            if figure := _single_examples(comparison, mine, _MOST_VALUES // sum(map(bool, logs.values()))):
                 parts.append(figure)
             parts.append(_times_trained(comparison, mine, palette))
     return Section("selection", "What was selected", READING, parts)
@@ -57,7 +57,7 @@ def _selectivity(comparison: Comparison, palette: Palette) -> Figure:
     final = {row["run"]: row["selectivity"] for row in rows}
     alt = "In the last epoch: " + "; ".join(f"{label} {share:.1%}" for label, share in final.items())
     encoding = {
-        "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False),
+        "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False, nice=False),
         "y": axis("selectivity", "share of candidates trained on", format=".0%", domain=[0, 1]),
         "color": palette.color(),
         "detail": {"field": "run"},
@@ -116,7 +116,7 @@ def _losses(comparison: Comparison, logs: Mapping[str, Log]) -> Figure:
             "strokeDash": {
                 "field": "kind",
                 "scale": {"domain": [_CDF, _CHANCE], "range": [[1, 0], [5, 3]]},
-                "legend": {"columns": 1, "symbolType": "stroke"},
+                "legend": {"symbolType": "stroke"},
             },
             "tooltip": tooltip(run="run", epoch="epoch", loss="loss|.3~g", what="kind", value="value|.1%"),
         },
@@ -137,13 +137,13 @@ def _median(log: Log, epoch: int) -> float:
     return float(np.nanmedian(log.history.loss[epoch].astype(np.float64)))
 
 
-def _single_examples(comparison: Comparison, logs: Mapping[str, Log]) -> Figure | None:
+def _single_examples(comparison: Comparison, logs: Mapping[str, Log], most_values: int) -> Figure | None:
     chosen = {label: log for label, log in logs.items() if not np.isnan(log.history.probability.astype(float)).all()}
     if not chosen:
         return None
     size = min(log.num_examples for log in chosen.values())
     default = _probed(next(iter(chosen.values())), size)
-    count = max(10, min(size, _MOST_VALUES // sum(log.num_epochs for log in chosen.values())))
+    count = max(10, min(size, most_values // sum(log.num_epochs for log in chosen.values())))
     ids = sorted({*default, *spread(size, count)})
     rows = [row for label, log in chosen.items() for row in chance_rows(label, log, ids)]
     shown = [row for row in rows if row["example"] in default]
@@ -152,7 +152,7 @@ def _single_examples(comparison: Comparison, logs: Mapping[str, Log]) -> Figure 
         "params": [choice("chosen", labels, "method")],
         "transform": [{"filter": "datum.run === chosen"}],
         "encoding": {
-            "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False),
+            "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False, nice=False),
             "y": axis("chance", "chance of selection", format=".0%", domain=[0, 1]),
             "color": {"field": "example", "type": "nominal", "legend": {"title": "example", "titleOrient": "left"}},
         },
@@ -203,7 +203,7 @@ def _times_trained(comparison: Comparison, logs: Mapping[str, Log], palette: Pal
         "transform": [SHOWN],
         "mark": {"type": "line", "interpolate": "step-after"},
         "encoding": {
-            "x": axis("share", "examples, from the least to the most trained on", format=".0%"),
+            "x": axis("share", "examples, the least trained on first", format=".0%"),
             "y": axis("times", "times trained on", tickMinStep=1, format="d"),
             "color": palette.color(),
             "strokeDash": palette.dash(),

@@ -39,6 +39,8 @@ def config(theme: str) -> Spec:
             "titleFontSize": 12,
             "titlePadding": 8,
             "labelOverlap": True,
+            "labelSeparation": 8,
+            "labelLimit": 200,
             "tickCount": 6,
         },
         "axisX": {"grid": False},
@@ -55,7 +57,7 @@ def config(theme: str) -> Spec:
         "legend": label
         | {
             "orient": "top",
-            "offset": 26,
+            "offset": 30,
             "title": None,
             "labelFontSize": 12,
             "labelLimit": 240,

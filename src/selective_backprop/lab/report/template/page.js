@@ -5,8 +5,9 @@ const hidden = new Set();
 const drawn = new Map();  // id of a figure -> its Vega view
 
 function rowsOf(number) {
-  const {columns, rows} = page.tables[number];
-  return rows.map(row => Object.fromEntries(columns.map((name, i) => [name, row[i]])));
+  const columns = Object.entries(page.tables[number]).map(([name, column]) =>
+    [name, column.words ? column.numbers.map(i => column.words[i]) : column]);
+  return columns[0][1].map((_, i) => Object.fromEntries(columns.map(([name, values]) => [name, values[i]])));
 }
 
 function shownRows(id) {
@@ -16,12 +17,14 @@ function shownRows(id) {
 
 async function draw(element) {
   const id = element.id, figure = page.figures[id];
-  const spec = {width: "container", height: 260, autosize: {type: "fit-x", contains: "padding"}, ...figure.spec,
+  const spec = {width: "container", height: 260, ...figure.spec,
     data: {name: "rows", values: shownRows(id)}};
   const chart = element.querySelector(".chart"), theme = page.themes[dark.matches ? "dark" : "light"];
-  const config = {...theme, axis: {...theme.axis, labelLimit: chart.clientWidth < 420 ? 110 : 200}};
+  const config = chart.clientWidth > 420 ? theme : {...theme,
+    axis: {...theme.axis, labelLimit: 110, tickCount: 4},
+    legend: {...theme.legend, columns: 2, layout: {top: {direction: "vertical", anchor: "start"}}}};
   const result = await vegaEmbed(chart, spec, {
-    renderer: "svg", config, downloadFileName: id,
+    renderer: "svg", logLevel: 1, config, downloadFileName: id,
     actions: {export: true, source: false, compiled: false, editor: false},
   });
   drawn.set(id, result.view);
