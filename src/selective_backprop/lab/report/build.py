@@ -44,8 +44,8 @@ def build_report(
     """
     comparisons = compare_runs(runs)
     labels = sorted({run.label for comparison in comparisons for run in comparison.runs}, key=order_of)
-    methods, variants = ({split_label(label)[i]: None for label in labels} for i in (0, 1))
-    palette = Palette(list(methods), sorted(variants))
+    methods, budgets = ({split_label(label)[i]: None for label in labels} for i in (0, 1))
+    palette = Palette(list(methods), sorted(budgets))
     logs = {comparison.id: read_logs(comparison) for comparison in comparisons}
     sections = [
         headline(comparisons),

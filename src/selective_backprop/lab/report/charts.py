@@ -8,27 +8,27 @@ from typing import Any
 from selective_backprop.lab.report.figures import Spec
 
 # Names of runs are data, never part of an expression: nothing in them is ever run.
-SHOWN = {"filter": "indexof(hidden, datum.method) < 0 && indexof(hidden, datum.variant) < 0"}
+SHOWN = {"filter": "indexof(hidden, datum.method) < 0 && indexof(hidden, datum.budget) < 0"}
 HIDDEN = {"name": "hidden", "value": []}
-"""Methods and variants that the reader has switched off; the page sets it in every chart."""
+"""Methods and budgets that the reader has switched off; the page sets it in every chart."""
 
 PERCENT = ".3~p"
 
 
 class Palette:
-    """The same colour for a method in every chart, the same dashes for a variant."""
+    """The same colour for a method in every chart, the same dashes for a budget."""
 
-    def __init__(self, methods: Sequence[str], variants: Sequence[str]) -> None:
-        self.methods, self.variants = list(methods), list(variants)
+    def __init__(self, methods: Sequence[str], budgets: Sequence[str]) -> None:
+        self.methods, self.budgets = list(methods), list(budgets)
 
     def color(self, **more: Any) -> Spec:
         """By method. The range is the theme's, light or dark."""
         return {"field": "method", "type": "nominal", "scale": {"domain": self.methods}, "legend": None} | more
 
     def dash(self) -> Spec:
-        """By variant; the whole line is the method as such."""
-        scale = {"domain": self.variants, "range": DASHES[: len(self.variants)] or [[1, 0]]}
-        return {"field": "variant", "type": "nominal", "scale": scale, "legend": None}
+        """By budget; the whole line is the method as such."""
+        scale = {"domain": self.budgets, "range": DASHES[: len(self.budgets)] or [[1, 0]]}
+        return {"field": "budget", "type": "nominal", "scale": scale, "legend": None}
 
 
 DASHES = [[1, 0], [6, 3], [2, 2], [10, 3, 2, 3], [10, 5], [1, 4], [5, 1], [3, 6]]
@@ -36,7 +36,7 @@ DASHES = [[1, 0], [6, 3], [2, 2], [10, 3, 2, 3], [10, 5], [1, 4], [5, 1], [3, 6]
 
 def axis(field: str, title: str, **more: Any) -> Spec:
     """A quantity. Words for its scale, format and so on go into `more`."""
-    scale: Spec = {key: more.pop(key) for key in ("domain", "zero", "scale_type", "nice") if key in more}
+    scale: Spec = {key: more.pop(key) for key in ("domain", "zero", "scale_type", "nice", "padding") if key in more}
     if "scale_type" in scale:
         scale["type"] = scale.pop("scale_type")
     channel: Spec = {"field": field, "type": "quantitative", "title": title, "axis": more}

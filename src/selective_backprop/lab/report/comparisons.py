@@ -74,9 +74,9 @@ def order_of(label: str) -> tuple[int, str, str]:
     >>> sorted(["random", "sb", "traditional, sb's time", "Traditional"], key=order_of)
     ['Traditional', 'sb', 'random', "traditional, sb's time"]
     """
-    name, variant = split_label(label)
+    name, budget = split_label(label)
     place = 0 if name.lower() == "traditional" else 2 if "random" in name.lower() else 1
-    return (place + 3 * ("'s" in variant), name.lower(), variant)
+    return (place + 3 * bool(budget), name.lower(), label)
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Comparison]:

@@ -45,7 +45,7 @@ def curve_rows(comparison: Comparison) -> list[Row]:
     """After each epoch of each label: what was spent, and the errors; means over seeds with their span."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
-        name, variant = split_label(label)
+        name, budget = split_label(label)
         curve, steps = comparison.mean_curve(label), running_means(runs, lambda record: record["batches"])
         length = len(curve.errors)
         seeds = [run.curve.errors[-length:] for run in runs]
@@ -55,7 +55,7 @@ def curve_rows(comparison: Comparison) -> list[Row]:
                 {
                     "run": label,
                     "method": name,
-                    "variant": variant,
+                    "budget": budget,
                     "epoch": i + 1,
                     "steps": steps[i],
                     "seconds": curve.seconds[i],
@@ -131,14 +131,14 @@ def _shares(comparison: Comparison) -> Table:
 def _frontier(comparison: Comparison, by: Axis, curves: Sequence[Row], palette: Palette) -> Figure:
     on_it = set(pareto_frontier({label: comparison.mean_curve(label) for label in comparison.by_label}, by))
     rows = [
-        {key: row[key] for key in ("run", "method", "variant", "epoch", by, "error")}
+        {key: row[key] for key in ("run", "method", "budget", "epoch", by, "error")}
         | {"frontier": (row["run"], row[by], row["error"]) in on_it}
         for row in curves
     ]
     shares = frontier_shares(comparison, by).items()
     alt = "Share of the frontier: " + "; ".join(f"{name} {share:.0%}" for name, share in shares)
     _, label = _X[by]
-    encoding = {"x": axis(by, label, format=","), "y": error_axis(rows), "color": palette.color()}
+    encoding = {"x": axis(by, label, format=",.3~f"), "y": error_axis(rows), "color": palette.color()}
     on_frontier = [{"filter": "datum.frontier"}]
     tips = tooltip(run="run", epoch="epoch", error="error|.2%", cost=f"{by}|.4~g")
     spec = {

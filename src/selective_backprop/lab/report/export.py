@@ -54,9 +54,9 @@ def _with_legends(spec: Any, rows: Sequence[Row]) -> Any:
         return [_with_legends(part, rows) for part in spec]
     if not isinstance(spec, dict):
         return spec
-    if spec.get("field") in ("method", "variant") and "legend" in spec and spec["legend"] is None:
+    if spec.get("field") in ("method", "budget") and "legend" in spec and spec["legend"] is None:
         present = {row.get(spec["field"]) for row in rows}
         names = [name for name in spec["scale"]["domain"] if name in present and name]
-        symbol = {"symbolType": "stroke"} if spec["field"] == "variant" else {}
+        symbol = {"symbolType": "stroke"} if spec["field"] == "budget" else {}
         return spec | {"legend": {"orient": "right", "values": names} | symbol if len(names) else None}
     return {key: _with_legends(value, rows) for key, value in spec.items()}

@@ -16,7 +16,7 @@ from selective_backprop.lab.report.figures import Figure, Picture, Row, Section,
 from selective_backprop.lab.report.runs import split_label
 
 _FOLDER = Path(__file__).parent / "template"
-_MOST_VARIANTS = 6  # more would be a legend that nobody reads
+_MOST_BUDGETS = 6  # more would be a legend that nobody reads
 
 
 def render(
@@ -39,7 +39,7 @@ def render(
         titles={comparison.id: comparison.title for comparison in comparisons},
         sections=sections,
         methods=palette.methods,
-        variants=palette.variants if 1 < len(palette.variants) <= _MOST_VARIANTS else [],
+        budgets=palette.budgets if 1 < len(palette.budgets) <= _MOST_BUDGETS else [],
         dashes=[" ".join(map(str, dash)) for dash in DASHES],
         color_of=lambda label: _color(palette, label),
         themes=theme,

@@ -120,7 +120,7 @@ def confidence_rows(comparison: Comparison, bins: int = 40) -> list[Row]:
     """By percentile of the confidence in the true class: its mean and the accuracy, pooled over seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "confidence-*.npz").items():
-        name, variant = split_label(label)
+        name, budget = split_label(label)
         seen = [read_confidence(run.path) for run in runs]
         for epoch in sorted(set.intersection(*(set(one.epochs) for one in seen))):
             places = [one.epochs.index(epoch) for one in seen]
@@ -128,7 +128,7 @@ def confidence_rows(comparison: Comparison, bins: int = 40) -> list[Row]:
             correct = np.concatenate([one.correct[i] for one, i in zip(seen, places, strict=True)])
             parts = np.array_split(np.argsort(values, kind="stable"), min(bins, len(values)))
             for i, part in enumerate(parts):
-                row = {"run": label, "method": name, "variant": variant, "epoch": epoch + 1}
+                row = {"run": label, "method": name, "budget": budget, "epoch": epoch + 1}
                 means = {"confidence": float(values[part].mean()), "accuracy": float(correct[part].mean())}
                 rows.append(row | {"percentile": (i + 0.5) / len(parts)} | means)
     return rows

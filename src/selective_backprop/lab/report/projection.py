@@ -50,9 +50,9 @@ def projection(comparison: Comparison, palette: Palette) -> Figure | None:
         passes = passes_to_target(comparison, label)
         if passes is None or label == comparison.reference:
             continue
-        name, variant = split_label(label)
+        name, budget = split_label(label)
         for ratio in RATIOS:
-            row = {"run": label, "method": name, "variant": variant, "ratio": ratio}
+            row = {"run": label, "method": name, "budget": budget, "ratio": ratio}
             rows.append(row | {"speed-up": projected_speed_up(passes, reference, ratio)})
     if not rows:
         return None

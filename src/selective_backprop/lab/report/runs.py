@@ -16,8 +16,8 @@ from selective_backprop.lab.curves import Curve
 from selective_backprop.lab.records import read_records
 from selective_backprop.lab.training import Record
 
-_BUDGET = re.compile(r"(?P<name>.+?), (?P<variant>.+'s (?:compute|time))")
-_SWEPT = re.compile(r"(?P<name>\S+) (?P<variant>[\w.]+=\S*(?: [\w.]+=\S*)*)")
+_BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
+_SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,13 +97,14 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def split_label(label: str) -> tuple[str, str]:
-    """The method's name, which has a colour, and what sets this run apart from others of the method.
+    """The method's name, which has a colour, and whose budget it was given, which has its dashes.
 
     >>> split_label("traditional, ledger's compute"), split_label("sb selectivity=0.2 every=3"), split_label("sb")
-    (('traditional', "ledger's compute"), ('sb', 'selectivity=0.2 every=3'), ('sb', ''))
+    (('traditional', "ledger's compute"), ('sb', ''), ('sb', ''))
     """
-    match = _BUDGET.fullmatch(label) or _SWEPT.fullmatch(label)
-    return (match["name"], match["variant"]) if match else (label, "")
+    if match := _BUDGET.fullmatch(label):
+        return match["name"], match["budget"]
+    return (match["name"] if (match := _SWEPT.fullmatch(label)) else label), ""
 
 
 def with_folder(run: Run) -> Run:

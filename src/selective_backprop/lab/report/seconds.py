@@ -44,13 +44,13 @@ def phase_rows(comparison: Comparison) -> list[Row]:
     """Seconds by phase until the target was reached, or of the whole run; means over seeds."""
     rows: list[Row] = []
     for label, runs in comparison.finished.items():
-        name, variant = split_label(label)
+        name, budget = split_label(label)
         errors = comparison.mean_curve(label).errors
         reached = next((i for i, error in enumerate(errors) if error <= comparison.target), None)
         for words, key in PHASES.items():
             sums = running_means(runs, phase(key))
             spent = sums[-1 if reached is None else reached]
-            row = {"run": label, "method": name, "variant": variant, "phase": words, "seconds": spent}
+            row = {"run": label, "method": name, "budget": budget, "phase": words, "seconds": spent}
             rows.append(row | {"reached": reached is not None})
     return rows
 
@@ -72,7 +72,7 @@ def _to_target(comparison: Comparison) -> Figure:
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
-        "height": {"step": 22},
+        "height": 22 * len(comparison.finished),
         "mark": {"type": "bar"},
         "encoding": {
             "y": _by_run(list(comparison.finished)),
@@ -95,14 +95,14 @@ def batch_rows(comparison: Comparison) -> list[Row]:
     """Milliseconds per batch, over all epochs and seeds. A selection pass is given per batch's worth of examples."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
-        name, variant = split_label(label)
+        name, budget = split_label(label)
         batches, scored = (_total(runs, itemgetter(key)) for key in ("batches", "scored"))
         seconds = {key: _total(runs, phase(key)) for key in PHASES.values()}
         costs = {"forward": seconds["forward"] / batches, "backward": seconds["backward"] / batches}
         if scored > 0.01 * batches * runs[0].recipe["batch_size"]:  # a first batch that is checked is no selection
             costs["selection pass"] = seconds["selection"] / (scored / runs[0].recipe["batch_size"])
         for kind, value in costs.items():
-            rows.append({"run": label, "method": name, "variant": variant, "pass": kind, "milliseconds": 1000 * value})
+            rows.append({"run": label, "method": name, "budget": budget, "pass": kind, "milliseconds": 1000 * value})
     return rows
 
 
@@ -126,7 +126,7 @@ def _per_batch(comparison: Comparison) -> Figure:
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN],
-        "height": {"step": 22},
+        "height": 22 * len(comparison.by_label),
         "mark": {"type": "point", "size": 90, "opacity": 0.9},
         "encoding": {
             "y": _by_run(list(comparison.by_label)),
@@ -148,7 +148,7 @@ def epoch_rows(comparison: Comparison) -> list[Row]:
     """Seconds of an epoch, and the shares of the training set that were dropped; means over epochs and seeds."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
-        name, variant = split_label(label)
+        name, budget = split_label(label)
         count = sum(len(run.records) for run in runs)
         spent = _total(runs, lambda r: sum(r["seconds"].values()) - r["seconds"]["evaluation"])
         offered, scored, skipped, trained = (
@@ -161,7 +161,7 @@ def epoch_rows(comparison: Comparison) -> list[Row]:
             {
                 "run": label,
                 "method": name,
-                "variant": variant,
+                "budget": budget,
                 "seconds": spent / count,
                 "before training": 1 - offered / examples,
                 "before loading": skipped / examples,
@@ -172,12 +172,12 @@ def epoch_rows(comparison: Comparison) -> list[Row]:
 
 
 def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
-    rows = [{key: row[key] for key in ("run", "method", "variant", "seconds")} for row in epoch_rows(comparison)]
+    rows = [{key: row[key] for key in ("run", "method", "budget", "seconds")} for row in epoch_rows(comparison)]
     alt = "Seconds per epoch: " + "; ".join(f"{row['run']} {row['seconds']:.3g}" for row in rows)
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN],
-        "height": {"step": 22},
+        "height": 22 * len(comparison.by_label),
         "encoding": {
             "y": _by_run(list(comparison.by_label)),
             # Room for the longest bar's number.

@@ -43,12 +43,12 @@ def selectivity_rows(comparison: Comparison) -> list[Row]:
     """Share of candidates that were trained on, in each epoch; mean over seeds."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
-        name, variant = split_label(label)
+        name, budget = split_label(label)
         length = min(len(run.records) for run in runs)
         for i in range(length):
             records = [run.records[len(run.records) - length + i] for run in runs]
             share = fmean(record["trained"] / record["offered"] for record in records)
-            rows.append({"run": label, "method": name, "variant": variant, "epoch": i + 1, "selectivity": share})
+            rows.append({"run": label, "method": name, "budget": budget, "epoch": i + 1, "selectivity": share})
     return rows
 
 
@@ -116,7 +116,7 @@ def _losses(comparison: Comparison, logs: Mapping[str, Log]) -> Figure:
             "strokeDash": {
                 "field": "kind",
                 "scale": {"domain": [_CDF, _CHANCE], "range": [[1, 0], [5, 3]]},
-                "legend": {"symbolType": "stroke"},
+                "legend": {"columns": 1, "symbolType": "stroke"},
             },
             "tooltip": tooltip(run="run", epoch="epoch", loss="loss|.3~g", what="kind", value="value|.1%"),
         },
@@ -187,10 +187,10 @@ def chance_rows(label: str, log: Log, ids: Sequence[int]) -> list[Row]:
 def times_rows(label: str, log: Log) -> list[Row]:
     """How often the examples were trained on, from the least to the most, at steps of 2% of the examples."""
     counts = np.sort(log.history.selected.astype(np.int64).sum(0))
-    name, variant = split_label(label)
+    name, budget = split_label(label)
     places = np.linspace(0, len(counts) - 1, 51).round().astype(int)
     return [
-        {"run": label, "method": name, "variant": variant, "share": i / 50, "times": int(counts[place])}
+        {"run": label, "method": name, "budget": budget, "share": i / 50, "times": int(counts[place])}
         for i, place in enumerate(places)
     ]
 

@@ -72,7 +72,7 @@ def varied_rows(runs: Sequence[Run]) -> dict[str, list[Row]]:
                 continue
             others = {key: value for key, value in settings.items() if key != name}
             errors = [run.records[-1]["test_error"] for run in group]
-            row = {"method": method, "variant": "", "value": settings[name], "seeds": len(group)}
+            row = {"method": method, "budget": "", "value": settings[name], "seeds": len(group)}
             spread = {"error": fmean(errors), "lowest": min(errors), "highest": max(errors)}
             costs = {"compute": fmean(run.curve.compute[-1] for run in group)}
             lines.setdefault(json.dumps([method, others], sort_keys=True), []).append(
@@ -99,9 +99,10 @@ def _numbered(lines: list[list[Row]]) -> list[Row]:
 
 def _chart(setting: str, rows: list[Row], dataset: str, palette: Palette, number: int) -> Figure:
     numeric = all(isinstance(row["value"], (int, float)) for row in rows)
+    step = 1 if all(isinstance(row["value"], int) for row in rows) else 0
     title = _WORDS.get(setting, setting.replace("_", " "))
     x: Spec = (
-        axis("value", title, zero=False, format=",")
+        axis("value", title, zero=False, nice=False, padding=16, format=",.3~f", tickMinStep=step)
         if numeric
         else {"field": "value", "type": "nominal", "title": title}
     )

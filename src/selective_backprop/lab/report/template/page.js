@@ -22,9 +22,9 @@ async function draw(element) {
   const chart = element.querySelector(".chart"), theme = page.themes[dark.matches ? "dark" : "light"];
   const config = chart.clientWidth > 420 ? theme : {...theme,
     axis: {...theme.axis, labelLimit: 110, tickCount: 4},
-    legend: {...theme.legend, columns: 2, layout: {top: {direction: "vertical", anchor: "start"}}}};
+    legend: {...theme.legend, columns: figure.spec.encoding?.y?.type === "nominal" ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}};
   const result = await vegaEmbed(chart, spec, {
-    renderer: "svg", logLevel: 1, config, downloadFileName: id,
+    renderer: "svg", config, downloadFileName: id,
     actions: {export: true, source: false, compiled: false, editor: false},
   });
   drawn.set(id, result.view);
