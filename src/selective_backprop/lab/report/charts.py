@@ -44,17 +44,17 @@ def axis(field: str, title: str, **more: Any) -> Spec:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten in a span, or 1 to 9 where that gives fewer than three.
+    """Round numbers in a span: the coarsest of which there are three.
 
-    >>> log_ticks(0.06, 0.7), log_ticks(0.31, 0.55)
-    ([0.1, 0.2, 0.5], [0.4, 0.5])
+    >>> log_ticks(0.06, 0.7), log_ticks(0.06, 0.35), log_ticks(0.31, 0.36)
+    ([0.1, 0.2, 0.5], [0.07, 0.1, 0.2, 0.3], [0.32, 0.34, 0.36])
     """
-    for steps in ((1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9), tuple(1 + i / 10 for i in range(90))):
+    for steps in ((1, 2, 5), (1, 2, 3, 5, 7), range(1, 10), [0.2 * i for i in range(5, 50)]):
         ticks = [float(f"{step * 10.0**power:.6g}") for power in range(-6, 4) for step in steps]
         inside = [tick for tick in ticks if low <= tick <= high]
-        if len(inside) >= (3 if len(steps) == 3 else 2):
-            return inside
-    return []
+        if len(inside) >= 3:
+            break
+    return inside
 
 
 def tooltip(**fields: str) -> list[Spec]:

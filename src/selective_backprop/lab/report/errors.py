@@ -94,7 +94,7 @@ _TIP = tooltip(
 
 
 def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> Spec:
-    x, y = axis(column, label, format="~s" if column == "steps" else ","), error_axis(rows)
+    x, y = axis(column, label, format=",.3~f"), error_axis(rows)
     shared = {"x": x, "detail": {"field": "run"}, "color": palette.color()}
     band: Spec = {
         "mark": {"type": "area", "opacity": 0.12, "clip": True},

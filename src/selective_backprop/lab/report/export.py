@@ -57,6 +57,6 @@ def _with_legends(spec: Any, rows: Sequence[Row]) -> Any:
     if spec.get("field") in ("method", "budget") and "legend" in spec and spec["legend"] is None:
         present = {row.get(spec["field"]) for row in rows}
         names = [name for name in spec["scale"]["domain"] if name in present and name]
-        symbol = {"symbolType": "stroke"} if spec["field"] == "budget" else {}
-        return spec | {"legend": {"orient": "right", "values": names} | symbol if len(names) else None}
+        symbol = {"symbolType": "stroke", "symbolSize": 500} if spec["field"] == "budget" else {"symbolOpacity": 1}
+        return spec | {"legend": {"orient": "right", "values": names} | symbol if names else None}
     return {key: _with_legends(value, rows) for key, value in spec.items()}
