@@ -54,7 +54,7 @@ def page_file(experiment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for name, label in (("traditional", None), ("sb", HOSTILE)):
         copy = folder / "runs" / name / "seed-0"
-        shutil.copytree(experiment / name / "seed-0", copy)
+        shutil.copytree(experiment / name / "seed-0", copy, ignore=shutil.ignore_patterns("probes", "checkpoint.pt"))
         config = json.loads((copy / "config.json").read_text())
         config["recipe"]["dataset"] = HOSTILE_DATA
         config["label"] = label or config["label"]
@@ -89,26 +89,31 @@ class Visit:
     said: list
     asked: list
 
-    def draw_all(self):
-        self.page.evaluate("Promise.all(figures.filter(f => !drawn.get(f.id)).map(draw))")
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def visit(browser, page_file):
-    """Opens the report; with a width, and light or dark."""
+    """Opens the report, or another page; with a width, and light or dark."""
     opened = []
 
     def open_page(width=1200, scheme="light", url=None):
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         opened.append(page)
         said, asked = [], []
-        page.on("console", lambda message: said.append(message.text))
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(url or page_file.as_uri())
+        if url is None:
+            page.evaluate("Promise.all(figures.filter(f => !drawn.get(f.id)).map(draw))")
         return Visit(page, said, asked)
 
     yield open_page
     for page in opened:
         page.close()
+
+
+@pytest.fixture(scope="module")
+def seen(visit):
+    """The report with all its charts drawn. Tests leave it as they found it."""
+    return visit()

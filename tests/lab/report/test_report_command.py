@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from selective_backprop.lab.report import build_report, find_runs
+from selective_backprop.lab.report import build_report, find_runs, write_report
 from selective_backprop.lab.report.export import export
 from selective_backprop.lab.report.figures import Figure
 from selective_backprop.lab.report.serving import Server
@@ -35,11 +35,11 @@ def test_figures_and_tables_are_exported(tmp_path):
     for name in figures:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
-    rows = list(csv.DictReader((tmp_path / "error-by-compute-c0.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "error-by-compute-c0.csv").read_text().splitlines()))
     assert [(row["run"], float(row["error"])) for row in rows] == [
         (label, error) for label, values in errors.items() for error in values
     ]
-    table = list(csv.reader((tmp_path / "speed-up-compute-c0.csv").open()))
+    table = list(csv.reader((tmp_path / "speed-up-compute-c0.csv").read_text().splitlines()))
     assert [row[:2] for row in table[1:]] == [["traditional", "10.00%"], ["<b>sb</b>", "10.00%"]]
     assert "&lt;b&gt;sb" in (tmp_path / "phases-c0.svg").read_text()
     assert len(files) == len(list(tmp_path.iterdir()))
@@ -55,16 +55,21 @@ def test_figures_and_tables_are_exported(tmp_path):
         (lambda folder: (folder / "config.json").write_text("[]"), "does not hold a run"),
     ],
 )
-def test_bad_input_is_answered_plainly(tmp_path, make, message):
+def test_bad_folders_are_told(tmp_path, make, message):
     folder = tmp_path / "runs"
     folder.mkdir()
     (folder / "records.jsonl").write_text("{}\n")
     make(folder)
-    result = run("report", folder, "-o", tmp_path / "report.html")
-    assert result.returncode == 2
-    assert message in text_of(result)
-    assert "Traceback" not in text_of(result)
+    with pytest.raises((ValueError, OSError), match=message):
+        write_report([folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_bad_input_is_answered_plainly(tmp_path):
+    result = run("report", tmp_path / "nowhere", "-o", tmp_path / "report.html")
+    assert result.returncode == 2
+    assert "is no folder of runs" in text_of(result)
+    assert "Traceback" not in text_of(result)
 
 
 def test_reading_runs_disturbs_nobody(experiment):

@@ -16,10 +16,10 @@ function shownRows(id) {
 }
 
 async function draw(element) {
-  const id = element.id, figure = page.figures[id];
-  const spec = {width: "container", height: 260, ...figure.spec,
+  const id = element.id, figure = page.figures[id], chart = element.querySelector(".chart");
+  const theme = page.themes[dark.matches ? "dark" : "light"];
+  const spec = {width: "container", height: 260, description: chart.getAttribute("aria-label"), ...figure.spec,
     data: {name: "rows", values: shownRows(id)}};
-  const chart = element.querySelector(".chart"), theme = page.themes[dark.matches ? "dark" : "light"];
   const config = chart.clientWidth > 420 ? theme : {...theme,
     axis: {...theme.axis, labelLimit: 110, tickCount: 4},
     legend: {...theme.legend, columns: figure.spec.encoding?.y?.type === "nominal" ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}};
