@@ -41,7 +41,7 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method.")] = 6,
     report: Annotated[Path, typer.Option(help="File for the report.")] = Path("selective-backprop-demo/report.html"),
 ) -> None:
-    """Traditional, SB and Stale-SB side by side on scikit-learn's digits, with a report: a minute on two cores.
+    """Traditional, SB and Stale-SB side by side on scikit-learn's digits, with a report: a minute or two on two cores.
 
     Examples:
 

@@ -106,8 +106,8 @@ def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> S
         "transform": [SHOWN],
         "layer": [
             *([band] if any(row["seeds"] > 1 for row in rows) else []),
-            {"mark": {"type": "line", "clip": True}, "encoding": shared | {"y": y, "strokeDash": palette.dash()}},
-            {"mark": {"type": "point", "clip": True}, "encoding": shared | {"y": y, "tooltip": _TIP}},
+            {"mark": "line", "encoding": shared | {"y": y, "strokeDash": palette.dash()}},
+            {"mark": "point", "encoding": shared | {"y": y, "tooltip": _TIP}},
         ],
     }
 

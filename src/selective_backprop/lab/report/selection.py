@@ -67,8 +67,8 @@ def _selectivity(comparison: Comparison, palette: Palette) -> Figure:
         "params": [HIDDEN],
         "transform": [SHOWN],
         "layer": [
-            {"mark": {"type": "line", "clip": True}, "encoding": encoding | {"strokeDash": palette.dash()}},
-            {"mark": {"type": "point", "clip": True}, "encoding": encoding | {"tooltip": tips}},
+            {"mark": "line", "encoding": encoding | {"strokeDash": palette.dash()}},
+            {"mark": "point", "encoding": encoding | {"tooltip": tips}},
         ],
     }
     return Figure(f"selectivity-{comparison.id}", "Achieved selectivity", alt, spec, rows, comparison.id)

@@ -20,9 +20,12 @@ async function draw(element) {
   const theme = page.themes[dark.matches ? "dark" : "light"];
   const spec = {width: "container", height: 260, description: chart.getAttribute("aria-label"), ...figure.spec,
     data: {name: "rows", values: shownRows(id)}};
-  const config = chart.clientWidth > 420 ? theme : {...theme,
-    axis: {...theme.axis, labelLimit: 110, tickCount: 4},
-    legend: {...theme.legend, columns: figure.spec.encoding?.y?.type === "nominal" ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}};
+  // Legends wrap by the room there is: bars have long names on their left, phones have little of it anyway.
+  const narrow = chart.clientWidth <= 420, bars = figure.spec.encoding?.y?.type === "nominal";
+  const config = {...theme,
+    axis: {...theme.axis, ...(narrow ? {labelLimit: 110, tickCount: 4} : {})},
+    legend: {...theme.legend, ...(narrow ? {columns: bars ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}
+      : bars ? {columns: 3} : {})}};
   const result = await vegaEmbed(chart, spec, {
     renderer: "svg", config, downloadFileName: id,
     actions: {export: true, source: false, compiled: false, editor: false},
