@@ -4,6 +4,10 @@
 #     benchmarks/compare.sh DATA OUT
 #
 # DATA holds mnist/, svhn/, cifar10/ and fashion_mnist/, each with train.parquet and test.parquet.
+#
+# Each comparison leaves its own report.html; one page of all of them, as in benchmarks/results, is made by
+#
+#     selective-backprop report OUT -o report.html
 set -euo pipefail
 data=$1 out=$2
 

@@ -63,6 +63,14 @@ def test_the_table_is_what_the_records_say(compared):
     assert "Error on the test set after the last epoch" in text_of(result)
 
 
+def test_compare_ends_with_a_report(compared):
+    out, _, result = compared
+    assert result.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
+    page = (out / "report.html").read_text()
+    for words in ("Baselines within the same budget", "Pareto frontier", "traditional, ledger&#39;s compute"):
+        assert words in page
+
+
 @pytest.mark.parametrize("baseline", ["traditional", "repeated_random"])
 def test_baselines_have_the_same_compute_and_decay_fully(compared, baseline):
     out, _, _ = compared

@@ -11,8 +11,9 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"COLUMNS": "80"})
 
 
-def test_the_demo_prints_progress_and_a_table():
-    result = run("--epochs", "4", "--seeds", "1")
+def test_the_demo_prints_progress_and_a_table_and_writes_a_report(tmp_path):
+    report = tmp_path / "demo" / "report.html"
+    result = run("--epochs", "4", "--seeds", "1", "--report", str(report))
     assert result.returncode == 0, result.stderr
     for method in ("Traditional", "SB", "Stale-SB"):
         assert re.search(rf"{method}: epoch 4/4  error [\d.]+%  selectivity [\d.]+", result.stdout)
@@ -20,6 +21,8 @@ def test_the_demo_prints_progress_and_a_table():
     assert row, result.stdout
     assert float(row[1]) < 30
     assert "…" not in result.stdout, "it fits 80 columns"
+    assert result.stdout.splitlines()[-1] == f"report: {report}"
+    assert "Gradient fidelity" in report.read_text()
     sb = re.search(r" SB +[\d.]+% +[\d.]+ +([\d,]+) +([\d,]+) ", result.stdout)
     forward, backward = (int(number.replace(",", "")) for number in sb.groups())
     assert 3 * 898 + 32 + backward == forward, "a selection pass for all but the warm-up, whose first batch is checked"

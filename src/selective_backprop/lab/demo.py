@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
@@ -13,9 +15,12 @@ from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import Curve, speed_up
 from selective_backprop.lab.datasets import ImageSet, load_images
 from selective_backprop.lab.experiment import Entry, Results, run_in_turns
+from selective_backprop.lab.ledger_log import LedgerLog
+from selective_backprop.lab.probes import make_probes
 from selective_backprop.lab.recipes import find_recipe
+from selective_backprop.lab.report import write_report
 from selective_backprop.lab.tables import TextTable, final_error
-from selective_backprop.lab.training import Settings
+from selective_backprop.lab.training import Observer, Settings
 
 _OPTIONS = {"history_size": 512, "warmup_epochs": 1}
 METHODS = [
@@ -27,28 +32,41 @@ FACTORS = (1.2, 1.4)
 
 
 def halves(settings: Settings) -> ImageSet:
+    """The data of a run."""
+    return halves_of(settings.seed)
+
+
+def halves_of(seed: int) -> ImageSet:
     """Half for training, half for testing, so that a tenth of a percent means something; split by the seed."""
     data = load_images("digits")
     images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(settings.seed))
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     train, test = order[: len(order) // 2], order[len(order) // 2 :]
     return ImageSet("digits", images[train], labels[train], images[test], labels[test], data.classes)
 
 
-def run(epochs: int, seeds: int) -> None:
-    """Train, show the progress, print the table."""
+def run(epochs: int, seeds: int, report: Path) -> None:
+    """Train, show the progress, print the table, and write the report to a file. The runs themselves are not kept."""
     console, recipe = Console(), find_recipe("digits").with_(epochs=epochs)
     results: Results = {}
-    with Bars(console, seeds) as bars:
-        for seed in range(seeds):
-            entries = [Entry(choice.label, settings_for(choice, recipe, seed=seed)) for choice in METHODS]
-            results |= run_in_turns(entries, halves, show=bars.show)
+    with TemporaryDirectory() as folder:
+        with Bars(console, seeds) as bars:
+            for seed in range(seeds):
+                entries = [Entry(choice.label, settings_for(choice, recipe, seed=seed)) for choice in METHODS]
+                results |= run_in_turns(entries, halves, Path(folder), observers=_watch, show=bars.show)
+        write_report([Path(folder)], report, load=lambda run: halves_of(run.seed))
     console.print(table_of(results).rich(f"digits, {epochs} epochs, mean of {seeds} seeds"))
     console.print(
         "Error on the test set; passes in examples, selection passes included. Speed-ups are in wall-clock time, "
         "evaluation excluded, to 1.2x and 1.4x of Traditional's final error, in brackets the lowest and highest of a "
         "seed. So small a task shows how it works, not how much it gains."
     )
+    console.print(f"report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _watch(folder: Path, settings: Settings) -> list[Observer]:
+    probes = ["gradients", "confidence"] if settings.seed == 0 else []  # of all seeds they would take as long again
+    return [LedgerLog(folder), *make_probes(probes, folder)]
 
 
 def table_of(results: Results) -> TextTable:

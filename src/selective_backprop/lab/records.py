@@ -88,16 +88,7 @@ class RunFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """A record per finished epoch."""
-        file = self.path / "records.jsonl"
-        records = []
-        for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), start=1):
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                raise _damaged(file, f"line {number}: {error}", " with checkpoint.pt") from None
-            if not isinstance(records[-1], dict):
-                raise _damaged(file, f"line {number} is no record", " with checkpoint.pt")
-        return records
+        return read_records(self.path)
 
     def save(self, checkpoint: dict[str, Any], records: list[dict[str, Any]]) -> None:
         """Records first: what a killed process leaves is then cut back to the checkpoint."""
@@ -123,6 +114,20 @@ class RunFolder:
             lacking = f"{found} records, but checkpoint.pt is of {needed} epochs"
             raise _damaged(self.path / "records.jsonl", lacking, " with checkpoint.pt")
         return state
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """A record per finished epoch of the run in this folder; no lock is needed, files are replaced as a whole."""
+    file = folder / "records.jsonl"
+    records = []
+    for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise _damaged(file, f"line {number}: {error}", " with checkpoint.pt") from None
+        if not isinstance(records[-1], dict):
+            raise _damaged(file, f"line {number} is no record", " with checkpoint.pt")
+    return records
 
 
 def write_whole(contents: Mapping[Path, bytes | memoryview]) -> None:

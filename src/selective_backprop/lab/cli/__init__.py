@@ -1,4 +1,4 @@
-"""The command line: selective-backprop train, compare, sweep, diet, list, demo."""
+"""The command line: selective-backprop train, compare, sweep, report, watch, advise, diet, list, demo."""
 
 from selective_backprop.lab.cli.app import app
 

@@ -7,6 +7,7 @@ import typer
 from selective_backprop.lab.cli.advise import advise
 from selective_backprop.lab.cli.compare import compare
 from selective_backprop.lab.cli.diet import diet_app
+from selective_backprop.lab.cli.report import report, watch
 from selective_backprop.lab.cli.show import demo, list_names
 from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
@@ -20,6 +21,8 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(sweep)
+app.command()(report)
+app.command()(watch)
 app.command()(advise)
 app.add_typer(diet_app, name="diet")
 app.command("list")(list_names)

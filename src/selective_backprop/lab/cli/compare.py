@@ -24,11 +24,13 @@ from selective_backprop.lab.cli.options import (
     chosen_recipe,
     told_plainly,
 )
+from selective_backprop.lab.cli.report import data_of
 from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import compare as run_comparison
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import AXES
 from selective_backprop.lab.recipes import Recipe
+from selective_backprop.lab.report import write_report
 from selective_backprop.lab.tables import READING, comparison_table
 
 Methods = Annotated[
@@ -119,10 +121,12 @@ def compare(
         reading = READING.format(split="validation split" if validation else "test set", seeds=seeds)
         text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
         (out / "tables.md").write_text(f"{text}\n\n{reading}\n")
+        write_report([out], out / "report.html", load=data_of(data_dir))
     for title, table in tables.items():
         console.print(table.rich(f"{title}: {chosen.dataset}, {chosen.model}, {chosen.epochs} epochs"))
     console.print(reading)
     console.print(f"runs and tables: {out}")
+    console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def parse_methods(texts: list[str], recipe: Recipe) -> list[Choice]:

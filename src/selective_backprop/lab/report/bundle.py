@@ -1,0 +1,32 @@
+"""The JavaScript that draws the charts: one file, kept after it was made once."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+from pathlib import Path
+
+from selective_backprop.lab.decoding import import_extra
+from selective_backprop.lab.records import write_whole
+
+
+def javascript(cache_dir: Path | None = None) -> str:
+    """Vega, Vega-Lite and Vega-Embed, which vl-convert carries. To bundle them takes some 20 seconds, the first time.
+
+    Args:
+        cache_dir: default: selective_backprop in $XDG_CACHE_HOME or ~/.cache.
+    """
+    converter = import_extra("vl_convert")
+    version = importlib.metadata.version("vl-convert-python")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    file = (cache_dir or caches / "selective_backprop") / f"vega-{version}.js"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits and finds it made
+            if not file.exists():
+                code: str = converter.javascript_bundle()
+                # Nothing in a script may look like its end.
+                write_whole({file: code.replace("</script", "<\\/script").encode()})
+    return file.read_text()

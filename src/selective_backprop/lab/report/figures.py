@@ -1,0 +1,139 @@
+"""What a page is made of: sections of figures and tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+Spec = dict[str, Any]
+"""Vega-Lite, without data."""
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A chart.
+
+    Args:
+        id: unique in the page; names its files when exported.
+        title: what is shown.
+        alt: the main numbers in words, for those who do not see the chart.
+        spec: of the chart.
+        rows: its data. Figures that share a list share it in the page too.
+        comparison: of which it is, for the reader who wants to see one alone.
+        picker: what the reader can choose examples for, where `more_rows` holds them.
+        more_rows: all that can be chosen, by example.
+        note: how to read it, where the section's sentence does not say.
+    """
+
+    id: str
+    title: str
+    alt: str
+    spec: Spec
+    rows: list[Row]
+    comparison: str = ""
+    picker: str = ""
+    more_rows: list[Row] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Words in rows; the first column is a heading of its row.
+
+    Args:
+        note: how to read it.
+        exported: heading and cells of its CSV file, where that has more than the page.
+    """
+
+    id: str
+    title: str
+    heading: list[str]
+    cells: list[list[str]]
+    comparison: str = ""
+    note: str = ""
+    exported: tuple[list[str], list[list[Any]]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An example: its image, as a data URI where there is one, and its loss by epoch."""
+
+    id: int
+    title: str
+    losses: list[float]
+    image: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Pictures in rows, each row under its heading."""
+
+    id: str
+    title: str
+    rows: dict[str, list[Picture]]
+    comparison: str = ""
+
+    @property
+    def highest(self) -> float:
+        """Of the losses, but for outliers: where all curves end."""
+        losses = sorted(
+            loss for row in self.rows.values() for picture in row for loss in picture.losses if loss == loss
+        )
+        return losses[int(0.99 * (len(losses) - 1))] if losses else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A paragraph of findings; of what is between ** and ** the page makes bold."""
+
+    words: str
+    comparison: str = ""
+
+
+Part = Figure | Table | Gallery | Text
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A heading, a sentence on how to read what is below it, and the parts."""
+
+    id: str
+    title: str
+    reading: str
+    parts: list[Part]
+
+
+def rounded(value: Any) -> Any:
+    """Six significant digits are more than any chart shows; NaN becomes None, which JSON has.
+
+    >>> rounded(0.123456789), rounded(float("nan")), rounded("a")
+    (0.123457, None, 'a')
+    """
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """All names, in the order they come up.
+
+    >>> columns_of([{"a": 1}, {"b": 2, "a": 3}])
+    ['a', 'b']
+    """
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def as_csv(heading: Sequence[str], cells: Sequence[Sequence[Any]]) -> str:
+    """
+    >>> as_csv(["id", "name"], [[1, "a, b"]])
+    'id,name\\n1,"a, b"\\n'
+    """
+    writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
+    writer.writerow(heading)
+    writer.writerows(cells)
+    return lines.getvalue()

@@ -1,0 +1,37 @@
+"""Images of training examples, small enough to be part of a page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from selective_backprop.lab.datasets import ImageSet, flip_labels
+from selective_backprop.lab.decoding import import_extra
+from selective_backprop.lab.report.runs import Run
+
+LoadData = Callable[[Run], ImageSet]
+_LARGEST = 64
+
+
+def thumbnail(image: Tensor) -> str:
+    """A data URI of a uint8 (C, H, W) image, 64 pixels wide and high at most."""
+    pillow = import_extra("PIL.Image")
+    array = image.permute(1, 2, 0).contiguous().numpy()
+    picture = pillow.fromarray(array.squeeze(2) if array.shape[2] == 1 else array[:, :, :3])
+    picture.thumbnail((_LARGEST, _LARGEST))
+    picture.save(buffer := io.BytesIO(), format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def labels_of(run: Run, data: ImageSet) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(M,) labels as they were trained on, and which of them were made wrong on purpose."""
+    noise, labels = float(run.config.get("label_noise", 0)), data.train_labels
+    if not noise:
+        return labels.numpy(), np.zeros(len(labels), dtype=bool)
+    trained_on, flipped = flip_labels(labels, noise, data.num_classes, seed=run.seed)
+    return trained_on.numpy(), flipped.numpy()

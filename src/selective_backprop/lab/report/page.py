@@ -1,0 +1,124 @@
+"""One HTML file that holds everything: text, data, charts and the code that draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from selective_backprop.lab.decoding import import_extra
+from selective_backprop.lab.report import theme
+from selective_backprop.lab.report.bundle import javascript
+from selective_backprop.lab.report.charts import DASHES, Palette
+from selective_backprop.lab.report.comparisons import Comparison
+from selective_backprop.lab.report.figures import Figure, Picture, Row, Section, columns_of, rounded
+from selective_backprop.lab.report.runs import split_label
+
+_FOLDER = Path(__file__).parent / "template"
+_MOST_BUDGETS = 6  # more would be a legend that nobody reads
+
+
+def render(
+    comparisons: Sequence[Comparison], palette: Palette, sections: Sequence[Section], *, version: str | None = None
+) -> str:
+    """The page.
+
+    Args:
+        version: of what it shows, where it is served and asks for a newer one; None: it never asks for anything.
+    """
+    jinja = import_extra("jinja2")
+    environment = jinja.Environment(
+        loader=jinja.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"by_comparison": _by_comparison, "sparkline": sparkline}
+    page: str = environment.get_template("page.html").render(
+        title=_title(comparisons),
+        summary=_summary(comparisons),
+        comparisons=comparisons,
+        titles={comparison.id: comparison.title for comparison in comparisons},
+        sections=sections,
+        methods=palette.methods,
+        budgets=palette.budgets if 1 < len(palette.budgets) <= _MOST_BUDGETS else [],
+        dashes=[" ".join(map(str, dash)) for dash in DASHES],
+        color_of=lambda label: _color(palette, label),
+        themes=theme,
+        data=_data(sections),
+        style=_read("page.css"),
+        script=_read("page.js"),
+        bundle=javascript(),
+        version=version,
+    )
+    return page
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text()
+
+
+def _title(comparisons: Sequence[Comparison]) -> str:
+    names = list(dict.fromkeys(str(comparison.runs[0].recipe["dataset"]) for comparison in comparisons))
+    return f"What selection did: {', '.join(names)}"
+
+
+def _summary(comparisons: Sequence[Comparison]) -> str:
+    runs = [run for comparison in comparisons for run in comparison.runs]
+    methods, seeds = {split_label(run.label)[0] for run in runs}, {run.seed for run in runs}
+    counted = [(len(runs), "run"), (len(methods), "method"), (len(seeds), "seed"), (len(comparisons), "comparison")]
+    return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counted)
+
+
+def _color(palette: Palette, label: str) -> int | None:
+    """Which of the theme's colours goes with a label, if it is one of a run."""
+    name = split_label(label)[0]
+    return palette.methods.index(name) % len(theme.METHODS["light"]) if name in palette.methods else None
+
+
+def _by_comparison(section: Section) -> list[tuple[str, list[Any]]]:
+    return [(id, list(parts)) for id, parts in groupby(section.parts, lambda part: part.comparison)]
+
+
+def _data(sections: Sequence[Section]) -> dict[str, Any]:
+    """Specs and rows for the page's script; lists of rows that figures share are in it once."""
+    figures = [part for section in sections for part in section.parts if isinstance(part, Figure)]
+    tables: dict[int, dict[str, Any]] = {}
+    for rows in (rows for figure in figures for rows in (figure.rows, figure.more_rows) if rows):
+        tables.setdefault(id(rows), _compact(rows))
+    places = {key: number for number, key in enumerate(tables)}
+    return {
+        "tables": list(tables.values()),
+        "figures": {
+            figure.id: {"spec": figure.spec, "table": places[id(figure.rows)]}
+            | ({"picker": figure.picker, "choices": places[id(figure.more_rows)]} if figure.picker else {})
+            for figure in figures
+        },
+        "themes": {name: theme.config(name) for name in theme.THEMES},
+    }
+
+
+def _compact(rows: Sequence[Row]) -> dict[str, Any]:
+    """Column by column, words by number: a fifth of the size of a list of objects."""
+    columns: dict[str, Any] = {}
+    for name in columns_of(rows):
+        values = [rounded(row.get(name)) for row in rows]
+        if all(isinstance(value, str) for value in values):
+            words = {word: number for number, word in enumerate(dict.fromkeys(values))}
+            columns[name] = {"words": list(words), "numbers": [words[value] for value in values]}
+        else:
+            columns[name] = values
+    return columns
+
+
+def sparkline(picture: Picture, highest: float, width: int = 48, height: int = 18) -> str:
+    """Points of a line through the losses, for SVG.
+
+    >>> sparkline(Picture(0, "", [2.0, 1.0, 0.0]), 2.0, 10, 10)
+    '0.0,1.0 5.0,5.0 10.0,9.0'
+    """
+    step = width / max(1, len(picture.losses) - 1)
+    scale = (height - 2) / (highest or 1)
+    return " ".join(
+        f"{i * step:.1f},{height - 1 - scale * min(loss, highest):.1f}"
+        for i, loss in enumerate(picture.losses)
+        if loss == loss  # not NaN: before the first loss there is nothing to draw
+    )

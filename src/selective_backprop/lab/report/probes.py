@@ -1,0 +1,159 @@
+"""Sections 5 and 6: what probes saw of gradients and of the network's confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+
+from selective_backprop.lab.probes import read_confidence, read_gradients
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, tooltip
+from selective_backprop.lab.report.comparisons import Comparison
+from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
+from selective_backprop.lab.report.runs import Run, split_label
+
+GRADIENTS = (
+    "A part of a batch whose gradient agrees with the whole batch's (cosine 1, all signs equal) could stand in for it; "
+    "see whether the highest losses agree better than as many random examples."
+)
+CONFIDENCE = (
+    "Test examples go from the least to the most confident, each method in its own order; a line further up on the "
+    "left is of a network that does better on hard examples."
+)
+
+
+def gradient_fidelity(comparisons: Sequence[Comparison]) -> Section:
+    """Of runs with `--probe gradients`."""
+    parts: list[Part] = []
+    for comparison in comparisons:
+        if rows := gradient_rows(comparison):
+            parts += [
+                _fidelity(comparison, rows, "cosine", "Cosine similarity with the whole batch's gradient", ".1f"),
+                _fidelity(comparison, rows, "equal signs", "Components with the same sign", ".0%"),
+            ]
+    return Section("gradients", "Gradient fidelity", GRADIENTS, parts)
+
+
+def _probed(comparison: Comparison, files: str) -> dict[str, list[Run]]:
+    found = {
+        label: [run for run in runs if any((run.path / "probes").glob(files))]
+        for label, runs in comparison.by_label.items()
+        if not runs[0].is_baseline
+    }
+    return {label: runs for label, runs in found.items() if runs}
+
+
+def gradient_rows(comparison: Comparison) -> list[Row]:
+    """Agreement of parts with their batch, mean over batches and seeds."""
+    rows: list[Row] = []
+    for label, runs in _probed(comparison, "gradients.jsonl").items():
+        seen = [row for run in runs for row in read_gradients(run.path)]
+        for epoch, part, fraction in sorted({(row.epoch, row.part, row.fraction) for row in seen}):
+            mine = [row for row in seen if (row.epoch, row.part, row.fraction) == (epoch, part, fraction)]
+            row = {"run": label, "epoch": epoch + 1, "part": _PARTS[part], "fraction": fraction}
+            means = {"cosine": fmean(row.cosine for row in mine), "equal signs": fmean(row.equal_signs for row in mine)}
+            rows.append(row | means)
+    return rows
+
+
+_PARTS = {"highest": "highest losses", "random": "random"}
+
+
+def _fidelity(comparison: Comparison, rows: list[Row], measure: str, title: str, number: str) -> Figure:
+    labels, epochs = list(dict.fromkeys(row["run"] for row in rows)), sorted({row["epoch"] for row in rows})
+    nearest = min({row["fraction"] for row in rows}, key=lambda fraction: abs(fraction - 1 / 3))
+    at = [row for row in rows if row["fraction"] == nearest and (row["run"], row["epoch"]) == (labels[0], epochs[-1])]
+    alt = f"{labels[0]}, after epoch {epochs[-1]}, at {nearest:.0%} of the batch: " + "; ".join(
+        f"{row['part']} {row[measure]:.2f}" for row in at
+    )
+    spec: Spec = {
+        "params": [choice("chosen", labels, "method")],
+        "transform": [{"filter": "datum.run === chosen"}],
+        "encoding": {
+            "x": axis("fraction", "part of the batch", format=".0%", domain=[0, 1]),
+            "y": axis(measure, measure, format=number, zero=False),
+            "color": {
+                "field": "part",
+                "scale": {"domain": list(_PARTS.values()), "range": ["#d55e00", "#8a94a3"]},
+                "legend": {},
+            },
+        },
+        "layer": [
+            {
+                "mark": "line",
+                "encoding": {
+                    "strokeDash": {
+                        "field": "epoch",
+                        "type": "ordinal",
+                        "scale": {"domain": epochs, "range": [[2, 2], [6, 3], [1, 0]][-len(epochs) :]},
+                        "legend": {"title": "after epoch", "titleOrient": "left", "symbolType": "stroke"},
+                    }
+                },
+            },
+            {
+                "mark": "point",
+                "encoding": {
+                    "tooltip": tooltip(
+                        run="run", epoch="epoch", part="part", size="fraction|.0%", agreement=f"{measure}|.3f"
+                    )
+                },
+            },
+        ],
+    }
+    return Figure(f"gradients-{measure.replace(' ', '-')}-{comparison.id}", title, alt, spec, rows, comparison.id)
+
+
+def confidence(comparisons: Sequence[Comparison], palette: Palette) -> Section:
+    """Of runs with `--probe confidence`."""
+    parts: list[Part] = []
+    for comparison in comparisons:
+        if rows := confidence_rows(comparison):
+            parts += [
+                _by_percentile(comparison, rows, "confidence", "Confidence in the true class", palette),
+                _by_percentile(comparison, rows, "accuracy", "Accuracy at each percentile of confidence", palette),
+            ]
+    return Section("confidence", "Confidence on the test set", CONFIDENCE, parts)
+
+
+def confidence_rows(comparison: Comparison, bins: int = 40) -> list[Row]:
+    """By percentile of the confidence in the true class: its mean and the accuracy, pooled over seeds."""
+    rows: list[Row] = []
+    for label, runs in _probed(comparison, "confidence-*.npz").items():
+        name, budget = split_label(label)
+        seen = [read_confidence(run.path) for run in runs]
+        for epoch in sorted(set.intersection(*(set(one.epochs) for one in seen))):
+            places = [one.epochs.index(epoch) for one in seen]
+            values = np.concatenate([one.confidence[i] for one, i in zip(seen, places, strict=True)]).astype(np.float64)
+            correct = np.concatenate([one.correct[i] for one, i in zip(seen, places, strict=True)])
+            parts = np.array_split(np.argsort(values, kind="stable"), min(bins, len(values)))
+            for i, part in enumerate(parts):
+                row = {"run": label, "method": name, "budget": budget, "epoch": epoch + 1}
+                means = {"confidence": float(values[part].mean()), "accuracy": float(correct[part].mean())}
+                rows.append(row | {"percentile": (i + 0.5) / len(parts)} | means)
+    return rows
+
+
+def _by_percentile(comparison: Comparison, rows: list[Row], measure: str, title: str, palette: Palette) -> Figure:
+    epochs = sorted({row["epoch"] for row in rows}, reverse=True)
+    tenth = [row for row in rows if row["epoch"] == epochs[0] and abs(row["percentile"] - 0.1) < 0.0126]
+    alt = f"At the 10th percentile, after epoch {epochs[0]}: " + "; ".join(
+        f"{label} {next(row[measure] for row in tenth if row['run'] == label):.0%}"
+        for label in dict.fromkeys(row["run"] for row in tenth)
+    )
+    spec: Spec = {
+        "params": [HIDDEN, choice("after", epochs, "after epoch")],
+        "transform": [SHOWN, {"filter": "datum.epoch == after"}],
+        "mark": "line",
+        "encoding": {
+            "x": axis("percentile", "test examples, from the least confident", format=".0%", domain=[0, 1]),
+            "y": axis(measure, measure, format=".0%", domain=[0, 1]),
+            "color": palette.color(),
+            "strokeDash": palette.dash(),
+            "detail": {"field": "run"},
+            "tooltip": tooltip(
+                run="run", percentile="percentile|.0%", confidence="confidence|.1%", accuracy="accuracy|.1%"
+            ),
+        },
+    }
+    return Figure(f"confidence-{measure}-{comparison.id}", title, alt, spec, rows, comparison.id)

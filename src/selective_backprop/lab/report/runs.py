@@ -1,0 +1,128 @@
+"""Folders of runs, read without disturbing a process that works on them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from selective_backprop.lab.curves import Curve
+from selective_backprop.lab.records import read_records
+from selective_backprop.lab.training import Record
+
+_BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
+_SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run's folder says."""
+
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    records: list[Record]
+    label: str
+    """The name it goes by in its experiment."""
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        recipe: dict[str, Any] = self.config["recipe"]
+        return recipe
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it was given the budget of another method."""
+        return bool(_BUDGET.fullmatch(self.label))
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that it has when it is finished."""
+        length = self.config.get("length")
+        return int(self.recipe["epochs"]) if length is None else math.ceil(length)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.records) >= self.epochs
+
+    @cached_property
+    def curve(self) -> Curve:
+        return Curve.of(self.records)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs in these folders and below, sorted by path; those without a finished epoch are left out.
+
+    Networks that `diet score` trained for its scores are no runs of an experiment, and left out too.
+    """
+    for path in paths:
+        if not path.is_dir():
+            raise NotADirectoryError(f"{path} is no folder of runs")
+    files = sorted({file for path in paths for file in path.rglob("config.json")})
+    folders = [file.parent for file in files if not any(part.endswith(".networks") for part in file.parts)]
+    return [run for folder in folders if (run := _read(folder)).records]
+
+
+def _read(folder: Path) -> Run:
+    config = _read_json(folder / "config.json")
+    try:
+        label = str(config.get("label") or config["method"])
+        run = Run(folder, config, _read_json(folder / "environment.json"), read_records(folder), label)
+        _ = run.seed, run.epochs, run.recipe["dataset"], run.recipe["model"], run.curve
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{folder} does not hold a run ({error!r}): leave it out, or move it away") from None
+    return run
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text()) if file.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): leave its folder out, or move it away") from None
+    return content if isinstance(content, dict) else {}
+
+
+def split_label(label: str) -> tuple[str, str]:
+    """The method's name, which has a colour, and whose budget it was given, which has its dashes.
+
+    >>> split_label("traditional, ledger's compute"), split_label("sb selectivity=0.2 every=3"), split_label("sb")
+    (('traditional', "ledger's compute"), ('sb', ''), ('sb', ''))
+    """
+    if match := _BUDGET.fullmatch(label):
+        return match["name"], match["budget"]
+    return (match["name"] if (match := _SWEPT.fullmatch(label)) else label), ""
+
+
+def with_folder(run: Run) -> Run:
+    """Under a label that tells it from another run of the same name."""
+    return replace(run, label=f"{run.label} ({run.path.parent.name}/{run.path.name})")
+
+
+def running_means(runs: Sequence[Run], value: Callable[[Record], float]) -> list[float]:
+    """The sum of a value since the beginning, after each epoch, mean over runs.
+
+    Epochs are counted as `Curve.mean` does, so that its errors belong to these sums.
+    """
+    columns = []
+    for run in runs:
+        total, sums = 0.0, []
+        for record in run.records:
+            total += value(record)
+            sums.append(total)
+        columns.append(sums)
+    length = min(map(len, columns))
+    return [fmean(values) for values in zip(*(column[-length:] for column in columns), strict=True)]

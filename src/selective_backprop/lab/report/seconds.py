@@ -1,0 +1,214 @@
+"""Section 3: where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from statistics import fmean
+
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, tooltip
+from selective_backprop.lab.report.comparisons import Comparison
+from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
+from selective_backprop.lab.report.projection import projection
+from selective_backprop.lab.report.runs import Run, running_means, split_label
+from selective_backprop.lab.training import Record
+
+READING = (
+    "Selection pays if its own passes take less than what it takes off the forward and backward passes of training."
+)
+PHASES = {
+    "forward (selection)": "selection",
+    "forward (training)": "forward",
+    "backward": "backward",
+    "loading": "loading",
+    "other": "other",
+}
+# Apart from the methods' colours in meaning, so also in order: selection is the one to look for.
+_PHASE_COLOURS = ["#d55e00", "#56a8d8", "#0b6aa8", "#a3adba", "#6b7685"]
+
+
+def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Section:
+    """Phases, costs per batch and per epoch, and a projection, of each comparison."""
+    parts: list[Part] = []
+    for comparison in comparisons:
+        if comparison.reference is not None:
+            parts.append(_to_target(comparison))
+        parts += [_per_batch(comparison), _per_epoch(comparison, palette)]
+        if comparison.reference is not None and (figure := projection(comparison, palette)):
+            parts.append(figure)
+        parts.append(_dropped(comparison))
+    return Section("seconds", "Where the time went", READING, parts)
+
+
+def phase_rows(comparison: Comparison) -> list[Row]:
+    """Seconds by phase until the target was reached, or of the whole run; means over seeds."""
+    rows: list[Row] = []
+    for label, runs in comparison.finished.items():
+        name, budget = split_label(label)
+        errors = comparison.mean_curve(label).errors
+        reached = next((i for i, error in enumerate(errors) if error <= comparison.target), None)
+        for words, key in PHASES.items():
+            sums = running_means(runs, phase(key))
+            spent = sums[-1 if reached is None else reached]
+            row = {"run": label, "method": name, "budget": budget, "phase": words, "seconds": spent}
+            rows.append(row | {"reached": reached is not None})
+    return rows
+
+
+def _by_run(labels: Sequence[str]) -> Spec:
+    limits = {"title": None, "ticks": False, "domain": False}
+    return {"field": "run", "type": "nominal", "sort": list(labels), "axis": limits}
+
+
+def _to_target(comparison: Comparison) -> Figure:
+    rows = phase_rows(comparison)
+    names = list(PHASES)
+    totals = {label: sum(row["seconds"] for row in rows if row["run"] == label) for label in comparison.finished}
+    never = [row["run"] for row in rows if not row["reached"] and row["phase"] == "other"]
+    alt = "Seconds: " + "; ".join(
+        f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
+    )
+    note = "To 1.2x of Traditional's final error; pale bars never came there, and are of the whole run."
+    spec: Spec = {
+        "params": [HIDDEN],
+        "transform": [SHOWN, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
+        "height": 22 * len(comparison.finished),
+        "mark": {"type": "bar"},
+        "encoding": {
+            "y": _by_run(list(comparison.finished)),
+            "x": axis("seconds", "seconds"),
+            "color": {
+                "field": "phase",
+                "type": "nominal",
+                "scale": {"domain": names, "range": _PHASE_COLOURS},
+                "legend": {},
+            },
+            "opacity": {"condition": {"test": "datum.reached", "value": 1}, "value": 0.4},
+            "order": {"field": "order", "type": "quantitative"},
+            "tooltip": tooltip(run="run", phase="phase", seconds="seconds|.3~g", reached="reached"),
+        },
+    }
+    return Figure(f"phases-{comparison.id}", "Time to the target, by phase", alt, spec, rows, comparison.id, note=note)
+
+
+def batch_rows(comparison: Comparison) -> list[Row]:
+    """Milliseconds per batch, over all epochs and seeds. A selection pass is given per batch's worth of examples."""
+    rows: list[Row] = []
+    for label, runs in comparison.by_label.items():
+        name, budget = split_label(label)
+        batches, scored = (_total(runs, itemgetter(key)) for key in ("batches", "scored"))
+        seconds = {key: _total(runs, phase(key)) for key in PHASES.values()}
+        costs = {"forward": seconds["forward"] / batches, "backward": seconds["backward"] / batches}
+        if scored > 0.01 * batches * runs[0].recipe["batch_size"]:  # a first batch that is checked is no selection
+            costs["selection pass"] = seconds["selection"] / (scored / runs[0].recipe["batch_size"])
+        for kind, value in costs.items():
+            rows.append({"run": label, "method": name, "budget": budget, "pass": kind, "milliseconds": 1000 * value})
+    return rows
+
+
+def phase(key: str) -> Callable[[Record], float]:
+    """Reads its seconds from a record."""
+    return lambda record: float(record["seconds"][key])
+
+
+def _total(runs: Sequence[Run], value: Callable[[Record], float]) -> float:
+    return float(sum(value(record) for run in runs for record in run.records))
+
+
+def _per_batch(comparison: Comparison) -> Figure:
+    rows = batch_rows(comparison)
+    means = {
+        kind: fmean(r["milliseconds"] for r in rows if r["pass"] == kind)
+        for kind in dict.fromkeys(r["pass"] for r in rows)
+    }
+    alt = "Mean over methods: " + "; ".join(f"{kind} {value:.3g} ms" for kind, value in means.items())
+    kinds = ["selection pass", "forward", "backward"]
+    spec: Spec = {
+        "params": [HIDDEN],
+        "transform": [SHOWN],
+        "height": 22 * len(comparison.by_label),
+        "mark": {"type": "point", "size": 90, "opacity": 0.9},
+        "encoding": {
+            "y": _by_run(list(comparison.by_label)),
+            "x": axis("milliseconds", "milliseconds per batch", zero=True),
+            "color": {
+                "field": "pass",
+                "type": "nominal",
+                "scale": {"domain": kinds, "range": [_PHASE_COLOURS[i] for i in range(3)]},
+                "legend": {},
+            },
+            "shape": {"field": "pass", "scale": {"domain": kinds, "range": ["diamond", "circle", "square"]}},
+            "tooltip": tooltip(run="run", what="pass", milliseconds="milliseconds|.3~g"),
+        },
+    }
+    return Figure(f"batches-{comparison.id}", "Cost of a batch, forward and backward", alt, spec, rows, comparison.id)
+
+
+def epoch_rows(comparison: Comparison) -> list[Row]:
+    """Seconds of an epoch, and the shares of the training set that were dropped; means over epochs and seeds."""
+    rows: list[Row] = []
+    for label, runs in comparison.by_label.items():
+        name, budget = split_label(label)
+        count = sum(len(run.records) for run in runs)
+        spent = _total(runs, lambda r: sum(r["seconds"].values()) - r["seconds"]["evaluation"])
+        offered, scored, skipped, trained = (
+            _total(runs, itemgetter(key)) for key in ("offered", "scored", "skipped_before_loading", "trained")
+        )
+        # A diet offers only what it left; the size of the whole training set follows from what compute is counted in.
+        whole = count * (scored + 3 * trained) / (3 * _total(runs, itemgetter("compute")))
+        examples = whole if runs[0].method == "diet" else offered
+        rows.append(
+            {
+                "run": label,
+                "method": name,
+                "budget": budget,
+                "seconds": spent / count,
+                "before training": 1 - offered / examples,
+                "before loading": skipped / examples,
+                "after scoring": max(0.0, (offered - skipped - trained) / examples),
+            }
+        )
+    return rows
+
+
+def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
+    rows = [{key: row[key] for key in ("run", "method", "budget", "seconds")} for row in epoch_rows(comparison)]
+    alt = "Seconds per epoch: " + "; ".join(f"{row['run']} {row['seconds']:.3g}" for row in rows)
+    spec: Spec = {
+        "params": [HIDDEN],
+        "transform": [SHOWN],
+        "height": 22 * len(comparison.by_label),
+        "encoding": {
+            "y": _by_run(list(comparison.by_label)),
+            # Room for the longest bar's number.
+            "x": axis(
+                "seconds", "seconds per epoch", domain=[0, 1.15 * max(row["seconds"] for row in rows)], nice=False
+            ),
+        },
+        "layer": [
+            {
+                "mark": "bar",
+                "encoding": {"color": palette.color(), "tooltip": tooltip(run="run", seconds="seconds|.3~g")},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 4},
+                "encoding": {"text": {"field": "seconds", "type": "quantitative", "format": ".3~g"}},
+            },
+        ],
+    }
+    return Figure(f"epochs-{comparison.id}", "Seconds per epoch", alt, spec, rows, comparison.id)
+
+
+def _dropped(comparison: Comparison) -> Table:
+    kinds = ("before training", "before loading", "after scoring")
+    cells = [
+        [row["run"], f"{row['seconds']:.3g}", *(f"{row[kind]:.1%}" for kind in kinds)] for row in epoch_rows(comparison)
+    ]
+    title = "Share of the data that was dropped, in an epoch"
+    note = (
+        "Before training: pruned once and for all, by a diet. Before loading and after scoring: by selection, anew in "
+        "each epoch."
+    )
+    return Table(
+        f"dropped-{comparison.id}", title, ["method", "seconds per epoch", *kinds], cells, comparison.id, note=note
+    )

@@ -1,0 +1,88 @@
+"""The report of runs that go on, for a browser on this machine alone."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+HOST = "127.0.0.1"
+_WAITING = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Waiting</title>
+<body style="font: 16px system-ui, sans-serif; margin: 2rem"><p>{}</p>"""
+
+
+def state_of(paths: Sequence[Path]) -> str:
+    """Changes whenever a file that a report is made of does."""
+    seen = hashlib.sha256()
+    for path in paths:
+        for file in sorted(path.rglob("*")):
+            if file.name in ("config.json", "records.jsonl") or file.suffix == ".npz":
+                try:
+                    seen.update(f"{file}:{file.stat().st_mtime_ns}\n".encode())
+                except FileNotFoundError:
+                    continue  # replaced at this moment; the next look sees it
+    return seen.hexdigest()[:16]
+
+
+class Server(ThreadingHTTPServer):
+    """Serves / and /version, to this machine.
+
+    Args:
+        port: 0: one that is free.
+        paths: folders of runs.
+        make: the page for a state of the runs; what it raises is shown until the runs change.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, port: int, paths: Sequence[Path], make: Callable[[str], str]) -> None:
+        super().__init__((HOST, port), _Handler)
+        self.paths, self._make = paths, make
+        self._lock, self._made = Lock(), ("", "")
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+    def page(self) -> str:
+        """Made anew only if the runs have changed."""
+        with self._lock:
+            state = state_of(self.paths)
+            if self._made[0] != state:
+                self._made = state, self._make(state)
+            return self._made[1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        # A name that leads here from elsewhere (DNS rebinding) is not one of this machine.
+        if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
+            self._answer(403, "text/plain", "this is served to 127.0.0.1 alone")
+        elif self.path == "/version":
+            self._answer(200, "text/plain", state_of(self.server.paths))
+        elif self.path == "/":
+            self._answer(200, "text/html", self.server.page())
+        else:
+            self._answer(404, "text/plain", "there is / and nothing else")
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        content = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """A line per request would bury what the user wants to see."""
+
+
+def waiting(reason: str) -> str:
+    """A page that looks again in two seconds."""
+    return _WAITING.format(html.escape(reason))

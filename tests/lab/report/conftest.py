@@ -1,0 +1,119 @@
+"""Real small runs, their page, and a browser to look at it; each is made once per process."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from selective_backprop.lab.choices import Choice
+from selective_backprop.lab.comparison import settings_for
+from selective_backprop.lab.datasets import ImageSet, load_images
+from selective_backprop.lab.experiment import Entry, run_in_turns
+from selective_backprop.lab.ledger_log import LedgerLog
+from selective_backprop.lab.probes import make_probes
+from selective_backprop.lab.recipes import find_recipe
+from selective_backprop.lab.report import write_report
+
+HOSTILE = "<script>alert(1)</script>&\"'`${1}"
+HOSTILE_DATA = '"><img src=x onerror=alert(2)>'
+
+
+def small_digits():
+    """Quick to train on."""
+    data = load_images("digits")
+    parts = (data.train_images[:500], data.train_labels[:500], data.test_images[:200], data.test_labels[:200])
+    return ImageSet("digits", *parts, data.classes)
+
+
+def train(out, texts, data, *, seeds=1, probes=(), **more):
+    recipe = find_recipe("digits").with_(epochs=3)
+    for seed in range(seeds):
+        entries = [Entry(text, settings_for(Choice.parse(text), recipe, seed=seed, **more)) for text in texts]
+        run_in_turns(
+            entries,
+            lambda settings: data,
+            out,
+            observers=lambda folder, settings: [LedgerLog(folder), *make_probes(probes, folder)],
+        )
+
+
+@pytest.fixture(scope="session")
+def experiment(tmp_path_factory):
+    """Traditional and SB with two seeds, on digits."""
+    out = tmp_path_factory.mktemp("experiment")
+    train(out, ["traditional", "sb"], small_digits(), seeds=2, probes=("gradients", "confidence", "examples"))
+    return out
+
+
+@pytest.fixture(scope="session")
+def page_file(experiment, tmp_path_factory):
+    """The report of the experiment, with a second data set and a method of names that must not be run."""
+    folder = tmp_path_factory.mktemp("page")
+    for name, label in (("traditional", None), ("sb", HOSTILE)):
+        copy = folder / "runs" / name / "seed-0"
+        shutil.copytree(experiment / name / "seed-0", copy, ignore=shutil.ignore_patterns("probes", "checkpoint.pt"))
+        config = json.loads((copy / "config.json").read_text())
+        config["recipe"]["dataset"] = HOSTILE_DATA
+        config["label"] = label or config["label"]
+        (copy / "config.json").write_text(json.dumps(config))
+        (copy / "environment.json").write_text(json.dumps({"command": ["</script>", HOSTILE], "commit": HOSTILE}))
+    write_report([experiment, folder / "runs"], folder / "report.html", load=lambda run: small_digits())
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-y", "-q", "chromium"], capture_output=True, timeout=600)
+        path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("there is no Chromium on this machine, and it could not be installed: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclasses.dataclass
+class Visit:
+    """A page that was opened, and what it did beside being looked at."""
+
+    page: object
+    said: list
+    asked: list
+
+
+@pytest.fixture(scope="module")
+def visit(browser, page_file):
+    """Opens the report, or another page; with a width, and light or dark."""
+    opened = []
+
+    def open_page(width=1200, scheme="light", url=None):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        opened.append(page)
+        said, asked = [], []
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(url or page_file.as_uri())
+        if url is None:
+            page.evaluate("Promise.all(figures.filter(f => !drawn.get(f.id)).map(draw))")
+        return Visit(page, said, asked)
+
+    yield open_page
+    for page in opened:
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def seen(visit):
+    """The report with all its charts drawn. Tests leave it as they found it."""
+    return visit()

@@ -1,0 +1,257 @@
+"""What sections compute, on runs whose answers can be told beforehand."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selective_backprop.lab.datasets import load_images
+from selective_backprop.lab.ledger_log import LedgerHistory
+from selective_backprop.lab.report import find_runs
+from selective_backprop.lab.report.build import build_report
+from selective_backprop.lab.report.comparisons import compare_runs
+from selective_backprop.lab.report.errors import curve_rows, frontier_shares
+from selective_backprop.lab.report.figures import Figure
+from selective_backprop.lab.report.headline import budget_table, speed_table, winner
+from selective_backprop.lab.report.images import thumbnail
+from selective_backprop.lab.report.logs import Log
+from selective_backprop.lab.report.projection import measured_ratio, passes_to_target, projected_speed_up
+from selective_backprop.lab.report.ranking import combined_rank, overlaps, suspicion, times_used
+from selective_backprop.lab.report.seconds import batch_rows, epoch_rows, phase_rows
+from selective_backprop.lab.report.selection import chance_rows, loss_rows, times_rows
+from selective_backprop.lab.report.sensitivity import varied_rows
+from tests.lab.report.conftest import small_digits, train
+from tests.lab.report.made_up import made_up_run
+
+
+def traditional(*errors, **more):
+    return made_up_run("traditional", errors or (0.4, 0.2, 0.1), **more)
+
+
+def only(runs):
+    (comparison,) = compare_runs(runs)
+    return comparison
+
+
+def test_runs_on_other_data_models_or_labels_do_not_compete():
+    runs = [
+        traditional(),
+        made_up_run("sb", [0.1]),
+        traditional(recipe={"dataset": "mnist"}),
+        traditional(recipe={"model": "resnet20"}),
+        traditional(label_noise=0.1),
+    ]
+    groups = [[run.label for run in comparison.runs] for comparison in compare_runs(runs)]
+    assert groups == [["traditional", "sb"], ["traditional"], ["traditional"], ["traditional"]]
+    titles = [comparison.title for comparison in compare_runs(runs)]
+    assert titles == [
+        "digits, small_cnn",
+        "mnist, small_cnn",
+        "digits, resnet20",
+        "digits, small_cnn, 10% wrong labels",
+    ]
+
+
+def test_two_experiments_under_the_same_conditions_stay_apart():
+    runs = [traditional(path=Path(name) / "traditional" / "seed-0") for name in ("a", "b")]
+    assert [comparison.title for comparison in compare_runs(runs)] == ["digits, small_cnn (a)", "digits, small_cnn (b)"]
+    flat = [traditional(path=Path("runs") / name) for name in ("a", "b")]
+    assert {run.label for run in only(flat).runs} == {"traditional (runs/a)", "traditional (runs/b)"}
+
+
+def test_the_reference_is_the_best_traditional_of_full_length():
+    runs = [
+        made_up_run("traditional lr=0.1", [0.3, 0.2], method="traditional"),
+        made_up_run("traditional lr=0.2", [0.3, 0.1], method="traditional"),
+        made_up_run("traditional, sb's compute", [0.01], method="traditional", length=1.0),
+    ]
+    assert only(runs).reference == "traditional lr=0.2"
+
+
+def test_the_winner_is_told_with_its_spread():
+    runs = [traditional(seed=seed) for seed in (0, 1)]
+    runs += [made_up_run("sb", [0.2, 0.1, 0.1], method="selective_backprop", seed=s, trained=50) for s in (0, 1)]
+    words = winner(only(runs))
+    # 3 epochs of Traditional against 2 at half the cost: 3 times less.
+    assert "**sb** came within 1.1x" in words
+    assert "**3.00x less compute** (3.00-3.00 over 2 seeds)" in words
+    assert "1.50x less time" in words
+    assert "It ends at 10.00% ± 0.00" in words
+
+
+def test_nobody_is_declared_a_winner_who_is_not():
+    slower = made_up_run("sb", [0.4, 0.3, 0.1], trained=100, scored=100)
+    assert "No method beat Traditional" in winner(only([traditional(), slower]))
+    never = made_up_run("sb", [0.4, 0.3, 0.3])
+    assert "No method came within 1.4x" in winner(only([traditional(), never]))
+    assert "No finished run of Traditional" in winner(only([never]))
+
+
+def test_runs_under_way_are_shown_and_not_counted():
+    runs = [traditional(), made_up_run("sb", [0.01, 0.01], epochs=3)]
+    comparison = only(runs)
+    assert "1 of 2 runs are not finished and not counted" in winner(comparison)
+    assert [row[0] for row in speed_table(comparison, "compute").cells] == ["traditional"]
+    assert [row["epoch"] for row in curve_rows(comparison) if row["run"] == "sb"] == [1, 2]
+
+
+def test_baselines_stand_beside_the_method_whose_budget_they_have():
+    runs = [
+        traditional(),
+        made_up_run("sb", [0.1, 0.1], trained=50),
+        made_up_run("traditional, sb's compute", [0.3], method="traditional", length=1.0),
+        made_up_run("repeated_random, 2x sb's compute", [0.2], method="repeated_random"),
+    ]
+    table = budget_table(only(runs))
+    assert [row[0] for row in table.cells] == ["sb", "traditional, sb's compute", "repeated_random, 2x sb's compute"]
+    assert table.cells[0][1:] == ["10.00%", "1.00", "25.0", "1"]
+    assert "ends at 30.00%: **sb is better**" in winner(only(runs))
+
+
+def test_a_seed_that_traditional_lacks_is_left_out_of_speed_ups():
+    runs = [traditional(), *(made_up_run("sb", [0.4, 0.1, 0.1], seed=seed) for seed in (0, 1))]
+    assert only(runs).speed_up("sb", 1.1, "compute").mean == pytest.approx(1.5)
+    lonely = only([traditional(), made_up_run("sb", [0.1], seed=5)])
+    assert lonely.speed_up("sb", 1.1, "compute") is None
+    assert speed_table(lonely, "compute").cells[1][3] == "no common seed"
+
+
+def test_shares_of_the_frontier():
+    runs = [traditional(0.4, 0.2), made_up_run("sb", [0.3, 0.1], trained=50)]
+    assert frontier_shares(only(runs), "compute") == {"traditional": 0.0, "sb": 1.0}
+
+
+def test_phases_end_at_the_target():
+    runs = [traditional(0.4, 0.11, 0.1), made_up_run("sb", [0.5, 0.5, 0.5])]
+    rows = {(row["run"], row["phase"]): row for row in phase_rows(only(runs))}
+    assert rows["traditional", "backward"]["seconds"] == 2 * 6.0  # 0.11 is within 1.2x of 0.1
+    assert rows["traditional", "forward (selection)"]["seconds"] == 2 * 2.0
+    assert (rows["sb", "backward"]["seconds"], rows["sb", "backward"]["reached"]) == (3 * 6.0, False)
+
+
+def test_costs_of_batches_and_epochs():
+    runs = [traditional(), made_up_run("sb", [0.1, 0.1], trained=50, scored=100)]
+    batches = {(row["run"], row["pass"]): row["milliseconds"] for row in batch_rows(only(runs))}
+    assert batches["traditional", "forward"] == pytest.approx(300)
+    assert batches["sb", "backward"] == pytest.approx(1200)
+    assert batches["sb", "selection pass"] == pytest.approx(200)
+    assert ("traditional", "selection pass") not in batches
+    epochs = {row["run"]: row for row in epoch_rows(only(runs))}
+    assert epochs["sb"]["seconds"] == pytest.approx(12.5)
+    assert (epochs["sb"]["before loading"], epochs["sb"]["after scoring"]) == (0, 0.5)
+
+
+def test_a_diet_is_dropped_before_training():
+    run = made_up_run("diet", [0.1, 0.1], method="diet", trained=40)
+    for record in run.records:  # of 100 examples, 75 are offered and 40 of them trained on
+        record |= {"offered": 75, "skipped_before_loading": 35, "compute": 120 / 300}
+    (row,) = epoch_rows(only([run]))
+    kinds = ("before training", "before loading", "after scoring")
+    assert [row[kind] for kind in kinds] == pytest.approx([0.25, 0.35, 0.0])
+
+
+def test_the_projection_is_the_formula():
+    runs = [traditional(), made_up_run("sb", [0.4, 0.2, 0.1], trained=30, scored=100)]
+    comparison = only(runs)
+    assert measured_ratio(comparison) == pytest.approx(2)
+    passes, reference = (passes_to_target(comparison, label) for label in ("sb", "traditional"))
+    assert (passes, reference) == ((300, 90), (0, 300))
+    # 1 + 3 x 0.3 against 3.
+    assert projected_speed_up(passes, reference, 2) == pytest.approx(3 / 1.9)
+
+
+def test_a_setting_that_is_varied_gets_a_line_per_method_and_other_settings():
+    runs = [
+        made_up_run(f"sb selectivity={share} lr={rate}", [error], seed=seed, selectivity=share, recipe={"lr": rate})
+        for share, rate, error in ((0.2, 0.1, 0.4), (0.5, 0.1, 0.3), (0.2, 0.2, 0.2), (0.5, 0.2, 0.1))
+        for seed in (0, 1)
+    ]
+    found = varied_rows(runs)
+    assert set(found) == {"selectivity", "lr"}
+    assert {(row["value"], row["error"], row["others"]) for row in found["selectivity"]} == {
+        (0.2, 0.4, "lr=0.1"),
+        (0.5, 0.3, "lr=0.1"),
+        (0.2, 0.2, "lr=0.2"),
+        (0.5, 0.1, "lr=0.2"),
+    }
+    assert all(row["seeds"] == 2 for row in found["lr"])
+    assert varied_rows([traditional(), made_up_run("sb", [0.1], recipe={"lr": 0.5})]) == {}
+
+
+def made_up_log(loss, probability=None, selected=None):
+    loss = np.array(loss, dtype=np.float16)
+    history = LedgerHistory(
+        loss,
+        np.full_like(loss, np.nan) if probability is None else np.array(probability, dtype=np.float16),
+        np.ones(loss.shape, dtype=np.uint8) if selected is None else np.array(selected, dtype=np.uint8),
+    )
+    return Log(traditional(), history)
+
+
+def test_rows_of_a_ledger():
+    log = made_up_log([[1, 2], [0.5, np.nan]], [[np.nan, 1], [0.25, 0.5]], [[1, 0], [2, 0]])
+    assert [(row["example"], row["epoch"], row["chance"]) for row in chance_rows("sb", log, [0, 1])] == [
+        (0, 2, 0.25),
+        (1, 1, 1.0),
+        (1, 2, 0.5),
+    ]
+    assert [times_rows("sb", log)[i]["times"] for i in (0, -1)] == [0, 3]
+    rows = [row for row in loss_rows("sb", log) if row["epoch"] == 1 and row["kind"].startswith("examples")]
+    assert [(row["loss"], row["value"]) for row in rows] == [(1, 0.25), (2, 0.75)]
+
+
+def test_rankings():
+    log = made_up_log([[1, 5, 1, np.nan], [1, 1, 4, np.nan]], selected=[[1, 2, 0, 0], [1, 0, 1, 0]])
+    assert suspicion(log)[:3].tolist() == [1, 1, 4]
+    assert suspicion(log, np.array([0, 0, 1, 1]))[:3].tolist() == [0, 0, 0]  # alone in its class: it is the class
+    assert times_used(log).astype(int).tolist() == [2, 2, 1, 0]
+    assert times_used(log)[0] < times_used(log)[1], "of two used as often, the one with the lower loss comes first"
+    values = np.arange(100.0)
+    assert all(share == 1 for _, share in overlaps(values, values))
+    assert dict(overlaps(values, -values))[0.5] == 0
+    assert combined_rank(values, values)[0] == 0
+
+
+def test_wrong_labels_are_found(tmp_path):
+    data = load_images("digits")
+    train(tmp_path, ["traditional"], data, label_noise=0.1)
+    report = build_report(find_runs([tmp_path]), load=lambda run: data)
+    section = next(section for section in report.sections if section.id == "data")
+    words = next(part.words for part in section.parts if hasattr(part, "words"))
+    found, chance = (int(share) for share in re.findall(r"(\d+)%", words))
+    assert chance == 10
+    assert found > 50
+    table = next(part for part in section.parts if getattr(part, "id", "").startswith("suspects"))
+    assert table.heading == ["id", "image", "label", "loss above its class", "made wrong"]
+    assert len(table.exported[1]) == 1437
+
+
+def test_sections_are_drawn_only_of_what_there_is(experiment):
+    sections = [section.id for section in build_report([traditional(), made_up_run("sb", [0.2])]).sections]
+    assert sections == ["headline", "errors", "seconds", "selection", "provenance"]
+    full = build_report(find_runs([experiment])).sections
+    assert [section.id for section in full] == [
+        "headline", "errors", "seconds", "selection", "gradients", "confidence", "data", "provenance"
+    ]  # fmt: skip
+    assert all(section.reading.count(". ") == 0 and section.reading.endswith(".") for section in full)
+    ids = [part.id for section in full for part in section.parts if isinstance(part, Figure)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_images_of_digits_alone_are_shown_unasked(experiment):
+    data = small_digits()
+    runs = find_runs([experiment])
+    other = dataclasses.replace(data, name="other")
+
+    def pictures(**more):
+        section = next(s for s in build_report(runs, **more).sections if s.id == "data")
+        return [p for part in section.parts if hasattr(part, "rows") and isinstance(part.rows, dict)
+                for row in part.rows.values() for p in row]  # fmt: skip
+
+    assert all(picture.image for picture in pictures(load=lambda run: data))
+    assert not any(picture.image for picture in pictures(load=lambda run: other))
+    assert all(picture.image for picture in pictures(load=lambda run: other, images=True))
+    assert not any(picture.image for picture in pictures(load=lambda run: data, images=False))
+    assert thumbnail(data.train_images[0]).startswith("data:image/png;base64,")
