@@ -30,7 +30,7 @@ from selective_backprop.scorers.fresh import fidelity
 
 BATCH = 128
 WARM_UP = 4  # batches, on which int8 is calibrated
-WAYS = ("eval", "folded", "int8", "half", "half+folded", "half+int8")
+WAYS = ("eval", "folded", "int8", "half", "half+folded", "half+int8", "0.875+int8")
 
 
 def images(options):

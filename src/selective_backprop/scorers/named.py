@@ -35,10 +35,11 @@ _NAMED: dict[str, Callable[[], dict[str, Any]]] = {
 def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
     """The scorer that `scoring` names or is, with another score than the loss if a measure is given.
 
-    >>> scorer_from("half+int8").scale_factor
-    0.5
+    >>> scorer_from("half+int8").scale_factor, scorer_from("0.875").scale_factor
+    (0.5, 0.875)
     """
-    scorer = _named(scoring) if isinstance(scoring, str) else scoring
+    # A number, as a command line may have read it, is a scale factor.
+    scorer = _named(str(scoring)) if isinstance(scoring, (str, float)) else scoring
     if not isinstance(scorer, Scorer):
         raise TypeError(f"scoring must be a name or a scorer, got {scoring!r}")
     if measure is None:
@@ -48,12 +49,22 @@ def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
     return scorer.measuring(measure)
 
 
+def _options(name: str, scoring: str) -> dict[str, Any]:
+    if name in _NAMED:
+        return _NAMED[name]()
+    try:
+        return {"scale_factor": float(name)}
+    except ValueError:
+        raise ValueError(
+            f"scoring must be a scorer or names joined by +, of {', '.join(_NAMED)} and a scale factor such as 0.875; "
+            f"got {scoring!r}"
+        ) from None
+
+
 def _named(scoring: str) -> FreshScorer:
     options: dict[str, Any] = {}
     for name in scoring.split("+"):
-        if name not in _NAMED:
-            raise ValueError(f"scoring must be a scorer or names joined by +, of {', '.join(_NAMED)}; got {scoring!r}")
-        for key, value in _NAMED[name]().items():
+        for key, value in _options(name, scoring).items():
             if key in options:
                 raise ValueError(f"scoring={scoring!r} names two of a kind")
             options[key] = value
