@@ -31,8 +31,8 @@ METHODS = [
 FACTORS = (1.2, 1.4)
 READING = (
     "Error on the test set; passes in examples, selection passes included. Speed-ups are in wall-clock time, "
-    "evaluation excluded, to 1.2x and 1.4x of Traditional's final error, in brackets the lowest and highest of a seed. So "
-    "small a task shows how it works, not how much it gains."
+    "evaluation excluded, to 1.2x and 1.4x of Traditional's final error, in brackets the lowest and highest of a seed. "
+    "So small a task shows how it works, not how much it gains."
 )
 
 
