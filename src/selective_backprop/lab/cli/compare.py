@@ -121,11 +121,12 @@ def compare(
         reading = READING.format(split="validation split" if validation else "test set", seeds=seeds)
         text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
         (out / "tables.md").write_text(f"{text}\n\n{reading}\n")
-        write_report([out], out / "report.html", load=data_of(data_dir))
     for title, table in tables.items():
         console.print(table.rich(f"{title}: {chosen.dataset}, {chosen.model}, {chosen.epochs} epochs"))
     console.print(reading)
     console.print(f"runs and tables: {out}")
+    with told_plainly():  # last, so that nothing that goes wrong with it can hide the tables
+        write_report([out], out / "report.html", load=data_of(data_dir))
     console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 

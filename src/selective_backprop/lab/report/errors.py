@@ -96,10 +96,12 @@ _TIP = tooltip(
 def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> Spec:
     x, y = axis(column, label, format=",.3~f"), error_axis(rows)
     shared = {"x": x, "detail": {"field": "run"}, "color": palette.color()}
+    floor = y["scale"].get("domain", [0.0])[0]
     band: Spec = {
         "mark": {"type": "area", "opacity": 0.12, "clip": True},
-        "transform": [{"filter": "datum.seeds > 1"}],
-        "encoding": shared | {"y": y | {"field": "lowest"}, "y2": {"field": "highest"}},
+        # A seed without any error has no place on a logarithmic axis: the shade ends where the axis does.
+        "transform": [{"filter": "datum.seeds > 1"}, {"calculate": f"max(datum.lowest, {floor})", "as": "floor"}],
+        "encoding": shared | {"y": y | {"field": "floor"}, "y2": {"field": "highest"}},
     }
     return {
         "params": [HIDDEN],

@@ -185,13 +185,18 @@ def chance_rows(label: str, log: Log, ids: Sequence[int]) -> list[Row]:
 
 
 def times_rows(label: str, log: Log) -> list[Row]:
-    """How often the examples were trained on, from the least to the most, at steps of 2% of the examples."""
+    """How often the examples were trained on, from the least to the most, at steps of 2% of the examples.
+
+    The last hundredth is left out: methods that draw with replacement train on a few examples so often that of the
+    others nothing could be seen.
+    """
     counts = np.sort(log.history.selected.astype(np.int64).sum(0))
+    last = len(counts) - 1
     name, budget = split_label(label)
-    places = np.linspace(0, len(counts) - 1, 51).round().astype(int)
+    shares = [*(i / 50 for i in range(50)), 0.99]
     return [
-        {"run": label, "method": name, "budget": budget, "share": i / 50, "times": int(counts[place])}
-        for i, place in enumerate(places)
+        {"run": label, "method": name, "budget": budget, "share": share, "times": int(counts[round(share * last)])}
+        for share in shares
     ]
 
 
@@ -212,6 +217,6 @@ def _times_trained(comparison: Comparison, logs: Mapping[str, Log], palette: Pal
         },
     }
     title = "How often each example was trained on"
-    note = "A flat line trains on all alike; the steeper it is, the more of the training a few examples get."
+    note = "A flat line trains on all alike; the steeper, the more of it goes to a few. The last hundredth is left out."
     alt = f"Times that the median example was trained on: {medians}"
     return Figure(f"times-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
