@@ -1,6 +1,6 @@
 """Keep what matters of comparisons, and sum them up.
 
-    python benchmarks/collect.py benchmarks/results/DATE-comparisons mnist=OUT/mnist_small svhn=OUT/svhn_small ...
+    python benchmarks/collect.py benchmarks/results/DATE-comparisons mnist=OUT/mnist svhn=OUT/svhn ...
 
 Copies settings, environment and records of every complete run (checkpoints and ledgers stay where they are), with the
 folders of this machine left out, and prints the tables of the results in Markdown. Without NAME=FOLDER it prints

@@ -152,7 +152,7 @@ RECIPES: dict[str, Recipe] = {
     "digits": _DIGITS,
     "mnist": _DIGITS.with_(dataset="mnist", model="small_resnet", epochs=10, batch_size=128, padding=2),
     "fashion_mnist": _DIGITS.with_(dataset="fashion_mnist", model="small_resnet", epochs=10, batch_size=128, padding=2),
-    "mnist_small": _small("mnist", image_size=14, epochs=16, padding=1),
+    "mnist_small": _small("mnist", image_size=14, epochs=8, padding=1),
     "fashion_mnist_small": _small("fashion_mnist", image_size=14, epochs=6, padding=1, flip=True),
     "svhn_small": _small("svhn", image_size=16, epochs=8, padding=2, lr=0.2),
     "cifar10_small": _small("cifar10", image_size=16, epochs=6, padding=2, flip=True),
