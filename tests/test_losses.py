@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from selective_backprop.losses import PerExampleLoss
+from selective_backprop.losses import PerExampleLoss, mean_of_largest, token_cross_entropy
 
 outputs, targets = torch.randn(6, 4), torch.arange(6) % 4
 class_weights = torch.tensor([0.1, 1.0, 2.0, 5.0])
@@ -154,3 +154,51 @@ def test_one_value_per_example_needs_no_reducer():
 def test_bad_losses(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+# Three sequences of up to four tokens, padded; one is all padding.
+token_labels = torch.tensor([[1, 2, 0, 3], [2, 1, -100, -100], [-100, -100, -100, -100]])
+token_logits = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0)) * 3
+by_token = F.cross_entropy(token_logits.transpose(1, 2), token_labels, reduction="none")
+PADDED = {
+    "classes last": (token_cross_entropy, token_logits),
+    "classes last, partial": (functools.partial(token_cross_entropy, label_smoothing=0.0), token_logits),
+    "module": (nn.CrossEntropyLoss(), token_logits.transpose(1, 2)),
+    "function": (F.cross_entropy, token_logits.transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize(("loss_fn", "outputs"), PADDED.values(), ids=PADDED.keys())
+@pytest.mark.parametrize(
+    ("reducer", "expected"),
+    [
+        ("mean", [by_token[0].mean(), by_token[1, :2].mean(), 0]),
+        ("sum", [by_token[0].sum(), by_token[1].sum(), 0]),
+        ("max", [by_token[0].max(), by_token[1].max(), 0]),
+        (mean_of_largest(3), [by_token[0].sort().values[1:].mean(), by_token[1, :2].mean(), 0]),
+        (mean_of_largest(9), [by_token[0].mean(), by_token[1, :2].mean(), 0]),
+        (lambda raw: raw[:, 0], [by_token[0, 0], by_token[1, 0], 0]),
+        (lambda raw, mask: mask.sum(1).float(), [4, 2, 0]),
+    ],
+    ids=["mean", "sum", "max", "largest 3", "largest of fewer", "function", "function of the mask"],
+)
+def test_padding_does_not_count(loss_fn, outputs, reducer, expected):
+    found = PerExampleLoss(loss_fn, reducer).per_example(outputs, token_labels)
+    torch.testing.assert_close(found, torch.tensor([float(value) for value in expected]))
+
+
+def test_a_certain_token_counts_though_its_loss_is_zero():
+    certain = torch.tensor([[[100.0, 0.0], [0.0, 0.0]]])
+    found = PerExampleLoss(token_cross_entropy, "mean").per_example(certain, torch.tensor([[0, 1]]))
+    torch.testing.assert_close(found, torch.tensor([0.5]) * torch.tensor(2.0).log())
+
+
+def test_weights_of_sequences_keep_the_scale_of_the_mean_over_tokens():
+    weights = torch.tensor([2.0, 0.5, 1.0])
+    loss, _ = PerExampleLoss(token_cross_entropy, "mean").for_training(token_logits, token_labels, weights)
+    torch.testing.assert_close(loss, (by_token.sum(1) * weights).sum() / 6)
+
+
+def test_mean_of_largest_of_none():
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        mean_of_largest(0)

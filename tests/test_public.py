@@ -11,7 +11,7 @@ SOURCE = Path(sb.__file__).parent
 
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
-    ["no_trace", "batches", "row_gradients"],
+    ["no_trace", "batches", "padding", "row_gradients"],
     ["functional"],
     ["losses", "history", "ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],
@@ -22,6 +22,7 @@ LAYERS = [
     ["example_scores", "pruning"],
     ["timing", "candidate_batch", "costs", "advice"],
     ["methods", "progress", "testing"],
+    ["integrations"],
     ["lab"],
 ]
 

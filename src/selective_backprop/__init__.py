@@ -8,6 +8,7 @@ from selective_backprop.guard import Guard
 from selective_backprop.history import LossHistory
 from selective_backprop.ledger import Ledger
 from selective_backprop.loader import SelectiveLoader
+from selective_backprop.losses import mean_of_largest, token_cross_entropy
 from selective_backprop.methods import (
     composer_backprop,
     diet,
@@ -26,6 +27,7 @@ from selective_backprop.methods import (
     top_k,
     traditional,
 )
+from selective_backprop.padding import pad_to_longest
 from selective_backprop.policies import (
     BelowMeanPolicy,
     ClippedScorePolicy,
@@ -134,7 +136,9 @@ __all__ = [
     "keep_after_pruning",
     "ledger_backprop",
     "load_scores",
+    "mean_of_largest",
     "overlap",
+    "pad_to_longest",
     "predicted_selective_backprop",
     "proxy",
     "random_backprop",
@@ -148,6 +152,7 @@ __all__ = [
     "stale_selective_backprop",
     "step_by_progress",
     "testing",
+    "token_cross_entropy",
     "top_k",
     "traditional",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.batches import Column, Layout, move
+from selective_backprop.padding import Pad
 from selective_backprop.types import Batch, Selection
 
 
@@ -34,7 +35,8 @@ class Assembler:
     A candidate batch that makes a training batch as it is, is not copied.
     """
 
-    def __init__(self, batch_size: int | None = None) -> None:
+    def __init__(self, batch_size: int | None = None, pad: Pad | None = None) -> None:
+        self._pad = pad
         self.batch_size = batch_size
         """To be set before anything is added."""
         self.layout: Layout | None = None
@@ -87,12 +89,21 @@ class Assembler:
             split = last.weights.numel() - surplus
             self._pieces.append(last.part(slice(split)))
             rest = [last.part(slice(split, None))]
-        columns = [_join(parts) for parts in zip(*(piece.columns for piece in self._pieces), strict=True)]
+        columns = [_join(parts) for parts in zip(*self._same_shapes(), strict=True)]
         known_ids = [piece.ids for piece in self._pieces if piece.ids is not None]
         weights = torch.cat([piece.weights for piece in self._pieces])
         probabilities = torch.cat([piece.probabilities for piece in self._pieces])
         self._pieces, self._waiting = rest, surplus
         return _Rows(columns, torch.cat(known_ids) if known_ids else None, weights, probabilities)
+
+    def _same_shapes(self) -> list[list[Column]]:
+        """The columns of the waiting pieces, padded where they differ."""
+        pieces = [piece.columns for piece in self._pieces]
+        shapes = {tuple(c.shape[1:] if isinstance(c, Tensor) else () for c in columns) for columns in pieces}
+        if self._pad is None or len(shapes) == 1:
+            return pieces
+        assert self.layout is not None
+        return [self.layout.columns(batch) for batch in self._pad([self.layout.batch(piece) for piece in pieces])]
 
     def _batch(self, rows: _Rows) -> Batch:
         assert self.layout is not None
@@ -130,6 +141,7 @@ def _join(parts: tuple[Column, ...]) -> Column:
         if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
             raise ValueError(
                 f"examples of shape {tuple(first.shape[1:])} ({first.dtype}) and {tuple(part.shape[1:])} "
-                f"({part.dtype}) cannot share a training batch: pad to one size in the collate function"
+                f"({part.dtype}) cannot share a training batch: pad to one size in the collate function, or pass "
+                "pad= to SelectiveLoader, such as pad_to_longest"
             )
     return torch.cat(parts)  # type: ignore[arg-type]

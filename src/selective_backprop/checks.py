@@ -17,6 +17,11 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
     """Raise for arguments that cannot work by themselves."""
     if not isinstance(loader, Iterable):
         raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
+    if getattr(loader, "_is_accelerate_prepared", False):
+        raise TypeError(
+            "this loader went through accelerator.prepare, which reads ahead and hides the sampler: pass the "
+            "DataLoader itself, and prepare only the model and the optimizer"
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(method, Method):

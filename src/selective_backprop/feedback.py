@@ -32,6 +32,10 @@ class Feedback:
         self.weights_used = bool((batch.weights == 1).all())
         self._losses_given = not self._selector.scorer.needs.training_losses
 
+    def expect_nothing(self) -> None:
+        """The batch was taken ahead: the caller has its weights, and its step may end after others began."""
+        self.weights_used = self._losses_given = True
+
     def add(self, ids: Tensor | None, losses: Tensor, epoch: int) -> None:
         self._steps.append((ids, losses, epoch))
         self._losses_given = True

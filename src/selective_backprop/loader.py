@@ -21,6 +21,7 @@ from selective_backprop.intake import Intake, Loaded
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import device_of
+from selective_backprop.padding import Pad
 from selective_backprop.reuse import ForwardReuse
 from selective_backprop.selector import Selector
 from selective_backprop.source import Source
@@ -45,8 +46,10 @@ class SelectiveLoader:
         transform: called on each candidate batch once it is on the device and before it is scored, such as
             augmentation there: the batch trained on is the one that was scored. If it has a state_dict, that is
             saved with the loader's.
-        reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum",
-            "max" or a function.
+        reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean" of those that
+            are not ignored, "sum", "max" or a function, such as `mean_of_largest(8)`.
+        pad: for candidate batches whose examples differ in length, such as `pad_to_longest({"input_ids": 0})`:
+            makes parts of them the same shape when they are to share a training batch.
         device: where batches are given out; by default where the model's parameters are.
         num_epochs: length of the run. Needed by methods with a window of training and for `progress`; with it
             the last epoch gives out what is left as one smaller batch, unless the DataLoader has drop_last or a
@@ -68,6 +71,7 @@ class SelectiveLoader:
         forward: Forward | None = None,
         transform: Callable[[Any], Any] | None = None,
         reducer: str | Reducer | None = None,
+        pad: Pad | None = None,
         device: torch.device | str | None = None,
         num_epochs: int | None = None,
         seed: int = 0,
@@ -90,7 +94,7 @@ class SelectiveLoader:
         self._selector = Selector(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed)
         self._asked_batch_size = batch_size
         size = batch_size or self._source.batch_size
-        self._assembler = Assembler(self._scaled(size) if size is not None else None)
+        self._assembler = Assembler(self._scaled(size) if size is not None else None, pad)
         self._fraction = 0.0  # of this epoch's candidates, offered
         self._in_epoch = self._resumed = False
         self._keeps_everything = True  # so far in this epoch
@@ -146,12 +150,12 @@ class SelectiveLoader:
         self._feedback.weights_used = True
         return self._batch
 
-    def loss(self, outputs: Any, targets: Any) -> Tensor:
+    def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
         """The loss of the batch given out last, with its weights applied; tells the ledger each example's loss.
 
-        Without weights it is loss_fn's own value, to the bit.
+        Without weights it is loss_fn's own value, to the bit. Of `batches()`, say which one it is.
         """
-        batch = self.batch
+        batch = self.batch if batch is None else batch
         # What is left in the queue is given out when the last epoch has been counted already.
         epoch = self.epoch if self._in_epoch else self.epoch - 1
         if self._selector.selecting:
@@ -168,6 +172,7 @@ class SelectiveLoader:
         if self._in_epoch and not self._resumed:
             self._end_epoch()  # the caller left the last epoch early
         if not self._in_epoch:
+            self._feedback.learn()  # of batches that were taken ahead
             self._keeps_everything = not len(self._assembler)
         self._in_epoch, self._resumed = True, False
         self._intake.begin(self._selector.plan(self.epoch, self._source.num_batches))
@@ -184,6 +189,17 @@ class SelectiveLoader:
         self._end_epoch()
         if ends_as_usual or (self.epoch == self.num_epochs and self._may_give_rest()):
             yield from self.flush()
+
+    def batches(self) -> Iterator[Batch]:
+        """As iterating over the loader, for callers that take batches ahead of training on them.
+
+        Each comes with its ids and weights; `loss` is told which one it is about. Save the state when all that were
+        taken have been trained on.
+        """
+        for _ in self:
+            self._feedback.expect_nothing()
+            assert self._batch is not None
+            yield self._batch
 
     def flush(self) -> Iterator[Any]:
         """Give out what is still queued, as a last batch that may be smaller than the others."""

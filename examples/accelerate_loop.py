@@ -1,0 +1,57 @@
+"""A loop of one's own by Accelerate, with Selective-Backprop, gradient accumulation and a checkpoint.
+
+pip install 'selective-backprop[transformers]'
+python examples/accelerate_loop.py
+"""
+
+import argparse
+import tempfile
+
+import torch
+from accelerate import Accelerator
+
+import selective_backprop as sb
+
+ACCUMULATION = 2
+
+
+def main() -> None:
+    """Train on points to tell by the sign of a sum."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=4)
+    epochs = parser.parse_args().epochs
+
+    torch.manual_seed(0)
+    inputs = torch.randn(4096, 20)
+    targets = (inputs[:, :3].sum(1) > 0).long()
+    data = torch.utils.data.TensorDataset(inputs, targets)
+    train_loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True, generator=torch.Generator())
+    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
+    model, optimizer = accelerator.prepare(model, optimizer)  # and not the DataLoader: the next line wraps it
+    method = sb.selective_backprop(1 / 3)
+    loader = sb.SelectiveLoader(train_loader, model, torch.nn.CrossEntropyLoss(), method, num_epochs=epochs)
+    total_steps = epochs * len(train_loader) // ACCUMULATION
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer.optimizer, total_steps)
+    accelerator.register_for_checkpointing(loader, scheduler)
+
+    for epoch in range(epochs):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = loader.loss(model(batch[0]), batch[1])
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                sb.step_by_progress(scheduler, loader, total_steps)
+        print(f"epoch {epoch + 1}: loss {loss.item():.3f}, learning rate {scheduler.get_last_lr()[0]:.5f}")
+    with tempfile.TemporaryDirectory() as folder:
+        accelerator.save_state(folder)  # with the loader's state: load_state goes on exactly
+        accelerator.load_state(folder)
+    print(loader.stats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""A loader's batches, an optimizer step at a time, for trainers that count the batches of an epoch beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from selective_backprop.batches import Layout
+from selective_backprop.loader import SelectiveLoader
+from selective_backprop.types import Batch
+
+
+class OptimizerSteps:
+    """Gives out the batches that gradients are accumulated over, all of them or none.
+
+    How many batches an epoch selects is not known beforehand, and rarely a multiple of the accumulation steps. So the
+    trainer's epoch ends with the step in which the loader's does, whose last batches come from the epoch after; and an
+    epoch that selects less than a step goes together with the next one. The trainer's epochs may then begin a little
+    late, and never last longer than what they were counted to last.
+
+    Args:
+        loader: selects.
+        begin_epoch: called with the number of each epoch before its candidates are drawn.
+    """
+
+    def __init__(self, loader: SelectiveLoader, begin_epoch: Callable[[int], None] = lambda epoch: None) -> None:
+        self.loader = loader
+        self.epoch = 0
+        """The trainer's."""
+        self.taken = 0
+        """Batches given out in it."""
+        self.run_over = False
+        self._begin_epoch = begin_epoch
+        self._epoch_over = False
+        self._batches: Iterator[Batch] = iter(())
+
+    def end_epoch(self) -> None:
+        """The trainer's epoch is over."""
+        self.epoch, self.taken, self._epoch_over = self.epoch + 1, 0, False
+
+    def take(self, count: int, epoch_length: int) -> list[Batch]:
+        """The batches of the next step; none when the trainer's epoch is over.
+
+        Args:
+            count: how many batches the trainer asks for.
+            epoch_length: of the trainer's epoch, in batches: after its last one the trainer ends a step by itself,
+                however few it has.
+        """
+        step: list[Batch] = []
+        while len(step) < count and not self.run_over and (step or not self._epoch_over):
+            if (batch := next(self._batches, None)) is not None:
+                step.append(batch)
+                continue
+            self._epoch_over = bool(step or self.taken)
+            if step and self.taken + len(step) == epoch_length:
+                break
+            if self.loader.epoch == self.loader.num_epochs:
+                self.run_over = True
+            elif step or not self._epoch_over:
+                self._begin_epoch(self.loader.epoch)
+                self._batches = self.loader.batches()
+        if step and self.run_over and self.taken + len(step) != epoch_length:
+            step = split(step, count)
+        self.taken += len(step)
+        return step
+
+    def state_dict(self) -> dict[str, Any]:
+        """To be asked for between steps."""
+        state = {"epoch": self.epoch, "taken": self.taken, "epoch_over": self._epoch_over, "run_over": self.run_over}
+        return state | {"loader": self.loader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.taken = state["epoch"], state["taken"]
+        self._epoch_over, self.run_over = state["epoch_over"], state["run_over"]
+        self.loader.load_state_dict(state["loader"])
+        self._batches = self.loader.batches() if state["loader"]["in_epoch"] else iter(())
+
+
+def split(batches: list[Batch], count: int) -> list[Batch]:
+    """The same examples in more batches; none at all if there are too few examples for that."""
+    if sum(map(len, batches)) < count:
+        return []
+    batches = list(batches)
+    while len(batches) < count:
+        largest = max(range(len(batches)), key=lambda i: len(batches[i]))
+        half = (len(batches[largest]) + 1) // 2
+        batches[largest : largest + 1] = [
+            _rows(batches[largest], slice(half)),
+            _rows(batches[largest], slice(half, None)),
+        ]
+    return batches
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    layout = Layout.of(batch.data, len(batch))
+    data = layout.batch([column[rows] for column in layout.columns(batch.data, len(batch))])
+    ids = None if batch.ids is None else batch.ids[rows]
+    return Batch(data, ids, batch.weights[rows], batch.probabilities[rows])

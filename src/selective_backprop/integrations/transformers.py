@@ -1,0 +1,280 @@
+"""Hugging Face Trainer, with its own loss, checkpoints and schedule, on the examples that a method selects."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from selective_backprop.integrations.steps import OptimizerSteps
+from selective_backprop.loader import SelectiveLoader
+from selective_backprop.losses import Reducer, token_cross_entropy
+from selective_backprop.padding import Pad, pad_to_longest
+from selective_backprop.progress import step_by_progress
+from selective_backprop.types import Batch, Method
+
+try:
+    import accelerate  # noqa: F401, because transformers misses it only when a run is set up
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+except ImportError as error:
+    raise ImportError("SelectiveTrainer needs: pip install 'selective-backprop[transformers]'") from error
+
+STATE_NAME = "selective_backprop.pt"
+"""What a checkpoint folder has in addition."""
+
+
+class SelectiveTrainer(Trainer):  # type: ignore[misc]
+    """Trainer that trains on full batches of the examples that the method selects.
+
+    For other trainers derived from Trainer: `class Mine(SelectiveTrainer, Seq2SeqTrainer): pass`.
+
+    Args:
+        args, options: those of Trainer.
+        method: how to select, for example `selective_backprop(selectivity=1/3)`.
+        loss_fn: what examples are scored by, and trained on by methods with weights: from the model's outputs and the
+            batch to one loss per example, or several of each. By default the cross-entropy of `logits` and `labels`,
+            of classes or of tokens.
+        reducer: how the losses of an example's tokens become its score: "mean" of those that are not ignored, "sum",
+            "max" or a function, such as `mean_of_largest(8)`.
+        pad: how sequences of different lengths come into one batch; by default by the tokenizer that was given as
+            processing_class, or to the right.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        method: Method,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        reducer: str | Reducer = "mean",
+        pad: Pad | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        _check(self, method, loss_fn)
+        self.method, self.reducer = method, reducer
+        self._by_labels = loss_fn is None
+        self._loss_fn = loss_fn or _Smoothed(self.args.label_smoothing_factor)
+        self._is_causal = _is_causal(self.model)
+        self.pad = pad or default_padding(self.processing_class)
+        self._steps: OptimizerSteps | None = None
+        self._taken: deque[Batch] = deque()  # and not trained on yet
+        self._batch: Batch | None = None  # being trained on; None in evaluation
+        self._resumed_from: str | None = None
+        self.add_callback(_ByProgress(self))
+
+    @property
+    def selective_loader(self) -> SelectiveLoader:
+        """Of the training under way, or the last one: with `stats`, `ledger` and `progress`."""
+        return self.steps.loader
+
+    @property
+    def steps(self) -> OptimizerSteps:
+        if self._steps is None:
+            raise RuntimeError("there is no selection before train()")
+        return self._steps
+
+    # ---- batches
+
+    def get_train_dataloader(self) -> Any:
+        """Trainer's own loader, by which it counts; the batches come from get_batch_samples."""
+        frame = super().get_train_dataloader()
+        loader = SelectiveLoader(
+            # Without accelerate's wrapper, which reads a batch ahead.
+            frame.base_dataloader,
+            self.model,
+            self._loss_fn,
+            self.method,
+            forward=self._score,
+            reducer=self.reducer,
+            pad=self.pad,
+            device=self.args.device,
+            num_epochs=None if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs),
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+        )
+        self._steps = OptimizerSteps(loader, frame.set_epoch)
+        self._taken.clear()
+        return frame
+
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple[Any, ...]:
+        values = super().set_initial_training_values(args, dataloader)
+        num_epochs, self._steps_per_epoch, *_, self._epoch_length, self._max_steps = values
+        # max_steps is a number of optimizer steps; how many epochs they take is up to the selection.
+        return (sys.maxsize if args.max_steps > 0 else num_epochs, *values[1:])
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        """The batches of the next optimizer step, and how many labels they have: of the selected examples alone."""
+        self._load_rng_state(self._resumed_from)  # before loading, which may draw from it; Trainer does it after
+        self._taken = deque(self.steps.take(num_batches, self._epoch_length))
+        samples = [batch.data for batch in self._taken]
+        return samples, self._get_num_items_in_batch(samples, device)
+
+    # ---- losses
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        self._batch = self._taken.popleft()
+        try:
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+            return loss
+        finally:
+            self._batch = None
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Trainer's own loss, to the bit, unless the method gives weights."""
+        batch = self._batch
+        if batch is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        # A copy, because Trainer takes the labels out.
+        loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
+        pair = self._outputs_and_targets(outputs, inputs)
+        weighted = bool((batch.weights != 1).any())
+        with torch.set_grad_enabled(weighted):
+            own = self.selective_loader.loss(*pair, batch=batch)  # tells the ledger, too
+        if weighted:
+            # On the scale of Trainer's loss, whatever that is divided by: labels of all accumulated batches, as a rule.
+            with torch.no_grad():
+                plain = self._loss_fn(*pair).mean()
+                scale = torch.where(plain == 0, 1.0, loss / plain)
+            loss = own * scale
+        return (loss, outputs) if return_outputs else loss
+
+    def _score(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        if self._by_labels and not _is_encoder_decoder(model):
+            # Or the model would compute a loss that nobody asks for; a decoder takes its inputs from the labels.
+            inputs = {key: value for key, value in batch.items() if key != "labels"}
+        else:
+            inputs = batch
+        return self._outputs_and_targets(model(**inputs), batch)
+
+    def _outputs_and_targets(self, outputs: Any, batch: Any) -> tuple[Any, Any]:
+        if not self._by_labels:
+            return outputs, batch
+        labels = batch.get("labels")
+        logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+        if labels is None or logits is None or labels.is_floating_point() or labels.shape != logits.shape[:-1]:
+            raise ValueError(
+                "examples are scored by the cross-entropy of the outputs' logits and the batch's labels, which do not "
+                "fit here: pass loss_fn=, a function from (outputs, batch) to one loss per example"
+            )
+        if self._is_causal:
+            labels = F.pad(labels, (0, 1), value=-100)[..., 1:]  # logits of a token are about the next one
+        return logits, labels
+
+    # ---- checkpoints
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        torch.save(self.steps.state_dict(), os.path.join(output_dir, STATE_NAME))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and checkpoint == self._resumed_from:
+            super()._load_rng_state(checkpoint)
+            self._resumed_from = None
+
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """Where to go on is what the loader says: fewer steps were taken than Trainer would count for an epoch."""
+        super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial)
+        self._resumed_from = checkpoint
+        if checkpoint is None:
+            return 0, 0
+        path = os.path.join(checkpoint, STATE_NAME)
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"{checkpoint} has no {STATE_NAME}: SelectiveTrainer did not save it, or model only"
+            )
+        self.steps.load_state_dict(torch.load(path, weights_only=True))
+        return self.steps.epoch, self.steps.taken
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        if "loss" in logs and self._steps is not None:
+            logs["selectivity"] = self.selective_loader.stats.selectivity
+        super().log(logs, *args, **options)
+
+
+class _ByProgress(TrainerCallback):  # type: ignore[misc]
+    """Time is told by the candidates offered: epochs, the learning rate, the end of the run."""
+
+    def __init__(self, trainer: SelectiveTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        trainer, loader = self._trainer, self._trainer.selective_loader
+        state.epoch = loader.epochs_done
+        if loader.num_epochs is None:
+            return
+        total_steps = loader.num_epochs * trainer._steps_per_epoch
+        scheduler = trainer.lr_scheduler
+        if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+            step_by_progress(scheduler, loader, total_steps)
+        # A whole number of epochs ends by itself, with what is left in the queue.
+        if args.num_train_epochs % 1 and loader.progress * total_steps + 1e-6 >= trainer._max_steps:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        self._trainer.steps.end_epoch()
+        if self._trainer.steps.run_over:
+            control.should_training_stop = True
+
+
+class _Smoothed:
+    """As Trainer's own loss, with its label smoothing."""
+
+    ignore_index = -100
+
+    def __init__(self, label_smoothing: float) -> None:
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        return token_cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction=reduction)
+
+
+def default_padding(tokenizer: Any) -> Pad:
+    """As the tokenizer pads; without one, to the right with zeros, and labels with -100."""
+    values = {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0, "position_ids": 0, "labels": -100}
+    values["decoder_input_ids"] = values["input_ids"] = getattr(tokenizer, "pad_token_id", None) or 0
+    values["token_type_ids"] = getattr(tokenizer, "pad_token_type_id", None) or 0
+    return pad_to_longest(values, side=getattr(tokenizer, "padding_side", None) or "right")
+
+
+def _is_encoder_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _is_causal(model: nn.Module) -> bool:
+    """Whether the model's loss compares the logits of a token with the label of the next one."""
+    causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    # Any module: what PEFT and others wrap is inside.
+    return not _is_encoder_decoder(model) and any(type(module).__name__ in causal for module in model.modules())
+
+
+def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
+    """Raise for what cannot work, before anything is trained."""
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
+    if trainer.args.world_size > 1 or trainer.args.n_gpu > 1:
+        count = max(trainer.args.world_size, trainer.args.n_gpu)
+        raise ValueError(
+            f"SelectiveTrainer works on one device, and this run has {count}: ranks would select different numbers of "
+            "examples, and wait for each other forever. Start one process, with one GPU in CUDA_VISIBLE_DEVICES"
+        )
+    if method.scorer.needs.training_pass:
+        raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")
+    if trainer.compute_loss_func is not None and loss_fn is None:
+        raise ValueError("compute_loss_func gives one loss for the batch: pass loss_fn= too, with one per example")
+    if trainer.args.max_steps > 0 and method.schedule.needs_num_epochs:
+        raise ValueError(
+            f"{method.name} selects in a window of the run, and how long {trainer.args.max_steps=} will last is not "
+            "known: use num_train_epochs"
+        )

@@ -1,0 +1,67 @@
+"""A loop by Accelerate: order of wrapping, accumulation, checkpoints."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+pytest.importorskip("accelerate", reason="needs the extra [transformers]")
+import accelerate
+
+import selective_backprop as sb
+from selective_backprop.testing import same
+from tests.helpers import digits, make_loader, make_model
+from tests.test_processes import ENVIRONMENT, ROOT
+
+
+class Run:
+    def __init__(self, accumulation=2):
+        torch.manual_seed(0)
+        self.accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        options = {"loader_options": {"generator": torch.Generator().manual_seed(3)}, "num_epochs": 3}
+        self.loader = make_loader(sb.selective_backprop(0.4), model=self.model, **options)
+        self.accelerator.register_for_checkpointing(self.loader)
+        self.steps = []
+
+    def train(self, save_at=None, folder=None):
+        while self.loader.epoch < 3:
+            for inputs, targets in self.loader:
+                with self.accelerator.accumulate(self.model):
+                    self.accelerator.backward(self.loader.loss(self.model(inputs), targets))
+                    if self.accelerator.sync_gradients:
+                        self.steps.append(self.loader.stats.batches)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                if self.loader.stats.batches == save_at:
+                    self.accelerator.save_state(folder)
+
+
+def test_a_checkpoint_of_accelerate_goes_on_exactly(tmp_path):
+    whole, part = Run(), Run()
+    whole.train(save_at=8, folder=tmp_path)  # between two optimizer steps, as Accelerate saves no gradients
+    assert whole.steps[:4] == [2, 4, 6, 8]
+    assert whole.loader.stats.batches > 10
+    part.accelerator.load_state(tmp_path)
+    part.train()
+    assert same(whole.model.state_dict(), part.model.state_dict())
+    assert whole.loader.stats.trained == part.loader.stats.trained
+
+
+def test_a_prepared_loader_is_refused():
+    prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(digits(), 16))
+    with pytest.raises(TypeError, match=r"went through accelerator\.prepare, .*: pass the DataLoader itself"):
+        sb.SelectiveLoader(prepared, make_model(), nn.CrossEntropyLoss(), sb.top_k(0.5))
+
+
+def test_the_example_runs():
+    command = [sys.executable, "examples/accelerate_loop.py", "--epochs", "2"]
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "epoch 2: " in result.stdout and "learning rate 0.00000" in result.stdout
+    assert "offered 8,192, scored 8,192" in result.stdout

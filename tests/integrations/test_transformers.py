@@ -1,0 +1,367 @@
+"""Hugging Face Trainer: real training of tiny models on real text."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs the extra [transformers]")
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import selective_backprop as sb
+from selective_backprop.integrations.transformers import SelectiveTrainer
+from selective_backprop.testing import same
+from tests.integrations import texts
+from tests.test_processes import ENVIRONMENT, ROOT
+
+TASKS = {"classification": (texts.classifier, texts.classification), "language": (texts.language_model, texts.language)}
+
+
+def arguments(folder, **options):
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-3,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "logging_steps": 5,
+    }
+    return TrainingArguments(output_dir=str(folder), **defaults | options)
+
+
+def make(folder, method=None, *, task="classification", collator=texts.collate, count=203, options=None, **settings):
+    """A SelectiveTrainer, or without a method Trainer itself."""
+    model, data = TASKS[task]
+    settings |= {} if method is None else {"method": method}
+    return (Trainer if method is None else SelectiveTrainer)(
+        model=model(),
+        args=arguments(folder, **(options or {})),
+        train_dataset=data(count),
+        data_collator=collator,
+        **settings,
+    )
+
+
+class Spy(TrainerCallback):
+    """What every optimizer step saw: the sizes of its batches, the learning rate, the gradient."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.sizes, self.rates, self.gradients, self.batches, self.weights = [], [], [], [], []
+        self._step = []
+        inner = trainer.training_step
+
+        def training_step(model, inputs, num_items_in_batch=None):
+            self.weights.append(getattr(trainer, "_taken", [None])[0])
+            self._step.append({key: value.clone() for key, value in inputs.items()})
+            return inner(model, inputs, num_items_in_batch)
+
+        trainer.training_step = training_step
+        trainer.add_callback(self)
+
+    def on_pre_optimizer_step(self, args, state, control, **rest):
+        model = self.trainer.model
+        self.weights_before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        self.sizes.append([len(batch["labels"]) for batch in self._step])
+        self.batches.append(self._step)
+        self._step = []
+
+    def on_step_end(self, args, state, control, **rest):
+        self.rates.append(self.trainer.lr_scheduler.get_last_lr()[0])
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("classification", {}),
+        ("language", {"gradient_accumulation_steps": 4, "num_train_epochs": 1.5}),
+        ("classification", {"gradient_accumulation_steps": 3, "label_smoothing_factor": 0.1}),
+        ("language", {"max_steps": 40, "lr_scheduler_type": "cosine"}),
+    ],
+    ids=["plain", "accumulation and part of an epoch", "accumulation and label smoothing", "max_steps"],
+)
+def test_2_selectivity_1_is_trainer_itself_to_the_bit(task, options, tmp_path):
+    options = {"warmup_steps": 3} | options
+    plain = make(tmp_path, task=task, options=options)
+    spies = [Spy(plain)]
+    plain.train()
+    own = make(tmp_path, sb.selective_backprop(1.0), task=task, options=options)
+    spies.append(Spy(own))
+    own.train()
+    assert spies[0].sizes == spies[1].sizes and len({len(sizes) for sizes in spies[0].sizes}) <= 2
+    assert spies[0].rates == pytest.approx(spies[1].rates, rel=1e-12)
+    assert same(plain.model.state_dict(), own.model.state_dict())
+    assert own.selective_loader.stats.selectivity == 1
+
+
+def test_batches_are_full_and_the_schedule_ends_with_the_run(tmp_path):
+    trainer = make(tmp_path, sb.selective_backprop(0.4, fixed_size=True), options={"num_train_epochs": 4})
+    spy = Spy(trainer)
+    trainer.train()
+    stats = trainer.selective_loader.stats
+    assert all(sizes == [8] for sizes in spy.sizes[:-1])
+    assert stats.offered == 4 * 203 and stats.scored == 4 * 203
+    assert abs(stats.selectivity - 0.4) < 0.03
+    assert sum(sizes[0] for sizes in spy.sizes) == stats.trained
+    assert len(spy.sizes) == trainer.state.global_step < 0.5 * trainer.state.max_steps
+    assert trainer.state.epoch == 4
+    assert spy.rates[-1] == 0 and spy.rates[len(spy.rates) // 2] == pytest.approx(5e-4, rel=0.1)
+    assert any("selectivity" in entry for entry in trainer.state.log_history)
+
+
+def without_dropout(trainer):
+    trainer.model.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else None)
+    trainer.model.apply(lambda module: setattr(module, "attention_dropout", 0.0))
+    return trainer
+
+
+def rows_of(batches):
+    """The examples of these batches, without their padding."""
+    for batch in batches:
+        for row in range(len(batch["labels"])):
+            ids = batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist()
+            label = batch["labels"][row]
+            yield {"input_ids": ids} | ({"labels": int(label)} if label.dim() == 0 else {})
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_step_is_that_of_trainer_on_the_selected_alone(task, accumulation, tmp_path):
+    options = {"gradient_accumulation_steps": accumulation, "max_steps": 1, "max_grad_norm": 0}
+    trainer = without_dropout(make(tmp_path, sb.selective_backprop(0.4), task=task, options=options))
+    spy = Spy(trainer)
+    trainer.train()
+    assert spy.sizes == [[8] * accumulation]
+    plain = without_dropout(make(tmp_path, task=task, options=options | {"train_sampling_strategy": "sequential"}))
+    plain.train_dataset = list(rows_of(spy.batches[0]))
+    expected = Spy(plain)
+    plain.train()
+    for name, gradient in spy.gradients[0].items():
+        torch.testing.assert_close(gradient, expected.gradients[0][name], rtol=1e-4, atol=1e-6)
+    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(plain.state.log_history[-1]["train_loss"])
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_weights_multiply_each_examples_part_of_the_loss(accumulation, tmp_path):
+    options = {"gradient_accumulation_steps": accumulation, "max_steps": 1, "max_grad_norm": 0}
+    method = sb.selective_backprop(0.4, unbiased=True)
+    trainer = without_dropout(make(tmp_path, method, task="language", options=options))
+    spy = Spy(trainer)
+    trainer.train()
+    assert any((batch.weights != 1).any() for batch in spy.weights)
+    model, total, tokens = texts.language_model().eval(), 0, 0
+    for inputs, batch in zip(spy.batches[0], spy.weights, strict=True):
+        losses = sb.token_cross_entropy(model(**inputs).logits[:, :-1], inputs["labels"][:, 1:], reduction="none")
+        total, tokens = total + (losses.sum(1) * batch.weights).sum(), tokens + (inputs["labels"][:, 1:] != -100).sum()
+    (total / tokens).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(spy.gradients[0][name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [texts.language_model, texts.gpt2], ids=["Llama", "GPT-2"])
+def test_scores_are_the_models_own_loss_of_each_example(model, tmp_path):
+    trainer = make(tmp_path, sb.top_k(0.5), task="language", options={"max_steps": 1, "learning_rate": 0.0})
+    trainer.model = trainer.model_wrapped = model().eval()
+    trainer._is_causal = SelectiveTrainer(model=trainer.model, args=trainer.args, method=sb.top_k(0.5))._is_causal
+    trainer.train()
+    ledger = trainer.selective_loader.ledger
+    known = ledger.scores[:, 0].isfinite().nonzero().flatten().tolist()
+    assert len(known) >= 16
+    with torch.no_grad():
+        own = [trainer.model.eval()(**texts.collate([trainer.train_dataset[i]])).loss for i in known]
+    torch.testing.assert_close(ledger.scores[known, 0], torch.stack(own), rtol=1e-4, atol=1e-5)
+
+
+def test_accumulation_takes_whole_steps_across_epochs(tmp_path):
+    trainer = make(
+        tmp_path, sb.selective_backprop(0.4), options={"gradient_accumulation_steps": 3, "num_train_epochs": 4}
+    )
+    spy = Spy(trainer)
+    trainer.train()
+    assert all(sizes == [8, 8, 8] for sizes in spy.sizes[:-1]) and len(spy.sizes[-1]) == 3
+    assert sum(map(sum, spy.sizes)) == trainer.selective_loader.stats.trained, "nothing selected is lost"
+    assert trainer.state.epoch == 4
+
+
+def test_an_epoch_that_selects_less_than_a_batch_does_not_end_the_run(tmp_path):
+    trainer = make(tmp_path, sb.random_backprop(0.05), count=80, options={"num_train_epochs": 12})
+    trainer.train()
+    assert trainer.state.epoch == 12
+    assert trainer.selective_loader.stats.offered == 12 * 80
+
+
+def test_max_steps_are_optimizer_steps(tmp_path):
+    trainer = make(tmp_path, sb.selective_backprop(0.3), options={"max_steps": 30})
+    spy = Spy(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 30 and trainer.state.epoch > 30 * 8 / 203
+    assert spy.rates[-1] == 0
+
+
+@pytest.mark.parametrize(
+    "method", [sb.ledger_backprop(selectivity=0.5), sb.infobatch(0.5), sb.composer_backprop(start=0.2, keep=0.5)]
+)
+def test_methods_by_id_with_weights_and_windows(method, tmp_path):
+    trainer = make(tmp_path, method, task="language", options={"num_train_epochs": 3})
+    trainer.train()
+    assert trainer.state.epoch == 3 and trainer.selective_loader.stats.selectivity < 0.9
+
+
+def test_evaluation_is_untouched(tmp_path):
+    plain, own = make(tmp_path), make(tmp_path, sb.selective_backprop(0.3))
+    own.model.load_state_dict(plain.model.state_dict())
+    data = texts.classification(50)
+    assert plain.evaluate(data)["eval_loss"] == own.evaluate(data)["eval_loss"]
+    own.train()
+    plain.model.load_state_dict(own.model.state_dict())
+    offered = own.selective_loader.stats.offered
+    assert plain.evaluate(data)["eval_loss"] == own.evaluate(data)["eval_loss"]
+    assert own.selective_loader.stats.offered == offered
+
+
+RUN = """
+import os, signal, sys
+import selective_backprop as sb
+from transformers import TrainerCallback
+from tests.integrations import test_transformers as tests, texts
+import torch
+
+torch.set_num_threads(1)
+trainer = tests.make(sys.argv[1], tests.RESUMED["sb"], collator=texts.collate_noisily, options=tests.SAVING)
+
+class Die(TrainerCallback):
+    def on_step_end(self, args, state, control, **rest):
+        if state.global_step == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+trainer.add_callback(Die())
+trainer.train()
+"""
+
+RESUMED = {
+    "sb": sb.selective_backprop(0.5),
+    "ledger": sb.ledger_backprop(selectivity=0.5),
+    "window": sb.selective_backprop(0.5, start=0.3, end=0.6),
+    "everything": sb.traditional(),
+}
+SAVING = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 3, "gradient_accumulation_steps": 3}
+
+
+def finished(trainer, **options):
+    trainer.train(**options)
+    state = trainer.state
+    return {"model": trainer.model.state_dict(), "rate": trainer.lr_scheduler.get_last_lr(), "steps": state.global_step}
+
+
+def test_5_killed_and_resumed_from_trainers_checkpoint(tmp_path):
+    command = [sys.executable, "-c", RUN, str(tmp_path / "killed")]
+    assert subprocess.run(command, cwd=ROOT, env=ENVIRONMENT).returncode == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path / "killed")) == ["checkpoint-3", "checkpoint-6"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        settings = {"collator": texts.collate_noisily, "options": SAVING}
+        killed = finished(make(tmp_path / "killed", RESUMED["sb"], **settings), resume_from_checkpoint=True)
+        assert same(killed, finished(make(tmp_path / "undisturbed", RESUMED["sb"], **settings)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_5_resumed_from_any_checkpoint(kind, tmp_path):
+    settings = {"collator": texts.collate_noisily, "options": SAVING | {"save_steps": 2}, "count": 91}
+    expected = finished(make(tmp_path / "whole", RESUMED[kind], **settings))
+    for name in ("checkpoint-2", "checkpoint-4"):
+        part = make(tmp_path / "part", RESUMED[kind], **settings)
+        found = finished(part, resume_from_checkpoint=str(tmp_path / "whole" / name))
+        assert same(expected, found), name
+
+
+def test_resuming_from_the_end_of_an_epoch(tmp_path):
+    method, options = sb.selective_backprop(0.5), {"save_strategy": "epoch", "num_train_epochs": 3}
+    whole = make(tmp_path / "whole", method, options=options)
+    whole.train()
+    first = sorted(os.listdir(tmp_path / "whole"), key=lambda name: int(name.split("-")[1]))[0]
+    part = make(tmp_path / "part", method, options=options)
+    part.train(resume_from_checkpoint=str(tmp_path / "whole" / first))
+    assert same(whole.model.state_dict(), part.model.state_dict())
+    assert same(whole.selective_loader.stats.trained, part.selective_loader.stats.trained)
+
+
+def test_a_checkpoint_of_trainer_itself_is_refused(tmp_path):
+    make(tmp_path, options={"max_steps": 3, "save_strategy": "steps", "save_steps": 3}).train()
+    with pytest.raises(FileNotFoundError, match=r"has no selective_backprop\.pt: SelectiveTrainer did not save it"):
+        make(tmp_path, sb.top_k(0.5)).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "settings", "error", "message"),
+    [
+        ("sb", {}, {}, TypeError, "method must be a Method"),
+        (sb.top_k(0.5, scoring="reuse"), {}, {}, ValueError, "scoring='reuse' cannot work here"),
+        (sb.top_k(0.5), {}, {"compute_loss_func": print}, ValueError, "pass loss_fn= too"),
+        (sb.composer_backprop(), {"max_steps": 5}, {}, ValueError, "use num_train_epochs"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(method, options, settings, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        make(tmp_path, method, options=options, **settings)
+
+
+def test_labels_that_need_another_loss(tmp_path):
+    data = [example | {"labels": float(example["labels"])} for example in texts.classification(40)]
+    trainer = make(tmp_path, sb.top_k(0.5))
+    trainer.train_dataset = data
+    with pytest.raises(ValueError, match="which do not fit here: pass loss_fn="):
+        trainer.train()
+    trainer = make(
+        tmp_path,
+        sb.top_k(0.5),
+        loss_fn=lambda outputs, batch: (outputs.logits[:, 0] - batch["labels"]) ** 2,
+    )
+    trainer.model.config.num_labels, trainer.model.num_labels = 1, 1
+    trainer.model.classifier = torch.nn.Linear(16, 1)
+    trainer.train_dataset = data
+    trainer.train()
+    assert trainer.selective_loader.stats.selectivity == 0.5
+
+
+RANKS = """
+import sys
+import selective_backprop as sb
+from tests.integrations import test_transformers as tests
+tests.make(sys.argv[1], sb.selective_backprop(0.5)).train()
+"""
+
+
+def test_two_ranks_are_refused(tmp_path):
+    (tmp_path / "run.py").write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    result = subprocess.run(
+        [*command, str(tmp_path / "run.py"), str(tmp_path)], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert result.returncode != 0
+    assert "SelectiveTrainer works on one device, and this run has 2" in result.stderr
+
+
+def test_a_missing_extra_names_its_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, SelectiveTrainer.__module__)
+    with pytest.raises(ImportError, match=r"pip install 'selective-backprop\[transformers\]'"):
+        importlib.import_module(SelectiveTrainer.__module__)
+
+
+def test_the_example_learns():
+    command = [sys.executable, "examples/transformers_text.py", "--epochs", "4", "--selectivity", "0.5"]
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "offered 6,144, scored 6,144" in result.stdout
+    assert float(result.stdout.split("test accuracy ")[1]) > 0.9
