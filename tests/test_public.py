@@ -22,6 +22,7 @@ LAYERS = [
     ["example_scores", "pruning"],
     ["timing", "candidate_batch", "costs", "advice"],
     ["methods", "progress", "testing"],
+    ["integrations"],
     ["lab"],
 ]
 
