@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),
     pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint"),
+    pytest.mark.filterwarnings("ignore:.*`dataloader_iter` step flavor"),
 ]
 
 
@@ -102,14 +103,22 @@ def test_scoring_has_the_precision_of_training(precision):
     assert {dtype for trains, dtype in seen if not trains} == {dtype for trains, dtype in seen if trains}
 
 
-@pytest.mark.parametrize("where", [{"every_n_train_steps": 2}, {"every_n_epochs": 1}])
-def test_any_checkpoint_of_lightning_resumes_exactly(where, tmp_path):
-    checkpoints = ModelCheckpoint(tmp_path, save_top_k=-1, **where)
-    undisturbed, trainer, _ = fit("sb", callbacks=[checkpoints])
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        ({"every_n_train_steps": 2}, {}),
+        ({"every_n_epochs": 1}, {"method": "ledger"}),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"accumulate_grad_batches": 2}),
+        ({"every_n_train_steps": 2}, {"limit_train_batches": 9, "val_check_interval": 3}),
+    ],
+)
+def test_any_checkpoint_of_lightning_resumes_exactly(where, options, tmp_path):
+    options = {"method": "sb", **options}
+    undisturbed, trainer, _ = fit(callbacks=[ModelCheckpoint(tmp_path, save_top_k=-1, **where)], **options)
     paths = sorted(tmp_path.glob("*.ckpt"))
     assert len(paths) >= 3
     for path in paths:
-        module, resumed, _ = fit("sb", ckpt_path=path)
+        module, resumed, _ = fit(ckpt_path=path, **options)
         assert same(module.state_dict(), undisturbed.state_dict()), path
         assert module.ids == undisturbed.ids[len(undisturbed.ids) - len(module.ids) :]
         assert resumed.global_step == trainer.global_step
@@ -152,6 +161,11 @@ def trainer(**options):
     return L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, **options)
 
 
+class Fetching(Digits):
+    def training_step(self, dataloader_iter):
+        return super().training_step(*next(dataloader_iter)[:2])
+
+
 def make_selection():
     return SelectiveBackprop(sb.selective_backprop(0.4), nn.CrossEntropyLoss())
 
@@ -172,6 +186,10 @@ def test_what_cannot_work_is_refused_at_once():
         trainer(callbacks=[selection]).fit(Digits(), loader)
     with pytest.raises(RuntimeError, match=r"callbacks=\[selection\]"):
         trainer().fit(Digits(), make_selection().wrap(loader))
+    with pytest.raises(ValueError, match=r"pass selection\.wrap\(loader\)"):
+        trainer(callbacks=[selection]).fit(Digits(), {"a": selection.wrap(loader), "b": loader})
+    with pytest.raises(ValueError, match="not a dataloader_iter"):
+        trainer(callbacks=[selection]).fit(Fetching(), selection.wrap(loader))
     with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs=1"):
         trainer(callbacks=[selection], reload_dataloaders_every_n_epochs=1).fit(Digits(), selection.wrap(loader))
 

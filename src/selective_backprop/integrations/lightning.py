@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -111,6 +112,8 @@ class SelectiveBackprop(Callback):
                 f"selection on several devices is for strategy='ddp', got {type(trainer.strategy).__name__}: each rank "
                 "scores its own candidates, at times of its own, for which it needs the whole model"
             )
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise ValueError("selection waits for each step: training_step has to take a batch, not a dataloader_iter")
         for name in ("reload_dataloaders_every_n_epochs", "overfit_batches"):
             if getattr(trainer, name):
                 raise ValueError(f"selection does not go with {name}={getattr(trainer, name)}")
@@ -131,6 +134,8 @@ class SelectiveBackprop(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.loader.end_step()
+        if trainer.is_last_batch:
+            self.loader.end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
         if batch is None:
             # Lightning leaves this out, and could not tell from a checkpoint saved now where to go on.
             trainer.fit_loop.epoch_loop.batch_progress.increment_started()

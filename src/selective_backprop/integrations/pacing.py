@@ -57,6 +57,12 @@ class PacedLoader(SelectiveLoader):
         """The training step is over: its losses are learned, and time is no longer its own."""
         next(self._step, None)
 
+    def end_epoch(self) -> None:
+        """No more slots are asked for in this epoch, whether or not all were given out."""
+        if self._in_epoch:
+            self._end_epoch()
+        self.slot, self._pending = len(self), []
+
     def _give(self, batch: Batch) -> Iterator[Any]:
         self._step = super()._give(batch)
         yield next(self._step)
