@@ -68,7 +68,7 @@ def test_windows_may_not_be_empty():
 
 
 def test_selectivity_1_gives_the_batches_of_plain_training():
-    loader, model = make("everything", epochs=2)
+    loader, _ = make("everything", epochs=2)
     plain = DataLoader(digits(), 16, shuffle=True, generator=torch.Generator().manual_seed(1))
     given = [slot for _ in range(2) for slot in loader]
     assert same(given, [batch for _ in range(2) for batch in plain])
