@@ -34,13 +34,14 @@ class Digits(L.LightningModule):
         self.network = make_model()
         self.selected_loss = selected_loss
         self.automatic_optimization = not manual
-        self.ids, self.learning_rates, self.validations = [], [], 0
+        self.ids, self.slots, self.learning_rates, self.validations = [], [], [], 0
 
     def forward(self, inputs):
         return self.network(inputs)
 
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
+        self.slots.append((self.current_epoch, batch_idx))
         loader = self.trainer.train_dataloader
         if hasattr(loader, "selection"):
             given = loader.selection.loader._batch  # to read .batch counts as having applied its weights
