@@ -49,6 +49,16 @@ class Assembler:
         """Examples waiting."""
         return self._waiting + sum(len(rows.weights) for rows in self._ready)
 
+    @property
+    def num_ready(self) -> int:
+        """Full batches waiting."""
+        return len(self._ready)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether examples wait for their batch to fill."""
+        return self._waiting > 0
+
     def add(self, columns: list[Column], selection: Selection, ids: Tensor | None, *, as_is: bool = False) -> None:
         """Queue the selected rows.
 

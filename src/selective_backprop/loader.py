@@ -185,10 +185,8 @@ class SelectiveLoader:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
         if self._source.stream is not None:
             self._count_offered(self._source.stream.tail, num_loaded=0)
-        ends_as_usual = self._keeps_everything
         self._end_epoch()
-        if ends_as_usual or (self.epoch == self.num_epochs and self._may_give_rest()):
-            yield from self.flush()
+        yield from self._last_batches()
 
     def batches(self) -> Iterator[Batch]:
         """As iterating over the loader, for callers that take batches ahead of training on them.
@@ -207,10 +205,18 @@ class SelectiveLoader:
         if (last := self._assembler.flush()) is not None:
             yield from self._give(last)
 
-    def _may_give_rest(self) -> bool:
+    def _last_batches(self) -> Iterator[Any]:
+        """What is still to be given out once all candidates of an epoch have been offered."""
+        if self._ends_with_rest():
+            yield from self.flush()
+
+    def _ends_with_rest(self) -> bool:
+        """Whether the epoch just over ends with what is left, as a smaller batch."""
+        if self._keeps_everything:
+            return True  # as plain training does
         # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
         drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
-        return len(self._assembler) > 1 and not drop_last
+        return self.epoch == self.num_epochs and len(self._assembler) > 1 and not drop_last
 
     def _full_batches(self) -> Iterator[Any]:
         while (batch := self._assembler.pop()) is not None:

@@ -1,0 +1,273 @@
+"""Selective-Backprop in Lightning: a callback, and the training loader wrapped by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from selective_backprop.forward import default_forward
+from selective_backprop.integrations.pacing import PacedLoader
+from selective_backprop.losses import Reducer
+from selective_backprop.stats import PHASES, Stats
+from selective_backprop.types import Forward, Method
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
+    from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+except ImportError as error:
+    raise ImportError(f"{error}: pip install 'selective-backprop[lightning]'") from error
+
+# Said once a run about slots without a batch, all of them on purpose.
+_EXPECTED_WARNINGS = ("train_dataloader yielded None", r"Detected call of `lr_scheduler.step\(\)` before")
+
+
+class SelectiveBackprop(Callback):
+    """Selects what a LightningModule is trained on.
+
+    Give it to the Trainer, and `wrap` the training loader; the module stays as it is. Lightning's batches are then
+    slots, as many an epoch as without selection: in each of them a full batch of selected examples is trained on, or
+    nothing if none is full yet. So progress bars, learning rates that are stepped every batch, `val_check_interval`
+    and `limit_train_batches` go by the candidates offered.
+
+    Args:
+        method: how to select, for example `sb.selective_backprop(selectivity=1/3)`.
+        loss_fn: the loss of the training step: an nn loss module, a function that takes `reduction=`, or a callable
+            that returns one loss per example.
+        batch_size, forward, transform, reducer, seed: those of `SelectiveLoader`; the model is the LightningModule.
+        num_epochs: length of the run, by default the trainer's max_epochs.
+        random_state: keep torch's random state in checkpoints too. Lightning's own leave it out, and with it the
+            order of shuffling and dropout, without which no run can be resumed exactly.
+
+    >>> import torch, selective_backprop as sb
+    >>> selection = SelectiveBackprop(sb.selective_backprop(1 / 3), torch.nn.CrossEntropyLoss())
+    >>> loader = selection.wrap(torch.utils.data.DataLoader(range(64), batch_size=8))  # for Trainer.fit
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        loss_fn: Callable[..., Tensor],
+        *,
+        batch_size: int | None = None,
+        forward: Forward | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        reducer: str | Reducer | None = None,
+        num_epochs: int | None = None,
+        seed: int = 0,
+        random_state: bool = True,
+    ) -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"method must be a Method, such as sb.selective_backprop(1/3), got {method!r}")
+        self.method = method
+        self.loss_fn = loss_fn
+        self.forward = forward or default_forward
+        self.num_epochs = num_epochs
+        self.seed = seed
+        self.random_state = random_state
+        self._options = {"batch_size": batch_size, "transform": transform, "reducer": reducer}
+        self._trainer: Trainer | None = None
+        self._loader: PacedLoader | None = None
+        self._saved: dict[str, Any] | None = None
+        self._epoch_began_with = Stats()
+
+    @property
+    def loader(self) -> PacedLoader:
+        """The loader at work, with its stats, ledger and progress; there is one once `Trainer.fit` has begun."""
+        if self._loader is None:
+            raise RuntimeError("selection begins in Trainer.fit, with callbacks=[selection] and selection.wrap(loader)")
+        return self._loader
+
+    def wrap(self, loader: Iterable[Any]) -> SelectedBatches:
+        """For `Trainer.fit`, or to return from `train_dataloader`: the same loader, with selection."""
+        try:
+            len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            raise ValueError(
+                "this loader has no length: Lightning would fetch a batch ahead to find its end, before the training "
+                "step that selection has to wait for. Give the data set or the loader a __len__"
+            ) from None
+        return SelectedBatches(self, loader)
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """In `training_step`: the loss with its weights, which also feeds the ledger. See `SelectiveLoader.loss`."""
+        return self.loader.loss(outputs, targets)
+
+    # ---- Lightning's hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
+            raise ValueError(
+                f"selection on several devices is for strategy='ddp', got {type(trainer.strategy).__name__}: each rank "
+                "scores its own candidates, at times of its own, for which it needs the whole model"
+            )
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise ValueError("selection waits for each step: training_step has to take a batch, not a dataloader_iter")
+        for name in ("reload_dataloaders_every_n_epochs", "overfit_batches"):
+            if getattr(trainer, name):
+                raise ValueError(f"selection does not go with {name}={getattr(trainer, name)}")
+        self._trainer = trainer
+        for message in _EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message, UserWarning)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loader = trainer.train_dataloader
+        if not isinstance(loader, SelectedBatches) or loader.selection is not self:
+            raise ValueError("the training loader is not selected from: pass selection.wrap(loader) to Trainer.fit")
+        if self._saved is not None:
+            # Not earlier: setting up a model and its data may draw random numbers, which the first run did before.
+            _restore(self._saved, pl_module)
+        self._saved = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.loader.end_step()
+        if trainer.is_last_batch:
+            self.loader.end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
+        if batch is None:
+            # Lightning leaves this out, and could not tell from a checkpoint saved now where to go on.
+            trainer.fit_loop.epoch_loop.batch_progress.increment_started()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        now, then = self.loader.stats, self._epoch_began_with
+        offered = now.offered - then.offered
+        selected = now.trained + now.queued - then.trained - then.queued
+        values = {"selectivity": selected / max(1, offered), "trained": float(now.trained - then.trained)}
+        values |= {f"seconds_{phase}": now.seconds[phase] - then.seconds[phase] for phase in PHASES}
+        for name, value in values.items():  # batch_size: the last slot may have no batch to tell it
+            in_bar, on_ranks = name == "selectivity", trainer.world_size > 1
+            pl_module.log(f"selection/{name}", value, prog_bar=in_bar, sync_dist=on_ranks, batch_size=1)
+        self._epoch_began_with = dataclasses.replace(now, seconds=dict(now.seconds))
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """In every checkpoint, for all ranks. What Lightning saves of loaders itself is not loaded between epochs."""
+        if self._loader is None or self._trainer is None:
+            return {}
+        state = {"loader": self._loader.state_dict(), "epoch_began_with": self._epoch_began_with.state_dict()}
+        if self.random_state:
+            state["random"] = _random_state(self._trainer.strategy.root_device)
+        if self._trainer.world_size == 1:
+            return {"ranks": [state]}
+        # BatchNorm's statistics, by which this rank scores. Lightning saves rank 0's.
+        state["buffers"] = {name: value.cpu() for name, value in self._trainer.lightning_module.named_buffers()}
+        ranks: list[Any] | None = [None] * self._trainer.world_size if self._trainer.is_global_zero else None
+        torch.distributed.gather_object(state, ranks)  # to rank 0, which writes the checkpoint
+        return {"ranks": ranks}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not state_dict or self._trainer is None:
+            return
+        ranks, world_size = state_dict["ranks"], self._trainer.world_size
+        if len(ranks) != world_size:
+            raise ValueError(
+                f"this checkpoint was saved by {len(ranks)} ranks, each with selected examples of its own, and "
+                f"cannot go on with {world_size}"
+            )
+        self._saved = ranks[self._trainer.global_rank]
+
+    # ---- the loader inside
+
+    def _build(self, loader: Iterable[Any]) -> PacedLoader:
+        """Once the trainer has its devices: what Lightning would iterate over, with selection around it."""
+        if (trainer := self._trainer) is None:
+            raise RuntimeError("selection begins in Trainer.fit, and the trainer needs callbacks=[selection]")
+        inner: Any = _process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, loader)
+        max_epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
+        self._loader = PacedLoader(
+            inner,
+            trainer.lightning_module,
+            self.loss_fn,
+            self.method,
+            **self._options,
+            forward=self._forward,
+            device=trainer.strategy.root_device,
+            num_epochs=self.num_epochs or max_epochs,
+            seed=self.seed + trainer.global_rank,
+            window=trainer.accumulate_grad_batches,
+            agree=trainer.strategy.reduce_boolean_decision,
+        )
+        if self._saved is not None:
+            self._loader.load_state_dict(self._saved["loader"])
+            self._epoch_began_with.load_state_dict(self._saved["epoch_began_with"])
+        return self._loader
+
+    def _forward(self, model: torch.nn.Module, batch: Any) -> tuple[Any, Any]:
+        """A selection pass in the precision of the training step, for losses in float32."""
+        assert self._trainer is not None
+        plugin = self._trainer.precision_plugin
+        with plugin.forward_context():
+            outputs, targets = self.forward(model, plugin.convert_input(batch))
+        return tree_map(lambda value: value.float() if _is_low_precision(value) else value, outputs), targets
+
+
+def _is_low_precision(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+
+
+class SelectedBatches:
+    """The user's training loader as Lightning sees it: one slot after the other, each a full batch or None."""
+
+    def __init__(self, selection: SelectiveBackprop, loader: Iterable[Any]) -> None:
+        self.selection = selection
+        self._user_loader = loader
+        self._paced: PacedLoader | None = None
+
+    @property
+    def _loader(self) -> PacedLoader:
+        # Ranks and devices are not known before Lightning first asks for batches.
+        if self._paced is None:
+            self._paced = self.selection._build(self._user_loader)
+        return self._paced
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """The same as the callback's, for modules that do not know it: `self.trainer.train_dataloader.loss(...)`."""
+        return self.selection.loss(outputs, targets)
+
+    @property
+    def sampler(self) -> Any:
+        """Lightning tells it the epoch."""
+        return getattr(self._loader._source.user_loader, "sampler", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the callback saves it all. Tells Lightning that this loader goes on where it was."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    return state | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else state
+
+
+def _restore(state: dict[str, Any], module: LightningModule) -> None:
+    """What a rank saved beside its loader."""
+    random, buffers = state.get("random", {}), state.get("buffers", {})
+    if "cpu" in random:
+        torch.set_rng_state(random["cpu"])
+    if "cuda" in random and module.device.type == "cuda":
+        torch.cuda.set_rng_state(random["cuda"], module.device)
+    for name, value in module.named_buffers():
+        if name in buffers:
+            value.copy_(buffers[name])

@@ -1,0 +1,107 @@
+"""A loader for frameworks that count batches: time goes by the candidates offered, not by the batches trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from selective_backprop.loader import SelectiveLoader
+from selective_backprop.types import Batch
+
+
+class PacedLoader(SelectiveLoader):
+    """Gives out exactly len() slots an epoch, at the pace of the candidates: each is a full batch, or None.
+
+    Which batch of an epoch is the last one is not known before its training step, because selection goes by the
+    weights after it. Frameworks have to know, for validation, gradient accumulation and learning rates; they fetch a
+    batch ahead to find out, or stop at len(). Slots are as many as plain training has batches, so they can be
+    counted, and ranks have as many of them as each other however many examples each selects.
+
+    Args:
+        window: slots that belong together, such as those between two optimizer steps: all of them have a batch, or
+            none has. The last window of an epoch may be shorter, and may begin with slots without a batch.
+        agree: whether something holds on all ranks. Asked once per window, by every rank in the same order.
+        options: those of SelectiveLoader.
+
+    >>> import torch, selective_backprop as sb
+    >>> data = [(torch.randn(4), i % 2) for i in range(64)]
+    >>> train_loader = torch.utils.data.DataLoader(data, batch_size=8)
+    >>> loss_fn = torch.nn.CrossEntropyLoss()
+    >>> loader = PacedLoader(train_loader, torch.nn.Linear(4, 2), loss_fn, sb.random_backprop(0.5), num_epochs=1)
+    >>> slots = list(loader)
+    >>> len(slots), None in slots, sum(len(slot[1]) for slot in slots if slot is not None) == loader.stats.trained
+    (8, True, True)
+    """
+
+    def __init__(self, *arguments: Any, window: int = 1, agree: Callable[[bool], bool] = bool, **options: Any) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        super().__init__(*arguments, **options)
+        self.slot = 0
+        """Slots of this epoch given out."""
+        self._window, self._agree = window, agree
+        self._pending: list[bool] = []  # slots of the window under way: whether each has a batch
+        self._step: Iterator[Any] = iter(())
+        self._loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        loaded, self._loaded = self._loaded, False
+        if loaded and not self._in_epoch and 0 < self.slot < len(self):
+            yield from self._last_batches()  # saved when all candidates had been offered, and not all slots given
+            return
+        if not loaded or self.slot == len(self):
+            self.slot, self._pending = 0, []
+        yield from super().__iter__()
+
+    def end_step(self) -> None:
+        """The training step is over: its losses are learned, and time is no longer its own."""
+        next(self._step, None)
+
+    def end_epoch(self) -> None:
+        """No more slots are asked for in this epoch, whether or not all were given out."""
+        if self._in_epoch:
+            self._end_epoch()
+        self.slot, self._pending = len(self), []
+
+    def _give(self, batch: Batch) -> Iterator[Any]:
+        self._step = super()._give(batch)
+        yield next(self._step)
+        self.end_step()
+
+    def _full_batches(self) -> Iterator[Any]:
+        yield from self._windows(self._fraction)
+
+    def _last_batches(self) -> Iterator[Any]:
+        yield from self._windows(1.0)
+        size = len(self) - self.slot
+        available = self._assembler.num_ready + (self._ends_with_rest() and self._assembler.has_rest)
+        count = next((count for count in range(size, 0, -1) if self._agree(available >= count)), 0)
+        self._pending = [False] * (size - count) + [True] * count  # the last one counts as the end of a window
+        yield from self._slots()
+
+    def _windows(self, offered: float) -> Iterator[Any]:
+        """All windows but the last whose batches are there, or whose candidates have been offered."""
+        yield from self._slots()
+        end = (len(self) - 1) // self._window * self._window
+        while self.slot < end:
+            ready = self._assembler.num_ready >= self._window
+            # The small allowance undoes the rounding of the fraction.
+            if not ready and offered * len(self) + 1e-6 < self.slot + self._window:
+                return
+            self._pending = [self._agree(ready)] * self._window
+            yield from self._slots()
+
+    def _slots(self) -> Iterator[Any]:
+        while self._pending:
+            self.slot += 1
+            if not self._pending.pop(0):
+                yield None
+            elif (batch := self._assembler.pop() or self._assembler.flush()) is not None:
+                yield from self._give(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "slot": self.slot, "pending": list(self._pending)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.slot, self._pending, self._loaded = state["slot"], list(state["pending"]), True

@@ -1,0 +1,209 @@
+"""Lightning's own Trainer on real digits: equal to it without selection, exact after a kill, two ranks in step."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+pytest.importorskip("lightning", reason="needs the extra lightning")
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import selective_backprop as sb
+from selective_backprop.integrations.lightning import SelectiveBackprop
+from selective_backprop.testing import same
+from tests.helpers import digits
+from tests.integrations.lightning_run import Digits, fit
+from tests.test_processes import ENVIRONMENT, ROOT
+
+# Lightning's own: what it says of torch 2.13, of few workers, and of the frozen BatchNorm of the tests' model.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*in eval mode at the start"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint"),
+    pytest.mark.filterwarnings("ignore:.*`dataloader_iter` step flavor"),
+]
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_selectivity_1_is_lightnings_own_run_to_the_bit(manual):
+    plain, plain_trainer, _ = fit(module=Digits(manual=manual))
+    module, trainer, selection = fit("everything", module=Digits(manual=manual))
+    assert same(module.state_dict(), plain.state_dict())
+    assert module.learning_rates == plain.learning_rates
+    assert trainer.global_step == plain_trainer.global_step == 39
+    assert trainer.callback_metrics["loss"] == plain_trainer.callback_metrics["loss"]
+    assert selection.loader.stats.trained == 3 * 203
+
+
+def test_selectivity_1_with_accumulation_is_lightnings_own_run_to_the_bit():
+    # Without noise at loading, which would be drawn for a whole window before its first step.
+    options = {"dataset": digits(), "accumulate_grad_batches": 3}
+    plain, plain_trainer, _ = fit(**options)
+    module, trainer, _ = fit("everything", **options)
+    assert same(module.state_dict(), plain.state_dict())
+    assert trainer.global_step == plain_trainer.global_step == 15
+
+
+def test_sb_trains_on_full_batches_while_time_goes_by_candidates():
+    module, trainer, selection = fit("sb", epochs=6)
+    stats = selection.loader.stats
+    assert [len(ids) for ids in module.ids[:-1]] == [16] * (len(module.ids) - 1)
+    assert trainer.global_step == len(module.ids) == stats.batches
+    assert stats.offered == stats.scored == 6 * 203
+    assert abs(stats.selectivity - 0.4) < 0.08
+    # As many slots as plain training has batches: bars, schedules and validation go by them.
+    assert trainer.num_training_batches == trainer.estimated_stepping_batches / 6 == 13
+    assert trainer.fit_loop.epoch_loop.total_batch_idx + 1 == 6 * 13
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.05)
+    assert module.validations == 2 + 6 * 4  # two batches in the sanity check
+
+
+@pytest.mark.parametrize("method", ["unbiased", "ledger"])
+def test_methods_that_need_the_selected_loss(method):
+    module, _, selection = fit(method)
+    assert selection.loader.stats.selectivity < 0.9
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    with pytest.raises(RuntimeError, match=r"loader\.loss\(outputs, targets\)"):
+        fit(method, module=Digits(selected_loss=False))
+
+
+def test_accumulation_steps_on_whole_windows():
+    module, trainer, _ = fit("sb", accumulate_grad_batches=2, epochs=4)
+    windows = {(epoch, slot // 2) for epoch, slot in module.slots}
+    assert trainer.global_step == len(windows) > 4
+    for epoch, window in windows:  # the last slot, 12, is a window of its own
+        assert window == 6 or {(epoch, 2 * window), (epoch, 2 * window + 1)} <= set(module.slots)
+    assert all(len(ids) == 16 for ids in module.ids[:-1])
+
+
+def test_what_is_logged():
+    _, trainer, selection = fit("sb")
+    metrics, stats = trainer.callback_metrics, selection.loader.stats
+    assert 0.2 < metrics["selection/selectivity"] < 0.6
+    assert 0 < metrics["selection/trained"] < stats.trained
+    for phase, seconds in stats.seconds.items():
+        assert 0 < metrics[f"selection/seconds_{phase}"] < seconds
+    assert "selection/selectivity" in trainer.progress_bar_metrics
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_scoring_has_the_precision_of_training(precision):
+    seen = []
+    module = Digits()
+    module.network[0].register_forward_hook(lambda _, inputs, output: seen.append((output.requires_grad, output.dtype)))
+    fit("sb", module=module, precision=precision, epochs=1, validate=False)
+    assert {dtype for trains, dtype in seen if not trains} == {dtype for trains, dtype in seen if trains}
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        ({"every_n_train_steps": 2}, {}),
+        ({"every_n_epochs": 1}, {"method": "ledger"}),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"accumulate_grad_batches": 2}),
+        ({"every_n_epochs": 1}, {"limit_train_batches": 9}),
+    ],
+)
+def test_any_checkpoint_of_lightning_resumes_exactly(where, options, tmp_path):
+    options = {"method": "sb", **options}
+    undisturbed, trainer, _ = fit(callbacks=[ModelCheckpoint(tmp_path, save_top_k=-1, **where)], **options)
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert len(paths) >= 3
+    for path in paths:
+        module, resumed, _ = fit(ckpt_path=path, **options)
+        assert same(module.state_dict(), undisturbed.state_dict()), path
+        assert module.ids == undisturbed.ids[len(undisturbed.ids) - len(module.ids) :]
+        assert resumed.global_step == trainer.global_step
+
+
+def test_killed_for_real_and_resumed_from_lightnings_checkpoint(tmp_path):
+    script = [sys.executable, str(Path(__file__).parent / "lightning_run.py"), str(tmp_path)]
+    died = subprocess.run([*script, "--die-at", "7"], cwd=ROOT, env=ENVIRONMENT, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    resumed, *_ = fit("sb", ckpt_path=tmp_path / "last.ckpt", epochs=4)
+    undisturbed, *_ = fit("sb", epochs=4)
+    assert 0 < len(resumed.ids) < len(undisturbed.ids)
+    assert same(resumed.state_dict(), undisturbed.state_dict())
+
+
+def test_two_ranks(tmp_path):
+    script = [sys.executable, str(Path(__file__).parent / "lightning_run.py"), str(tmp_path), "--ranks"]
+    done = subprocess.run(script, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    def of(name):
+        return [torch.load(tmp_path / f"{name}{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+    def parameters(result):  # each rank has BatchNorm statistics of its own until the next step
+        return {name: value for name, value in result["model"].items() if "running" not in name}
+
+    for plain, everything in zip(of("plain"), of("everything"), strict=True):
+        assert same(plain["model"], everything["model"])
+    for name in ("sb", "stale"):
+        first, second = of(name)
+        assert same(parameters(first), parameters(second))
+        assert first["step"] == second["step"] == len(first["ids"]) == len(second["ids"]) > 4
+        assert first["ids"] != second["ids"] and {len(ids) for ids in first["ids"][:-1]} == {16}
+    for undisturbed, resumed in zip(of("sb"), of("resumed"), strict=True):
+        assert same(undisturbed["model"], resumed["model"])
+        assert resumed["ids"] == undisturbed["ids"][3:]
+
+
+def trainer(**options):
+    return L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, **options)
+
+
+class Fetching(Digits):
+    def training_step(self, dataloader_iter):
+        return super().training_step(*next(dataloader_iter)[:2])
+
+
+def make_selection():
+    return SelectiveBackprop(sb.selective_backprop(0.4), nn.CrossEntropyLoss())
+
+
+def test_what_cannot_work_is_refused_at_once():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            return iter(digits())
+
+    selection, loader = make_selection(), DataLoader(digits(), 16)
+    with pytest.raises(TypeError, match="method must be a Method"):
+        SelectiveBackprop("sb", nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="no length: Lightning would fetch a batch ahead"):
+        selection.wrap(DataLoader(Endless(), 16))
+    with pytest.raises(RuntimeError, match=r"begins in Trainer\.fit"):
+        selection.loss(torch.zeros(2, 10), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"pass selection\.wrap\(loader\)"):
+        trainer(callbacks=[selection]).fit(Digits(), loader)
+    with pytest.raises(RuntimeError, match=r"callbacks=\[selection\]"):
+        trainer().fit(Digits(), make_selection().wrap(loader))
+    with pytest.raises(ValueError, match=r"pass selection\.wrap\(loader\)"):
+        trainer(callbacks=[selection]).fit(Digits(), {"a": selection.wrap(loader), "b": loader})
+    with pytest.raises(ValueError, match="not a dataloader_iter"):
+        trainer(callbacks=[selection]).fit(Fetching(), selection.wrap(loader))
+    with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs=1"):
+        trainer(callbacks=[selection], reload_dataloaders_every_n_epochs=1).fit(Digits(), selection.wrap(loader))
+
+
+def test_a_checkpoint_of_other_ranks_is_refused():
+    selection = make_selection()
+    selection.setup(trainer(), Digits(), "fit")
+    with pytest.raises(ValueError, match="saved by 2 ranks"):
+        selection.load_state_dict({"ranks": [{}, {}]})
+
+
+def test_a_missing_extra_names_its_pip_line():
+    code = "import sys; sys.modules['lightning'] = None; import selective_backprop.integrations.lightning"
+    failed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert failed.returncode == 1 and "pip install 'selective-backprop[lightning]'" in failed.stderr

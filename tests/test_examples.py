@@ -1,0 +1,77 @@
+"""The examples, run as a user would."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tests.test_processes import ENVIRONMENT, ROOT
+
+STATS = re.compile(r"offered ([\d,]+), scored [\d,]+, trained ([\d,]+) in (\d+) batches")
+
+
+def run(script, *options):
+    command = [sys.executable, str(ROOT / "examples" / script), *map(str, options)]
+    done = subprocess.run(command, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def counts(printed):
+    return [int(number.replace(",", "")) for number in STATS.search(printed).groups()]
+
+
+def test_pytorch_loop():
+    printed = run("pytorch_loop.py", "--epochs", 5)
+    offered, trained, _ = counts(printed)
+    assert offered == 5 * 1437 and 0.1 < trained / offered < 0.5
+    assert float(re.search(r"epoch 5: test error ([\d.]+)%", printed)[1]) < 10
+    assert "epoch 5: test error" in printed and "learning rate 0.0000" in printed
+
+
+def test_pytorch_loop_with_everything_else_that_loops_have():
+    options = ["--epochs", 1, "--amp", "--accumulate", 2, "--clip", 1, "--ema", 0.9, "--mix", "mixup"]
+    printed = run("pytorch_loop.py", *options, "--selectivity", 0.5)
+    offered, trained, _ = counts(printed)
+    assert 0.2 < trained / offered < 0.7
+
+
+def test_pytorch_loop_with_weights_cutmix_and_parquet_files(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    digits = load_digits()
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    for part, rows in {"train": slice(0, 300), "test": slice(300, 400)}.items():
+        encoded = []
+        for digit in digits.images[rows]:
+            Image.fromarray((digit * 15).astype("uint8")).convert("RGB").resize((32, 32)).save(
+                file := io.BytesIO(), "png"
+            )
+            encoded.append({"bytes": file.getvalue(), "path": None})
+        table = datasets.Dataset.from_dict({"img": encoded, "label": [int(label) for label in digits.target[rows]]})
+        table.to_parquet(folder / f"{part}.parquet")
+    options = ["--data", "cifar10", "--data-dir", tmp_path, "--method", "unbiased", "--mix", "cutmix", "--epochs", 1]
+    assert counts(run("pytorch_loop.py", *options))[0] == 300
+
+
+def test_lightning_digits(tmp_path):
+    pytest.importorskip("lightning", reason="needs the extra lightning")
+    printed = run("lightning_digits.py", "--epochs", 3, "--out", tmp_path)
+    offered, trained, batches = counts(printed)
+    assert offered == 3 * 1437 and 0.1 < trained / offered < 0.5
+    last = next(tmp_path.rglob("last.ckpt"))
+    assert 0 < torch.load(last, weights_only=False)["global_step"] < batches
+    resumed = run("lightning_digits.py", "--epochs", 3, "--out", tmp_path, "--checkpoint", last)
+    assert counts(resumed) == [offered, trained, batches]
+    assert re.search(r"test error .* steps", resumed)[0] == re.search(r"test error .* steps", printed)[0]
+
+
+def test_lightning_digits_on_two_devices(tmp_path):
+    pytest.importorskip("lightning", reason="needs the extra lightning")
+    offered, _, batches = counts(run("lightning_digits.py", "--epochs", 1, "--out", tmp_path, "--devices", 2))
+    assert offered == 719 and batches > 2
