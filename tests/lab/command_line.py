@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,7 +12,13 @@ ENVIRONMENT = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "
 
 def start(*arguments):
     command = [sys.executable, "-m", "selective_backprop.lab", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, env=ENVIRONMENT, preexec_fn=_heed_ctrl_c)
+
+
+def _heed_ctrl_c():
+    """A shell that runs the tests in the background has them, and so their processes, ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(*arguments):
