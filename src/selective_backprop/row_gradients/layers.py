@@ -98,7 +98,7 @@ def attention(func: Any, *args: Any, attn_mask: Tensor | None = None, **kwargs: 
 # In eval mode BatchNorm keeps examples apart. In train mode it couples them: the gradient of its statistics is taken
 # over the selected examples alone, as if they were the batch, with the mean and deviation of the whole batch. Taking
 # the statistics as constants is far from the gradient of the masked loss (cosine about 0.5 on CIFAR-10), this is not
-# (0.95 to 0.99).
+# (0.94 to 0.99, one ResNet-20 at seven moments of its training).
 rule("native_batch_norm_backward")(by_example(0, 1))
 
 
