@@ -11,7 +11,7 @@ SOURCE = Path(sb.__file__).parent
 
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
-    ["no_trace", "batches", "padding", "row_gradients"],
+    ["no_trace", "batches", "padding", "row_gradients", "ranks"],
     ["functional"],
     ["losses", "history", "ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],

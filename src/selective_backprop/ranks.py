@@ -1,0 +1,103 @@
+"""The processes that train together, and the few ways in which they talk about selection.
+
+# k = number of ranks
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks:
+    """All ranks of the default process group, connected by a group of their own over host memory.
+
+    Decisions are made on the CPU, so scores need not go back to a GPU to be exchanged; and a group of its own keeps
+    these messages apart from those of gradients. Every method is to be called by all ranks, in the same order.
+
+    Args:
+        group: a process group for CPU tensors.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.bytes_sent = 0
+        """From this rank to others, so far: what `docs/scaling.md` counts."""
+
+    def gather(self, values: Tensor, counts: list[int] | None = None) -> list[Tensor]:
+        """Every rank's (n,) tensor, by rank; all of one dtype, of any lengths.
+
+        counts: the lengths, if they are known everywhere; it saves a message.
+        """
+        return self.start_gather(values, counts)()
+
+    def start_gather(self, values: Tensor, counts: list[int] | None = None) -> Callable[[], list[Tensor]]:
+        """As `gather`, with something else to do meanwhile: call what it returns for the result."""
+        if counts is None:
+            counts = [int(count) for count in self._all_gather(torch.tensor([len(values)]))()]
+        longest = max(counts)
+        if not longest:
+            return lambda: [values] * self.size
+        padded = values if len(values) == longest else values.new_zeros(longest)
+        padded[: len(values)] = values
+        finish, lengths = self._all_gather(padded), counts
+        return lambda: [row[:count] for row, count in zip(finish(), lengths, strict=True)]
+
+    def _all_gather(self, values: Tensor) -> Callable[[], list[Tensor]]:
+        """The (n,) tensors of all ranks, n being the same on each."""
+        result = [torch.empty_like(values) for _ in range(self.size)]
+        self.bytes_sent += values.nbytes * (self.size - 1)
+        with self._reporting():
+            work = dist.all_gather(result, values.contiguous(), group=self._group, async_op=True)
+
+        def finish() -> list[Tensor]:
+            with self._reporting():
+                work.wait()
+            return result
+
+        return finish
+
+    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
+        """Part i goes to rank i, and what comes back is from rank i; (n,) tensors of one dtype and any lengths."""
+        sizes = torch.tensor([len(part) for part in parts])
+        coming = torch.empty_like(sizes)
+        with self._reporting():
+            dist.all_to_all_single(coming, sizes, group=self._group)
+            result = parts[0].new_empty(int(coming.sum()))
+            dist.all_to_all_single(result, torch.cat(parts), coming.tolist(), sizes.tolist(), group=self._group)
+        own = parts[self.rank].nbytes
+        self.bytes_sent += 8 * (self.size - 1) + sum(part.nbytes for part in parts) - own
+        return list(torch.split(result, coming.tolist()))
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Says in plain words what a broken connection means."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.size} lost another rank while they agreed on what to train on: it ended, "
+                "or did not answer in time. See its own output for why; start again from the last checkpoint, or let "
+                "torchrun do so (--max-restarts)"
+            ) from error
+
+
+_GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def current_ranks() -> Ranks | None:
+    """The ranks that this process trains with; None where it trains alone."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    default = dist.group.WORLD
+    if default not in _GROUPS:  # one for all loaders: connections are not free
+        _GROUPS[default] = dist.new_group(backend="gloo")
+    return Ranks(_GROUPS[default])
