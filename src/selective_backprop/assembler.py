@@ -16,7 +16,7 @@ from selective_backprop.padding import Pad
 from selective_backprop.types import Batch, Selection
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Some selected examples."""
 
     columns: list[Column]
@@ -24,9 +24,9 @@ class _Rows(NamedTuple):
     weights: Tensor
     probabilities: Tensor
 
-    def part(self, rows: slice) -> _Rows:
+    def part(self, rows: slice) -> Rows:
         ids = self.ids[rows] if self.ids is not None else None
-        return _Rows([column[rows] for column in self.columns], ids, self.weights[rows], self.probabilities[rows])
+        return Rows([column[rows] for column in self.columns], ids, self.weights[rows], self.probabilities[rows])
 
 
 class Assembler:
@@ -41,23 +41,28 @@ class Assembler:
         """To be set before anything is added."""
         self.layout: Layout | None = None
         """That of all batches; to be set too."""
-        self._ready: deque[_Rows] = deque()
-        self._pieces: list[_Rows] = []  # of the batch that is not full yet
+        self._whole: deque[Rows] = deque()  # given out as they came
+        self._pieces: deque[Rows] = deque()  # to be joined and cut to size
         self._waiting = 0  # examples in them
 
     def __len__(self) -> int:
         """Examples waiting."""
-        return self._waiting + sum(len(rows.weights) for rows in self._ready)
+        return self._waiting + sum(len(rows.weights) for rows in self._whole)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting and not self._whole
 
     @property
     def num_ready(self) -> int:
         """Full batches waiting."""
-        return len(self._ready)
+        return len(self._whole) + (self._waiting // self.batch_size if self.batch_size else 0)
 
     @property
-    def has_rest(self) -> bool:
-        """Whether examples wait for their batch to fill."""
-        return self._waiting > 0
+    def rest(self) -> int:
+        """Examples that wait for their batch to fill."""
+        return self._waiting % self.batch_size if self.batch_size else 0
 
     def add(self, columns: list[Column], selection: Selection, ids: Tensor | None, *, as_is: bool = False) -> None:
         """Queue the selected rows.
@@ -71,67 +76,85 @@ class Assembler:
         assert self.batch_size is not None
         positions, weights, probabilities = selection.positions, selection.weights, selection.probabilities
         count = positions.numel()  # a tenth of the time of len, which counts in this place
-        if as_is or (not self._waiting and count == self.batch_size == len(columns[0])):
-            self._ready.append(_Rows(columns, ids, weights, probabilities))
-        elif count:
-            selected = [_take(column, positions) for column in columns]
+        if as_is:
+            self._whole.append(Rows(columns, ids, weights, probabilities))
+            return
+        if not count:
+            return
+        if self._waiting or count != self.batch_size or count != len(columns[0]):
+            columns = [_take(column, positions) for column in columns]
             ids = ids.index_select(0, positions) if ids is not None else None
-            self._pieces.append(_Rows(selected, ids, weights, probabilities.index_select(0, positions)))
-            self._waiting += count
-            while self._waiting >= self.batch_size:
-                self._ready.append(self._first(self.batch_size))
+            probabilities = probabilities.index_select(0, positions)
+        self._pieces.append(Rows(columns, ids, weights, probabilities))
+        self._waiting += count
 
     def pop(self) -> Batch | None:
         """The next full batch, if there is one."""
-        return self._batch(self._ready.popleft()) if self._ready else None
+        if self._whole:
+            return self._batch(self._whole.popleft())
+        if self.batch_size is None or self._waiting < self.batch_size:
+            return None
+        return self._batch(self._first(self.batch_size))
+
+    def even_out(self) -> None:
+        """Deal out what waits evenly among ranks; alone, there is nothing to do."""
 
     def flush(self) -> Batch | None:
         """What is left, as a batch that is not full; to be called when no full one is ready."""
-        assert not self._ready
+        assert not self.num_ready
         return self._batch(self._first(self._waiting)) if self._waiting else None
 
-    def _first(self, count: int) -> _Rows:
-        """The first `count` waiting examples; what is left of the last piece goes on waiting."""
-        surplus = self._waiting - count
-        rest = []
-        if surplus:
-            last = self._pieces.pop()
-            split = last.weights.numel() - surplus
-            self._pieces.append(last.part(slice(split)))
-            rest = [last.part(slice(split, None))]
-        columns = [_join(parts) for parts in zip(*self._same_shapes(), strict=True)]
-        known_ids = [piece.ids for piece in self._pieces if piece.ids is not None]
-        weights = torch.cat([piece.weights for piece in self._pieces])
-        probabilities = torch.cat([piece.probabilities for piece in self._pieces])
-        self._pieces, self._waiting = rest, surplus
-        return _Rows(columns, torch.cat(known_ids) if known_ids else None, weights, probabilities)
+    def _first(self, count: int) -> Rows:
+        """The first `count` waiting examples, as one piece."""
+        pieces = self._split_off(count)
+        if len(pieces) == 1:
+            return pieces[0]
+        columns = [_join(parts) for parts in zip(*self._same_shapes(pieces), strict=True)]
+        known_ids = [piece.ids for piece in pieces if piece.ids is not None]
+        weights = torch.cat([piece.weights for piece in pieces])
+        probabilities = torch.cat([piece.probabilities for piece in pieces])
+        return Rows(columns, torch.cat(known_ids) if known_ids else None, weights, probabilities)
 
-    def _same_shapes(self) -> list[list[Column]]:
-        """The columns of the waiting pieces, padded where they differ."""
-        pieces = [piece.columns for piece in self._pieces]
+    def _split_off(self, count: int) -> list[Rows]:
+        """The first `count` waiting examples, as they came."""
+        pieces = []
+        self._waiting -= count
+        while count:
+            piece = self._pieces.popleft()
+            size = piece.weights.numel()
+            if size > count:
+                self._pieces.appendleft(piece.part(slice(count, None)))
+                piece, size = piece.part(slice(count)), count
+            pieces.append(piece)
+            count -= size
+        return pieces
+
+    def _same_shapes(self, rows: list[Rows]) -> list[list[Column]]:
+        """The columns of these pieces, padded where they differ."""
+        pieces = [piece.columns for piece in rows]
         shapes = {tuple(c.shape[1:] if isinstance(c, Tensor) else () for c in columns) for columns in pieces}
         if self._pad is None or len(shapes) == 1:
             return pieces
         assert self.layout is not None
         return [self.layout.columns(batch) for batch in self._pad([self.layout.batch(piece) for piece in pieces])]
 
-    def _batch(self, rows: _Rows) -> Batch:
+    def _batch(self, rows: Rows) -> Batch:
         assert self.layout is not None
         return Batch(self.layout.batch(rows.columns), rows.ids, rows.weights, rows.probabilities)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "layout": self.layout.state_dict() if self.layout else None,
-            "ready": [list(rows) for rows in self._ready],
+            "whole": [list(rows) for rows in self._whole],
             "pieces": [list(rows) for rows in self._pieces],
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        def load(pieces: list[list[Any]]) -> list[_Rows]:
-            return [_Rows([move(column, device) for column in columns], *notes) for columns, *notes in pieces]
+        def load(pieces: list[list[Any]]) -> list[Rows]:
+            return [Rows([move(column, device) for column in columns], *notes) for columns, *notes in pieces]
 
         self.layout = Layout.from_state_dict(state["layout"]) if state["layout"] else None
-        self._ready, self._pieces = deque(load(state["ready"])), load(state["pieces"])
+        self._whole, self._pieces = deque(load(state["whole"])), deque(load(state["pieces"]))
         self._waiting = sum(len(piece.weights) for piece in self._pieces)
 
 

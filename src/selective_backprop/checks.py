@@ -7,10 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from selective_backprop.no_trace import is_sharded
+from selective_backprop.ranks import Ranks, current_ranks
+from selective_backprop.scorers import ForwardScorer
 from selective_backprop.source import Source
 from selective_backprop.types import Method
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None) -> None:
@@ -60,12 +63,44 @@ def check_source(source: Source, method: Method) -> None:
             )
 
 
-def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any) -> None:
+def check_ranks(model: nn.Module, method: Method) -> None:
+    """Raise for what does not work with several ranks."""
+    if current_ranks() is None:
+        return
+    scorer = method.scorer
+    if scorer.needs.training_pass:
+        raise ValueError(
+            f"{method.name} with forward reuse works on one rank: ranks that select different numbers of examples "
+            "would weigh each other's gradients wrongly. Leave out scoring='reuse'"
+        )
+    if is_sharded(model) and scorer.needs.selection_pass and not runs_the_model_alone(scorer):
+        raise ValueError(
+            f"the model is sharded by FSDP, which runs it on all ranks together: {method.name} can score with the "
+            "model itself (scoring='eval', 'train' or a scale factor), not with a copy of it"
+        )
+
+
+def runs_the_model_alone(scorer: Any) -> bool:
+    """Whether scores come from forward passes of the model itself, without a copy of it."""
+    inner = getattr(scorer, "fresh", scorer)
+    return isinstance(inner, ForwardScorer) and inner.model_copy is None
+
+
+def check_state(
+    state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any, ranks: Ranks | None = None
+) -> None:
     """Raise, before anything is loaded, for a saved state that does not fit."""
     if state.get("version") != STATE_VERSION:
         raise ValueError(f"this state has version {state.get('version')}, expected {STATE_VERSION}")
     if state["method"] != method.name:
         raise ValueError(f"saved by the method {state['method']}, this loader has {method.name}")
+    saved, own = state["ranks"], {"rank": ranks.rank, "size": ranks.size} if ranks else {"rank": 0, "size": 1}
+    if saved != own:
+        raise ValueError(
+            f"saved by rank {saved['rank']} of {saved['size']}, this is rank {own['rank']} of {own['size']}: each rank "
+            "has its own examples in its queue, and saves and loads its own state. To go on with another number of "
+            "ranks, use save_checkpoint and load_checkpoint"
+        )
     if None not in (batch_size, state["batch_size"]) and batch_size != state["batch_size"]:
         raise ValueError(f"saved with training batches of {state['batch_size']}, this loader has {batch_size}")
     if state["transform"] is not None and not hasattr(transform, "load_state_dict"):

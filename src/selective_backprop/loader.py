@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.assembler import Assembler
-from selective_backprop.batches import Layout
-from selective_backprop.checks import STATE_VERSION, check_arguments, check_source, check_state
+from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
-from selective_backprop.intake import Intake, Loaded
+from selective_backprop.intake import Intake
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import device_of
+from selective_backprop.offering import Offering
 from selective_backprop.padding import Pad
+from selective_backprop.ranks import current_ranks
 from selective_backprop.reuse import ForwardReuse
+from selective_backprop.rounds import Rounds, Scope
 from selective_backprop.selector import Selector
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
@@ -55,6 +56,8 @@ class SelectiveLoader:
             the last epoch gives out what is left as one smaller batch, unless the DataLoader has drop_last or a
             single example is left, on which BatchNorm could not be trained.
         seed: of the loader's own generator. Global random state is never touched.
+        scope: with several ranks (torch.distributed), percentiles are among the candidates of all of them, "global", or
+            of each by itself, "local". Every rank gives out as many batches as the others, all of them full.
 
     Without num_epochs, up to B - 1 selected examples may still wait at the end of the run: `flush()` gives them.
     As long as an epoch keeps every candidate, the user's own batches pass through unchanged.
@@ -75,29 +78,38 @@ class SelectiveLoader:
         device: torch.device | str | None = None,
         num_epochs: int | None = None,
         seed: int = 0,
+        scope: Scope = "global",
     ) -> None:
         check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
         self._source = Source(loader, method.keep)
         check_source(self._source, method)
+        check_ranks(model, method)
         self.model = model
         self.method = method
         self.num_epochs = num_epochs
-        self.epoch = 0
-        """Epochs completed; during one, its number from 0."""
         self.stats = Stats()
-        self.ledger = Ledger(self._source.num_examples or 0, method.scorer.needs.past_scores)
+        ranks = current_ranks()
+        self._rounds = None if ranks is None else Rounds(ranks, scope)
+        num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
+        self.ledger = Ledger(num_examples, past_scores)
         """What is known of every example; empty where the loader has no ids."""
         self._loss = PerExampleLoss(loss_fn, reducer)
         self._device = torch.device(device) if device is not None else device_of(model)
-        self._intake = Intake(self._source, self._device, transform, self.stats)
         task = Task(model, forward or default_forward, self._loss)
-        self._selector = Selector(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed)
-        self._asked_batch_size = batch_size
-        size = batch_size or self._source.batch_size
-        self._assembler = Assembler(self._scaled(size) if size is not None else None, pad)
-        self._fraction = 0.0  # of this epoch's candidates, offered
+        self._selector = Selector(
+            method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed, rounds=self._rounds
+        )
+        self._offering = Offering(
+            Intake(self._source, self._device, transform, self.stats),
+            self._selector,
+            self.stats,
+            rounds=self._rounds,
+            device=self._device,
+            batch_size=batch_size,
+            pad=pad,
+        )
+        self._queue = self._offering.queue
         self._in_epoch = self._resumed = False
-        self._keeps_everything = True  # so far in this epoch
         self._batch: Batch | None = None
         self._feedback = Feedback(self._selector, self._device)
         self._reuse = ForwardReuse(self._selector, model, self._loss, self.stats)
@@ -110,15 +122,20 @@ class SelectiveLoader:
         An upper bound, because frameworks stop an epoch after len() batches. For a learning rate schedule use
         `step_by_progress`.
         """
-        batches, size = self._source.num_batches, self._source.batch_size
+        batches, size = self._offering.num_batches, self._source.batch_size
         if batches is None:
             raise TypeError("the loader inside has no length")
         return math.ceil(batches * size / self.batch_size) if self.batch_size and size else batches
 
     @property
+    def epoch(self) -> int:
+        """Epochs completed; during one, its number from 0."""
+        return self._offering.epoch
+
+    @property
     def batch_size(self) -> int | None:
         """Examples in a full training batch; None until the first batch where the loader does not say it."""
-        return self._assembler.batch_size
+        return self._queue.batch_size
 
     @property
     def policy(self) -> Policy:
@@ -133,7 +150,7 @@ class SelectiveLoader:
     @property
     def epochs_done(self) -> float:
         """Epochs of candidates offered so far, with the part of the current one."""
-        return self.epoch + self._fraction
+        return self.epoch + self._offering.fraction
 
     @property
     def progress(self) -> float:
@@ -173,18 +190,18 @@ class SelectiveLoader:
             self._end_epoch()  # the caller left the last epoch early
         if not self._in_epoch:
             self._feedback.learn()  # of batches that were taken ahead
-            self._keeps_everything = not len(self._assembler)
+            self._offering.keeps_everything = self._queue.empty
         self._in_epoch, self._resumed = True, False
-        self._intake.begin(self._selector.plan(self.epoch, self._source.num_batches))
+        self._offering.begin()
         yield from self._full_batches()  # those queued when the state was saved
-        while (loaded := self._intake.take()) is not None:
-            self._offer(loaded)
-            self._look_ahead(loaded.batch_idx + 1)
+        scored = self.stats.scored
+        while self._offering.offer():
+            if self.stats.scored > scored:
+                self._feedback.learn()  # costs no wait: scoring has just made the device catch up
+                scored = self.stats.scored
             yield from self._full_batches()
         if self.stats.offered == 0:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
-        if self._source.stream is not None:
-            self._count_offered(self._source.stream.tail, num_loaded=0)
         self._end_epoch()
         yield from self._last_batches()
 
@@ -201,8 +218,9 @@ class SelectiveLoader:
 
     def flush(self) -> Iterator[Any]:
         """Give out what is still queued, as a last batch that may be smaller than the others."""
+        self._queue.even_out()
         yield from self._full_batches()
-        if (last := self._assembler.flush()) is not None:
+        if (last := self._queue.flush()) is not None:
             yield from self._give(last)
 
     def _last_batches(self) -> Iterator[Any]:
@@ -212,14 +230,14 @@ class SelectiveLoader:
 
     def _ends_with_rest(self) -> bool:
         """Whether the epoch just over ends with what is left, as a smaller batch."""
-        if self._keeps_everything:
+        if self._offering.keeps_everything:
             return True  # as plain training does
         # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
         drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
-        return self.epoch == self.num_epochs and len(self._assembler) > 1 and not drop_last
+        return self.epoch == self.num_epochs and self._queue.rest > 1 and not drop_last
 
     def _full_batches(self) -> Iterator[Any]:
-        while (batch := self._assembler.pop()) is not None:
+        while (batch := self._queue.pop()) is not None:
             yield from self._give(batch)
 
     def _give(self, batch: Batch) -> Iterator[Any]:
@@ -227,63 +245,15 @@ class SelectiveLoader:
         self._feedback.expect_for(batch)
         self.stats.trained += len(batch)
         self.stats.batches += 1
-        self.stats.queued = len(self._assembler)
+        self.stats.queued = len(self._queue)
         with self.stats.timing("training"):
             yield batch.data
         self._feedback.step_is_over()
 
     def _end_epoch(self) -> None:
         self._feedback.learn()
-        # What the caller left behind; and no thread may be at work when a DataLoader forks its workers.
-        self._intake.ahead = None
-        self._selector.submit(None)
-        self.epoch += 1
-        self._fraction, self._in_epoch = 0.0, False
-
-    def _offer(self, loaded: Loaded) -> None:
-        """Let the method choose among loaded candidates, and queue what it chose."""
-        data, ids, size = loaded.candidates.data, loaded.candidates.ids, loaded.candidates.size
-        if self._assembler.batch_size is None:
-            self._assembler.batch_size = self._scaled(size)
-        if self._assembler.layout is None:
-            self._assembler.layout = Layout.of(data, size)
-        layout = self._assembler.layout
-        scored_before = self.stats.scored
-        selection = self._selector.decide(loaded, layout, epoch=self.epoch, fraction=self._fraction)
-        if self.stats.scored > scored_before:
-            self._feedback.learn()  # costs no wait: scoring has just made the device catch up
-        with self.stats.timing("selecting"):
-            offered = loaded.chunk.offered if loaded.chunk else None
-            self._keeps_everything &= len(selection.positions) == (size if offered is None else len(offered))
-            self._assembler.add(
-                layout.columns(data, size),
-                selection,
-                ids,
-                as_is=self._keeps_everything and self._asked_batch_size is None and self.method.batch_scale == 1,
-            )
-            if ids is not None and not self._selector.selecting:
-                self.ledger.record_probabilities(ids, selection.probabilities)
-                self.ledger.count_selected(ids.index_select(0, selection.positions))
-            self._count_offered(offered, num_loaded=size)
-            self._fraction = loaded.fraction
-
-    def _look_ahead(self, batch_idx: int) -> None:
-        """Have the next candidates scored while these are trained on, by a scorer that can."""
-        # Plain training loads a batch after the step before it, and augmentation may draw from the same random state
-        # as dropout: as long as everything is kept, so do we, to the bit.
-        if not self._keeps_everything and self._selector.works_ahead(self.epochs_done, batch_idx):
-            self._selector.submit(self._intake.look_ahead())
-
-    def _count_offered(self, ids: Tensor | None, num_loaded: int) -> None:
-        num_offered = num_loaded if ids is None else len(ids)
-        self.stats.offered += num_offered
-        self.stats.skipped_before_loading += num_offered - num_loaded
-        self.stats.queued = len(self._assembler)
-        if ids is not None:
-            self.ledger.count_offered(ids)
-
-    def _scaled(self, batch_size: int) -> int:
-        return max(1, round(batch_size * self.method.batch_scale))
+        self._offering.end()
+        self._in_epoch = False
 
     # ---- saving
 
@@ -295,16 +265,13 @@ class SelectiveLoader:
         to save, as for any exact resume.
         """
         feedback = self._feedback.state_dict()
+        ranks = self._rounds.ranks if self._rounds is not None else None
         return {
             "version": STATE_VERSION,
             "method": self.method.name,
-            "epoch": self.epoch,
+            "ranks": {"rank": ranks.rank, "size": ranks.size} if ranks is not None else {"rank": 0, "size": 1},
             "in_epoch": self._in_epoch,
-            "fraction": self._fraction,
-            "keeps_everything": self._keeps_everything,
-            "batch_size": self.batch_size,
-            "queue": self._assembler.state_dict(),
-            **self._intake.state_dict(in_epoch=self._in_epoch, layout=self._assembler.layout),
+            **self._offering.state_dict(in_epoch=self._in_epoch),
             "selector": self._selector.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
@@ -313,16 +280,13 @@ class SelectiveLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state was saved; the next iteration finishes the epoch that was under way."""
-        check_state(state, self.method, batch_size=self.batch_size, transform=self._intake.transform)
+        ranks = self._rounds.ranks if self._rounds is not None else None
+        check_state(state, self.method, batch_size=self.batch_size, transform=self._offering.transform, ranks=ranks)
         self.ledger.load_state_dict(state["ledger"])
-        if state["batch_size"] is not None:
-            self._assembler.batch_size = state["batch_size"]
-            self._assembler.load_state_dict(state["queue"], self._device)
-        self._intake.load_state_dict(state, self._assembler.layout)
+        self._offering.load_state_dict(state, self._device)
         self._selector.load_state_dict(state["selector"])
         self.stats.load_state_dict(state["stats"])
-        self._selector.submit(self._intake.ahead)
-        self.epoch, self._fraction, self._batch = state["epoch"], state["fraction"], None
-        self._keeps_everything = state["keeps_everything"]
+        self._offering.resubmit()
+        self._batch = None
         self._in_epoch = self._resumed = state["in_epoch"]
         self._feedback.load_state_dict(state["feedback"])

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,13 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the model's parameters are spread over ranks by FSDP, so that all have to run it together."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing is sharded
+    kinds = tuple(getattr(fsdp, name) for name in ("FSDPModule", "FullyShardedDataParallel") if hasattr(fsdp, name))
+    return any(isinstance(module, kinds) for module in model.modules()) if kinds else False
 
 
 def device_of(model: nn.Module) -> torch.device:

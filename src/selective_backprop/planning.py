@@ -26,11 +26,14 @@ def plan_epoch(
     select: Select,
     ledger: Ledger,
     epoch: int,
+    together: bool = False,
 ) -> tuple[list[Chunk], Tensor]:
     """Decide before loading about every candidate whose score is known, for the whole epoch at once.
 
     Returns the chunks to load and the ids that are skipped after the last of them. At the start of the epoch,
     so that the plan does not depend on how far ahead the DataLoader's workers ask.
+
+    together: select is to be called even if there is nothing to choose from here, because other ranks call it too.
     """
     sizes = torch.tensor([len(batch) for batch in batches])
     ids = torch.cat(batches)
@@ -41,7 +44,7 @@ def plan_epoch(
     open_for_choice = (~decided & ~scores.isnan()).nonzero().flatten()
     load = torch.ones(len(ids), dtype=torch.bool)
     weights, probabilities = torch.ones(len(ids)), torch.ones(len(ids), dtype=torch.float64)
-    if len(open_for_choice):
+    if len(open_for_choice) or together:
         selection = select(scores[open_for_choice], ids[open_for_choice])
         selected = open_for_choice[selection.positions]
         load[open_for_choice] = False

@@ -16,9 +16,10 @@ from selective_backprop.batches import Layout
 from selective_backprop.intake import Loaded
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import require_finite
-from selective_backprop.no_trace import unwrap
+from selective_backprop.no_trace import is_sharded, unwrap
 from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
+from selective_backprop.rounds import Rounds
 from selective_backprop.sampling import Chunk
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
@@ -37,10 +38,13 @@ class Selector:
         *,
         num_epochs: int | None,
         seed: int,
+        rounds: Rounds | None = None,
     ) -> None:
         self.method = method
         self.ledger = ledger
-        self.generator = torch.Generator().manual_seed(seed)
+        # Ranks that decide together draw the same numbers, those that decide alone draw their own.
+        alone = rounds is not None and rounds.scope == "local"
+        self.generator = torch.Generator().manual_seed(seed + rounds.ranks.rank if rounds and alone else seed)
         self.policy = copy.deepcopy(method.policy)
         self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)
@@ -50,6 +54,13 @@ class Selector:
         self._task = task
         self._stats = stats
         self._num_epochs = num_epochs
+        self._rounds = rounds
+        self._is_sharded = rounds is not None and is_sharded(task.model)
+        self._stand_in: Candidates | None = None
+
+    def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
+        """Whether to select from the candidates that start at this fraction of the epoch; asked once for each batch."""
+        return self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
 
     def plan(self, epoch: int, num_batches: int | None) -> Plan | None:
         """What decides about this epoch's candidates before they are loaded, if anything can."""
@@ -58,19 +69,22 @@ class Selector:
             return None
 
         def select(scores: Tensor, ids: Tensor | None) -> Selection:
-            selection = self._select(scores, ids)
+            selection = self._select(scores, ids, planned=True)
             if ids is not None:  # those that are not loaded are never heard of again
                 self.ledger.record_probabilities(ids, selection.probabilities)
             return selection
 
         def plan(batches: list[Tensor]) -> tuple[list[Chunk], Tensor]:
             on = [schedule.is_on(epoch + i / len(batches), i, self._num_epochs) for i in range(len(batches))]
-            return plan_epoch(batches, on, scorer=scorer, select=select, ledger=self.ledger, epoch=epoch)
+            together = self._rounds is not None
+            return plan_epoch(
+                batches, on, scorer=scorer, select=select, ledger=self.ledger, epoch=epoch, together=together
+            )
 
         return plan
 
-    def decide(self, loaded: Loaded, layout: Layout, *, epoch: int, fraction: float) -> Selection:
-        """Which of the loaded candidates to train on; they start at this fraction of the epoch."""
+    def decide(self, loaded: Loaded, layout: Layout | None, *, epoch: int, on: bool) -> Selection:
+        """Which of the loaded candidates to train on; with several ranks, to be called by all in step."""
         candidates, chunk = loaded.candidates, loaded.chunk
         everything = _keep_all(candidates.size)
         if chunk is not None and chunk.decided is not None:
@@ -78,17 +92,17 @@ class Selector:
             known = Selection(everything.positions, chunk.weights, chunk.probabilities)
             undecided = (~chunk.decided).nonzero().flatten()
         else:
-            on = self.schedule.is_on(epoch + fraction, loaded.batch_idx, self._num_epochs)
             if self.scorer.needs.training_pass:
                 self.selecting = on
                 return everything
             known, undecided = everything, everything.positions if on else everything.positions[:0]
-        if not len(undecided):
-            if not self._check_once(candidates, epoch) and loaded.undecided:
+        if not (any(self._rounds.undecided) if self._rounds is not None else len(undecided)):
+            if not self._check_once(candidates, epoch) and loaded.undecided and candidates.size:
                 self._watch(candidates)
             return known
         if len(undecided) == candidates.size:
             return self._select(self._score(candidates, epoch), candidates.ids)
+        assert layout is not None
         part = _rows(candidates, undecided, layout)
         return _merge(known, undecided, self._select(self._score(part, epoch), part.ids))
 
@@ -106,18 +120,36 @@ class Selector:
             self.ledger.count_selected(ids.index_select(0, selection.positions))
         return selection
 
-    def _select(self, scores: Tensor, ids: Tensor | None) -> Selection:
+    def _select(self, scores: Tensor, ids: Tensor | None, *, planned: bool = False) -> Selection:
         with self._stats.timing("selecting"):
-            if self.method.groups is None:
-                return self.policy.select(scores, self.generator)
-            assert isinstance(self.policy, GroupedPolicy)
-            return self.policy.select(scores, self.generator, self.method.groups[ids])
+            by_id = self.method.groups
+            groups = None if by_id is None else by_id[_NO_IDS if ids is None else ids]
+            if self._rounds is None:
+                self._require_finite(scores, ids)
+                return self._choose(scores, groups)
+
+            def choose(all_scores: Tensor, all_groups: Tensor | None) -> Selection:
+                # Not before the others have these scores, or they would wait for them in vain.
+                self._require_finite(scores, ids)
+                return self._choose(all_scores, all_groups)
+
+            select = self._rounds.select_planned if planned else self._rounds.select
+            return select(scores, groups, choose)
+
+    def _require_finite(self, scores: Tensor, ids: Tensor | None) -> None:
+        require_finite(scores, ids, f"{getattr(self.scorer, 'score_name', 'loss')} in a selection pass")
+
+    def _choose(self, scores: Tensor, groups: Tensor | None) -> Selection:
+        if groups is None:
+            return self.policy.select(scores, self.generator)
+        assert isinstance(self.policy, GroupedPolicy)
+        return self.policy.select(scores, self.generator, groups)
 
     def _check_once(self, candidates: Candidates, epoch: int) -> bool:
         """Score the first batch even while selection is off: what cannot work must not fail halfway through."""
         scores = not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass
         if scores:
-            self._score(candidates, epoch)
+            self._require_finite(self._score(candidates, epoch), candidates.ids)
         self.checked = True
         return scores
 
@@ -129,6 +161,9 @@ class Selector:
                 watch(candidates, self._current_task())
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
+        if not candidates.size:
+            self._attend()
+            return torch.empty(0)
         with self._stats.timing("scoring"):
             scores = self.scorer.score(candidates, self._current_task())
             if scores.shape != (candidates.size,):
@@ -137,8 +172,6 @@ class Selector:
                 )
             # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
             scores = scores.detach().to("cpu", torch.float32)
-        name = getattr(self.scorer, "score_name", "loss")
-        require_finite(scores, candidates.ids, f"{name} in a selection pass")
         self.checked = True
         if self.scorer.needs.selection_pass:
             self.schedule.observe(scores)
@@ -146,7 +179,14 @@ class Selector:
             self._stats.count_scores(candidates.size, fidelity=fidelity, staleness=staleness)
             if candidates.ids is not None:
                 self.ledger.record_scores(candidates.ids, scores, epoch)
+        if self._is_sharded:
+            self._stand_in = candidates
         return scores
+
+    def _attend(self) -> None:
+        """Other ranks score: a model whose parameters are spread over ranks needs all of them for a forward pass."""
+        if self._stand_in is not None:
+            self.scorer.score(self._stand_in, self._current_task())
 
     def works_ahead(self, epochs_done: float, batch_idx: int) -> bool:
         """Whether the candidates that start there should be submitted before their turn."""
@@ -186,6 +226,9 @@ class Selector:
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
         self.checked = state["checked"]
+
+
+_NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
 def _keep_all(size: int) -> Selection:

@@ -69,12 +69,14 @@ class PacedLoader(SelectiveLoader):
         self.end_step()
 
     def _full_batches(self) -> Iterator[Any]:
-        yield from self._windows(self._fraction)
+        yield from self._windows(self._offering.fraction)
 
     def _last_batches(self) -> Iterator[Any]:
         yield from self._windows(1.0)
+        if self._ends_with_rest():
+            self._queue.even_out()
         size = len(self) - self.slot
-        available = self._assembler.num_ready + (self._ends_with_rest() and self._assembler.has_rest)
+        available = self._queue.num_ready + (self._ends_with_rest() and self._queue.rest > 0)
         count = next((count for count in range(size, 0, -1) if self._agree(available >= count)), 0)
         self._pending = [False] * (size - count) + [True] * count  # the last one counts as the end of a window
         yield from self._slots()
@@ -84,7 +86,7 @@ class PacedLoader(SelectiveLoader):
         yield from self._slots()
         end = (len(self) - 1) // self._window * self._window
         while self.slot < end:
-            ready = self._assembler.num_ready >= self._window
+            ready = self._queue.num_ready >= self._window
             # The small allowance undoes the rounding of the fraction.
             if not ready and offered * len(self) + 1e-6 < self.slot + self._window:
                 return
@@ -96,7 +98,7 @@ class PacedLoader(SelectiveLoader):
             self.slot += 1
             if not self._pending.pop(0):
                 yield None
-            elif (batch := self._assembler.pop() or self._assembler.flush()) is not None:
+            elif (batch := self._queue.pop() or self._queue.flush()) is not None:
                 yield from self._give(batch)
 
     def state_dict(self) -> dict[str, Any]:

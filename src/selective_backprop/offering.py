@@ -1,0 +1,172 @@
+"""The way of candidates through the loader: taken, decided about, queued; one candidate batch after the other.
+
+# N = candidates, B = training batch
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.assembler import Assembler
+from selective_backprop.batches import Layout
+from selective_backprop.intake import Intake, Loaded
+from selective_backprop.padding import Pad
+from selective_backprop.ranked_assembler import RankedAssembler
+from selective_backprop.rounds import Rounds
+from selective_backprop.selector import Selector
+from selective_backprop.stats import Stats
+
+_DELIVER_EVERY = 64  # rounds after which ranks send each other what they learned about examples
+
+
+class Offering:
+    """Offers an epoch's candidates to the selector and queues what it chose, on all ranks in step."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        selector: Selector,
+        stats: Stats,
+        *,
+        rounds: Rounds | None,
+        device: torch.device,
+        batch_size: int | None,
+        pad: Pad | None,
+    ) -> None:
+        self._intake, self._selector, self._stats, self._rounds = intake, selector, stats, rounds
+        source, scale = intake.source, selector.method.batch_scale
+        self._passes_batches = batch_size is None and scale == 1  # as they are, while everything is kept
+        self.epoch = 0
+        self.fraction = 0.0
+        """Of this epoch's candidates, offered."""
+        self.keeps_everything = True
+        """So far in this epoch, on all ranks."""
+        self.num_batches = source.num_batches
+        """Candidate batches of an epoch, on the rank that has most of them; None if not known."""
+        size = batch_size or source.batch_size
+        size = self._scaled(size) if size is not None else None
+        self.queue = Assembler(size, pad)
+        if rounds is not None:
+            self.queue = RankedAssembler(rounds.ranks, device, size, pad)
+            totals = rounds.ranks.gather(torch.tensor([self.num_batches or 0]), [1] * rounds.ranks.size)
+            self.num_batches = None if 0 in totals else int(max(totals))
+            rounds.meanwhile = self._load_ahead
+
+    def begin(self) -> None:
+        """Start the next epoch, or go on with the one that was under way when the state was saved."""
+        self._intake.begin(self._selector.plan(self.epoch, self.num_batches))
+
+    def offer(self) -> bool:
+        """Decide about the next candidates; False at the end of the epoch."""
+        loaded, on = self._intake.take(), False
+        if self._rounds is not None:
+            batch_idx = self._rounds.number if loaded is None else loaded.batch_idx
+            on = self._selector.is_on(self.epoch, self.fraction, batch_idx)
+            loaded, on = self._rounds.meet(loaded, on=on), self._rounds.on
+        elif loaded is not None:
+            on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
+        if loaded is None:
+            if self._intake.source.stream is not None:
+                self._count_offered(self._intake.source.stream.tail, num_loaded=0)
+            return False
+        self._decide(loaded, on=on)
+        self._look_ahead(loaded.batch_idx + 1)
+        if self._rounds is not None and self._rounds.number % _DELIVER_EVERY == 0:
+            pass
+        return True
+
+    def end(self) -> None:
+        """The epoch is over, or its rest is left behind."""
+        self._intake.ahead = None
+        self._selector.submit(None)  # no thread may be at work when a DataLoader forks its workers
+        self.epoch += 1
+        self.fraction = 0.0
+        if self._rounds is not None:
+            self._rounds.number = 0
+            pass
+
+    @property
+    def transform(self) -> Any:
+        """The user's, of candidate batches."""
+        return self._intake.transform
+
+    def resubmit(self) -> None:
+        """After a resume: candidates that were loaded ahead are to be scored again."""
+        self._selector.submit(self._intake.ahead)
+
+    def _decide(self, loaded: Loaded, *, on: bool) -> None:
+        data, ids, size = loaded.candidates.data, loaded.candidates.ids, loaded.candidates.size
+        if self.queue.batch_size is None:
+            self.queue.batch_size = self._scaled(max(self._rounds.sizes) if self._rounds is not None else size)
+        if self.queue.layout is None and size:
+            self.queue.layout = Layout.of(data, size)
+        selection = self._selector.decide(loaded, self.queue.layout, epoch=self.epoch, on=on)
+        with self._stats.timing("selecting"):
+            offered = loaded.chunk.offered if loaded.chunk else None
+            count = len(selection.positions)
+            self.keeps_everything &= self._all_kept(count, size if offered is None else len(offered))
+            as_is = self.keeps_everything and self._passes_batches and self._same_sizes()
+            if size:
+                assert self.queue.layout is not None
+                self.queue.add(self.queue.layout.columns(data, size), selection, ids, as_is=as_is)
+            if ids is not None and not self._selector.selecting:
+                self._selector.ledger.record_probabilities(ids, selection.probabilities)
+                self._selector.ledger.count_selected(ids.index_select(0, selection.positions))
+            self._count_offered(offered, num_loaded=size)
+            self.fraction = loaded.fraction
+            if isinstance(self.queue, RankedAssembler) and self._rounds is not None and not as_is:
+                self.queue.count(self._rounds.selected)
+
+    def _all_kept(self, selected: int, offered: int) -> bool:
+        if self._rounds is None:
+            return selected == offered
+        return self._rounds.selected == self._rounds.offered
+
+    def _same_sizes(self) -> bool:
+        """Whether all ranks have as many candidates as each other, so that their batches can be given out as is."""
+        return self._rounds is None or len(set(self._rounds.sizes)) == 1
+
+    def _load_ahead(self) -> Loaded | None:
+        # Plain training loads a batch after the step before it, and augmentation may draw from the same random state
+        # as dropout: as long as everything is kept, so do we, to the bit.
+        return None if self.keeps_everything else self._intake.look_ahead()
+
+    def _look_ahead(self, batch_idx: int) -> None:
+        """Have the next candidates scored while these are trained on, by a scorer that can."""
+        if not self.keeps_everything and self._selector.works_ahead(self.epoch + self.fraction, batch_idx):
+            self._selector.submit(self._intake.look_ahead())
+
+    def _count_offered(self, ids: Tensor | None, num_loaded: int) -> None:
+        num_offered = num_loaded if ids is None else len(ids)
+        self._stats.offered += num_offered
+        self._stats.skipped_before_loading += num_offered - num_loaded
+        self._stats.queued = len(self.queue)
+        if ids is not None:
+            self._selector.ledger.count_offered(ids)
+
+    def _scaled(self, batch_size: int) -> int:
+        return max(1, round(batch_size * self._selector.method.batch_scale))
+
+    def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "fraction": self.fraction,
+            "keeps_everything": self.keeps_everything,
+            "round": self._rounds.number if self._rounds is not None else 0,
+            "batch_size": self.queue.batch_size,
+            "queue": self.queue.state_dict(),
+            **self._intake.state_dict(in_epoch=in_epoch, layout=self.queue.layout),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        if state["batch_size"] is not None:
+            self.queue.batch_size = state["batch_size"]
+            self.queue.load_state_dict(state["queue"], device)
+        self._intake.load_state_dict(state, self.queue.layout)
+        self.epoch, self.fraction = state["epoch"], state["fraction"]
+        self.keeps_everything = state["keeps_everything"]
+        if self._rounds is not None:
+            self._rounds.number = state["round"]
