@@ -100,7 +100,7 @@ class RankedAssembler(Assembler):
         return super().pop()
 
     def flush(self) -> Batch | None:
-        """What is left once it is evened out, as equally small a batch on each rank; up to k - 1 examples do not fit."""
+        """What is left, evened out, as equally small a batch on each rank; up to k - 1 examples do not fit."""
         assert not self.num_ready
         count = min(self.lengths)
         rows = self._first(count) if count else None
