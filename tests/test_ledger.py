@@ -1,7 +1,10 @@
+import copy
+
 import pytest
 import torch
 
-from selective_backprop import Ledger
+from selective_backprop import Ledger, LedgerRows
+from selective_backprop.ledger import COLUMNS
 
 
 def test_rows_belong_to_ids():
@@ -43,6 +46,36 @@ def test_repeated_ids_count_each_time():
     ledger.count_offered(torch.tensor([2, 2, 0]))
     ledger.count_selected(torch.tensor([2, 2]))
     assert (ledger.offered.tolist(), ledger.selected.tolist()) == ([1, 0, 2], [0, 0, 2])
+
+
+def test_rows_of_ids_have_every_column_of_the_ledger():
+    ledger, ids = Ledger(6, past_scores=2), torch.tensor([4, 0, 4])
+    ledger.record_scores(torch.tensor([4, 1]), torch.tensor([0.4, 0.1]), epoch=1)
+    ledger.record_losses(torch.tensor([0, 4]), torch.tensor([2.0, 3.0]), epoch=2)
+    ledger.record_probabilities(torch.tensor([0]), torch.tensor([0.5]))
+    ledger.count_offered(torch.tensor([4, 4]))
+    ledger.count_selected(torch.tensor([0]))
+    rows = ledger.rows(ids)
+    assert set(COLUMNS) == set(vars(ledger))
+    for name in (*COLUMNS, "score"):
+        torch.testing.assert_close(getattr(rows, name), getattr(ledger, name)[ids], rtol=0, atol=0, equal_nan=True)
+    assert rows.age(3).tolist() == ledger.age(3)[ids].tolist()
+
+
+def test_rows_fetch_a_column_once_and_when_it_is_read():
+    fetched = []
+    rows = LedgerRows(lambda name: fetched.append(name) or torch.zeros(2, 1))
+    assert not fetched
+    for _ in range(2):
+        assert rows.score.tolist() == [0, 0]
+    assert fetched == ["scores"]
+    with pytest.raises(AttributeError, match="no column 'losses', only scores, score_epochs, loss"):
+        _ = rows.losses
+    copy.copy(rows)
+
+
+def test_no_rows():
+    assert Ledger(3, past_scores=2).rows(torch.empty(0, dtype=torch.int64)).scores.shape == (0, 2)
 
 
 def test_at_most_32_bytes_an_id():

@@ -57,15 +57,17 @@ def ledger_with(epochs, scores):
 
 def test_exponential_average():
     scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.exponential_average(0.5), past_scores=3)
+    ids = torch.tensor([0, 1])
     ledger = ledger_with([0, 1, 3], [[8.0, 1.0], [4.0, 1.0], [2.0, 1.0]])
-    assert scorer.recall(torch.tensor([0, 1]), ledger, 4).tolist() == pytest.approx([(2 + 4 / 2 + 8 / 4) / 1.75, 1])
+    assert scorer.recall(ids, ledger.rows(ids), 4).tolist() == pytest.approx([(2 + 4 / 2 + 8 / 4) / 1.75, 1])
 
 
 def test_gaussian_process_equals_an_independent_implementation():
     predictor = sb.gaussian_process(length_scale=2.5, noise=0.1)
     scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=predictor, past_scores=3)
     epochs, scores = [0, 2, 3], torch.rand(3, 6).tolist()
-    predicted = scorer.recall(torch.arange(6), ledger_with(epochs, scores), 5)
+    ids = torch.arange(6)
+    predicted = scorer.recall(ids, ledger_with(epochs, scores).rows(ids), 5)
     times = [[epoch] for epoch in epochs]
     for column in range(6):
         values = [row[column] for row in scores]
@@ -80,7 +82,8 @@ def test_examples_scored_in_different_epochs_have_their_own_weights():
     ledger = Ledger(4, past_scores=3)
     ledger.record_scores(torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 0)
     ledger.record_scores(torch.tensor([1, 2]), torch.tensor([1.0, 4.0]), 2)
-    got = scorer.recall(torch.tensor([2, 1, 0, 3]), ledger, 3)
+    ids = torch.tensor([2, 1, 0, 3])
+    got = scorer.recall(ids, ledger.rows(ids), 3)
     weights = scorer.predictor(torch.tensor([2, 0]), 3)
     assert got[:3].tolist() == pytest.approx([4, float(weights[0] * 1 + weights[1] * 5), 3], abs=1e-6)
     assert got[3].isnan()

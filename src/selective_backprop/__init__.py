@@ -6,7 +6,7 @@ from selective_backprop.costs import Costs
 from selective_backprop.example_scores import average_scores, el2n, grand, score_examples
 from selective_backprop.guard import Guard
 from selective_backprop.history import LossHistory
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import Ledger, LedgerRows
 from selective_backprop.loader import SelectiveLoader
 from selective_backprop.losses import mean_of_largest, token_cross_entropy
 from selective_backprop.methods import (
@@ -96,6 +96,7 @@ __all__ = [
     "Int8Copy",
     "LeastSelectedScorer",
     "Ledger",
+    "LedgerRows",
     "LossHistory",
     "LossSharePolicy",
     "Method",

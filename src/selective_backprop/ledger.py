@@ -2,13 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 _MEAN_DECAY = 0.7  # an example seen once an epoch: its last three losses make up two thirds of the mean
 
 
-class Ledger:
+class Columns:
+    """What is known of examples, a column each; what rows there are is up to the class."""
+
+    scores: Tensor
+    score_epochs: Tensor
+    loss: Tensor
+    loss_epoch: Tensor
+    mean_loss: Tensor
+    probability: Tensor
+    offered: Tensor
+    selected: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """The last score of each example."""
+        return self.scores[:, 0]
+
+    def age(self, epoch: int) -> Tensor:
+        """Epochs since each example's last score or loss; one more than the epochs there were if none."""
+        return epoch - torch.maximum(self.loss_epoch, self.score_epochs[:, 0])
+
+
+COLUMNS = tuple(Columns.__annotations__)
+
+
+class LedgerRows(Columns):
+    """What a ledger knows of some ids: row i of each column belongs to the i-th of them.
+
+    The columns are those of `Ledger`. Each is fetched when it is first read, because an epoch may have millions of ids
+    and a scorer reads one or two columns; and where ranks share a ledger, fetching means asking other ranks.
+
+    Args:
+        fetch: makes a column, by its name.
+
+    >>> ledger = Ledger(3)
+    >>> ledger.record_losses(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
+    >>> rows = ledger.rows(torch.tensor([2, 1, 2]))
+    >>> rows.loss.tolist(), rows.age(epoch=4).tolist()
+    ([0.5, nan, 0.5], [0, 5, 0])
+    """
+
+    def __init__(self, fetch: Callable[[str], Tensor]) -> None:
+        self._fetch = fetch
+
+    def __getattr__(self, name: str) -> Tensor:
+        """A column that was not read before."""
+        if name not in COLUMNS:
+            raise AttributeError(f"a ledger has no column {name!r}, only {', '.join(COLUMNS)}")
+        column = self._fetch(name)
+        setattr(self, name, column)
+        return column
+
+
+class Ledger(Columns):
     """One row per example id, on the CPU: 32 bytes, and 8 more for every past score beyond the last.
 
     Attributes (M = number of examples, H = past scores kept):
@@ -27,15 +82,6 @@ class Ledger:
     ([1.5, nan, 0.5], [1, 6, 1])
     """
 
-    scores: Tensor
-    score_epochs: Tensor
-    loss: Tensor
-    loss_epoch: Tensor
-    mean_loss: Tensor
-    probability: Tensor
-    offered: Tensor
-    selected: Tensor
-
     def __init__(self, num_examples: int, past_scores: int = 1) -> None:
         nan = float("nan")
         self.scores = torch.full((num_examples, past_scores), nan)
@@ -50,10 +96,10 @@ class Ledger:
     def __len__(self) -> int:
         return len(self.loss)
 
-    @property
-    def score(self) -> Tensor:
-        """The last score of each example."""
-        return self.scores[:, 0]
+    def rows(self, ids: Tensor) -> LedgerRows:
+        """What is known of these ids, row by row."""
+        # index_select takes a third of the time of indexing.
+        return LedgerRows(lambda name: getattr(self, name).index_select(0, ids))
 
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int) -> None:
         """Scores of a selection pass."""
@@ -81,10 +127,6 @@ class Ledger:
 
     def count_selected(self, ids: Tensor) -> None:
         self.selected.index_add_(0, ids, torch.ones(ids.shape, dtype=torch.int32))
-
-    def age(self, epoch: int) -> Tensor:
-        """Epochs since each example's last score or loss; one more than the epochs there were if none."""
-        return epoch - torch.maximum(self.loss_epoch, self.score_epochs[:, 0])
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: column.clone() for name, column in vars(self).items()}

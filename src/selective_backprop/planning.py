@@ -38,7 +38,7 @@ def plan_epoch(
     sizes = torch.tensor([len(batch) for batch in batches])
     ids = torch.cat(batches)
     decided = (~torch.tensor(switched_on)).repeat_interleave(sizes)  # switched off: everything is trained on
-    scores = scorer.recall(ids, ledger, epoch)
+    scores = scorer.recall(ids, ledger.rows(ids), epoch)
     if not scorer.needs.selection_pass:
         decided |= scores.isnan()  # there is no other way to learn about them than to train on them
     open_for_choice = (~decided & ~scores.isnan()).nonzero().flatten()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.guard import Guard
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.losses import PerExampleLoss
 from selective_backprop.schedule import Schedule
 
@@ -122,8 +122,12 @@ class Scorer(Protocol):
         """Whether scores can be known in this epoch before candidates are loaded."""
         ...
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        """(N,) scores of candidates not yet loaded; NaN where not known."""
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        """(N,) scores of candidates not yet loaded; NaN where not known.
+
+        Row i of `rows` is what the ledger knows of ids[i]. Which columns are read, and in which order, must not depend
+        on what is in them: ranks that train together fetch them from each other.
+        """
         ...
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:

@@ -63,7 +63,7 @@ def recorded_backprop(record: SelectionRecord, **schedule: Unpack[ScheduleOption
     >>> import torch
     >>> record = SelectionRecord(3)
     >>> record.add_ids(torch.tensor([0, 2]))
-    >>> recorded_backprop(record).scorer.recall(torch.tensor([2, 1]), ledger=None, epoch=0).tolist()
+    >>> recorded_backprop(record).scorer.recall(torch.tensor([2, 1]), rows=None, epoch=0).tolist()
     [1.0, 0.0]
     """
     policy = ClippedScorePolicy(minimum=0)

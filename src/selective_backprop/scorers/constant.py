@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.types import Candidates, Needs, Task
 
 
@@ -17,7 +17,7 @@ class ConstantScorer:
     def remembers(self, epoch: int) -> bool:
         return True
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return torch.zeros(len(ids))
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:

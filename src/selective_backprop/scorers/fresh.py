@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.functional import rank_percentiles
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.types import Candidates, Needs, Task
 
 Measure = Callable[[Any, Any], Tensor]
@@ -35,7 +35,7 @@ class FreshScorer(ABC):
     def remembers(self, epoch: int) -> bool:
         return False
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         raise RuntimeError("a forward pass needs loaded candidates")
 
     @abstractmethod

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Needs, Scorer
 
@@ -82,10 +82,11 @@ class PredictedScorer(Wrapping):
     def remembers(self, epoch: int) -> bool:
         return True
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        newest = ledger.score_epochs[ids, 0]
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        scores, epochs = rows.scores, rows.score_epochs
+        newest = epochs[:, 0]
         known = ((newest > epoch - self.max_age) & (newest >= 0)).nonzero().flatten()
-        scores, epochs = ledger.scores[ids[known]], ledger.score_epochs[ids[known]]
+        scores, epochs = scores.index_select(0, known), epochs.index_select(0, known)
         predicted = torch.full((len(ids),), float("nan"))
         # Examples scored in the same epochs share their weights: as a rule all of them.
         while len(known):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.recording import SelectionRecord
 from selective_backprop.types import Candidates, Needs, Task
 
@@ -28,7 +28,7 @@ class RecordedScorer:
     def remembers(self, epoch: int) -> bool:
         return True
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return self.record.mask(epoch)[ids].to(torch.float32)
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:

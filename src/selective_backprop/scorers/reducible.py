@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.no_trace import device_of, unwrap
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.wrapping import Wrapping
@@ -41,7 +41,7 @@ class ReducibleLossScorer(Wrapping):
     def remembers(self, epoch: int) -> bool:
         return False
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         raise RuntimeError("a forward pass needs loaded candidates")
 
     def __deepcopy__(self, memo: dict[int, object]) -> ReducibleLossScorer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Needs, Scorer
 
@@ -32,5 +32,5 @@ class StoredScorer(Wrapping):
     def remembers(self, epoch: int) -> bool:
         return (epoch - self.first_epoch) % self.every != 0
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        return ledger.score[ids]
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        return rows.score

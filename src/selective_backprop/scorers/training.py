@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.types import Candidates, Needs, Task
 
 
@@ -29,11 +29,11 @@ class TrainingLossScorer:
     def remembers(self, epoch: int) -> bool:
         return True
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        losses = ledger.loss[ids]
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        losses = rows.loss
         if self.max_age is None:
             return losses
-        return losses.masked_fill(ledger.loss_epoch[ids] <= epoch - self.max_age, float("nan"))
+        return losses.masked_fill(rows.loss_epoch <= epoch - self.max_age, float("nan"))
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         raise RuntimeError("losses come from training: candidates without one are trained on, not scored")
@@ -47,8 +47,8 @@ class LeastSelectedScorer:
     def remembers(self, epoch: int) -> bool:
         return True
 
-    def recall(self, ids: Tensor, ledger: Ledger, epoch: int) -> Tensor:
-        return -ledger.selected[ids].to(torch.float32)
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        return -rows.selected.to(torch.float32)
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         raise RuntimeError("counts are known of every example: nothing is scored after loading")
