@@ -101,6 +101,10 @@ class Ledger(Columns):
         # index_select takes a third of the time of indexing.
         return LedgerRows(lambda name: getattr(self, name).index_select(0, ids))
 
+    def whole(self) -> Ledger:
+        """All rows: itself. With several ranks each has a part of them, and this is how to get the whole."""
+        return self
+
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int | Tensor) -> None:
         """Scores of a selection pass. Epoch: one for all, or one of int32 per id."""
         if self.scores.shape[1] > 1:
