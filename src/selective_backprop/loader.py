@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state
+from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state, introduce
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
 from selective_backprop.intake import Intake
@@ -91,6 +91,8 @@ class SelectiveLoader:
         self.stats = Stats()
         ranks = current_ranks()
         self._rounds = None if ranks is None else Rounds(ranks, scope)
+        if self._rounds is not None:
+            introduce(self._rounds, self._source, batch_size=batch_size, seed=seed)
         num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
         self.ledger: AnyLedger = Ledger(num_examples, past_scores)
         if ranks is not None:
@@ -205,6 +207,10 @@ class SelectiveLoader:
             yield from self._full_batches()
         if self.stats.offered == 0:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
+        if self._offering.keeps_everything or self.epoch + 1 == self.num_epochs:
+            # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
+            self._queue.even_out()
+            yield from self._full_batches()
         self._end_epoch()
         yield from self._last_batches()
 

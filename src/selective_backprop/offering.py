@@ -52,8 +52,7 @@ class Offering:
         self.queue = Assembler(size, pad)
         if rounds is not None:
             self.queue = RankedAssembler(rounds.ranks, device, size, pad)
-            totals = rounds.ranks.gather(torch.tensor([self.num_batches or 0]), [1] * rounds.ranks.size)
-            self.num_batches = None if 0 in totals else int(max(totals))
+            self.num_batches = rounds.num_batches
             rounds.meanwhile = self._load_ahead
 
     def begin(self) -> None:
@@ -64,14 +63,17 @@ class Offering:
         """Decide about the next candidates; False at the end of the epoch."""
         loaded, on = self._intake.take(), False
         if self._rounds is not None:
-            batch_idx = self._rounds.number if loaded is None else loaded.batch_idx
-            on = self._selector.is_on(self.epoch, self.fraction, batch_idx)
+            if loaded is None:  # the epoch may be over: ask without an effect on a schedule that counts batches
+                on = self._selector.expects_on(self.epoch, self.fraction, self._rounds.number)
+            else:
+                on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
             loaded, on = self._rounds.meet(loaded, on=on), self._rounds.on
         elif loaded is not None:
             on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
         if loaded is None:
-            if self._intake.source.stream is not None:
-                self._count_offered(self._intake.source.stream.tail, num_loaded=0)
+            if (stream := self._intake.source.stream) is not None:
+                self._count_offered(stream.tail, num_loaded=0)
+                stream.tail = stream.tail[:0]  # a state saved after this must not have it counted again
             return False
         self._decide(loaded, on=on)
         self._look_ahead(loaded.batch_idx + 1)
