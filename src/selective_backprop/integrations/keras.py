@@ -19,7 +19,7 @@ except ImportError as error:
     raise ImportError(f"{error}: pip install 'selective-backprop[keras]', and set KERAS_BACKEND") from error
 
 from selective_backprop.integrations.keras_data import PyDatasetBatches, example, rows_loader, to_numpy
-from selective_backprop.integrations.keras_hooks import EpochLength, Saved, SelectionCallback
+from selective_backprop.integrations.keras_hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
 from selective_backprop.integrations.keras_methods import check_method, gives_weights
 from selective_backprop.integrations.keras_scoring import PerExampleLosses, StandIn
 
@@ -239,8 +239,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         return {
             "steps": self._steps.state_dict(),
             "epoch_began_with": self._epoch_began_with.state_dict(),
-            # Dropout without a seed of its own draws from it, in Keras on torch; Keras saves all else itself.
-            "random": torch.get_rng_state(),
+            "random": random_state(self.model),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -248,7 +247,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._steps.load_state_dict(state["steps"])
         self._loaded = True
         self._epoch_began_with.load_state_dict(state["epoch_began_with"])
-        self._random = state["random"] if keras.backend.backend() == "torch" else None
+        load_seeds(self.model, state["random"])
+        self._random = state["random"]["torch"] if keras.backend.backend() == "torch" else None
 
     def _restore_random(self) -> None:
         # Again and again until the first step: to build metrics, Keras may look at a batch before it begins.

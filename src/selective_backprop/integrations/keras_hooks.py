@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from keras.src.saving.keras_saveable import KerasSaveable  # what Keras looks for in a model that it saves
 
+from selective_backprop.integrations.keras_data import to_numpy
+
 if TYPE_CHECKING:
     from selective_backprop.integrations.keras import SelectiveDataset
 
@@ -54,6 +56,28 @@ class Saved(KerasSaveable):  # type: ignore[misc]
         if "state" in store.keys():  # noqa: SIM118, as Keras' store is no mapping; weights saved without selection load
             file = io.BytesIO(np.asarray(store["state"]).tobytes())
             self._dataset.load_state_dict(torch.load(file, weights_only=True))
+
+
+def random_state(model: keras.Model) -> dict[str, Any]:
+    """What dropout and its like draw from: Keras saves neither the states of layers' seeds nor those of torch."""
+    if keras.backend.backend() == "jax":
+        model.jax_state_sync()
+    seeds = [torch.from_numpy(to_numpy(variable.value).astype(np.int64)) for variable in _seeds(model)]
+    return {"torch": torch.get_rng_state(), "seeds": seeds}
+
+
+def load_seeds(model: keras.Model, state: dict[str, Any]) -> None:
+    """Set the states of the layers' seeds; torch's state is for later, as Keras itself draws from it."""
+    variables = _seeds(model)
+    if len(variables) != len(state["seeds"]):
+        raise ValueError(f"saved with {len(state['seeds'])} layers that draw, this model has {len(variables)}")
+    for variable, value in zip(variables, state["seeds"], strict=True):
+        variable.assign(value.numpy().astype(variable.dtype))
+
+
+def _seeds(model: keras.Model) -> list[Any]:
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]
 
 
 class SelectionCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -46,6 +46,10 @@ class SelectedSteps:
                 self._epoch_over = False
         while len(self._queue) <= self.ahead and not self._epoch_over:
             self._select()
+        if self.resumed and self.run_over and not self._queue and not self.may_be_empty:
+            raise RuntimeError(
+                "the run was over when this state was saved: the model is trained, there is no step left"
+            )
         self.resumed &= step == 0 and bool(self._queue)
         if not self._queue and not self.loader.stats.batches:
             raise ValueError("nothing was selected in the whole run: there is too little data, or selectivity")
@@ -95,7 +99,8 @@ class SelectedSteps:
     def epoch(self) -> int:
         """Keras' epoch, from 0; between epochs, the next one."""
         # The last batch of an epoch is given out when all its candidates have been counted.
-        return self.loader.epoch - (self._under_way and not self.loader._in_epoch)
+        ends = self._under_way and not self.loader._in_epoch and (self.may_be_empty or bool(self._queue))
+        return self.loader.epoch - ends
 
     @property
     def run_over(self) -> bool:
