@@ -181,10 +181,10 @@ class SelectiveLoader:
             self._offer(loaded)
             self._look_ahead(loaded.batch_idx + 1)
             yield from self._full_batches()
-        if self.stats.offered == 0:
-            raise ValueError("the loader is empty: it offered no batch in a whole epoch")
         if self._source.stream is not None:
             self._count_offered(self._source.stream.tail, num_loaded=0)
+        if self.stats.offered == 0:
+            raise ValueError("the loader is empty: it offered no batch in a whole epoch")
         self._end_epoch()
         yield from self._last_batches()
 
