@@ -58,12 +58,24 @@ def check_no_trace():
     assert same_state(before, model)
 
 
+def check_refused():
+    model = make_model(steps_per_execution=2)
+    dataset = SelectiveDataset(model, *DATA, method=METHODS["sb"], batch_size=16, num_epochs=1)
+    try:
+        model.fit(dataset, callbacks=[SelectionCallback(dataset)], verbose=0)
+    except ValueError as error:
+        assert "steps_per_execution=2" in str(error)
+    else:
+        raise AssertionError("two steps at once were not refused")
+
+
 def main():
     folder = Path(sys.argv[1])
     jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     check_selectivity_1()
     check_no_trace()
+    check_refused()
     for ahead in (0, 1):
         (folder / f"{ahead}").mkdir()
         check_sb_and_resume(folder / f"{ahead}", ahead=ahead)

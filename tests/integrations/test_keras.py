@@ -291,6 +291,17 @@ def test_several_inputs_and_sample_weights(kind):
     assert dataset.loader.stats.scored == 3 * 64 and 0.2 < dataset.loader.stats.selectivity < 0.7
 
 
+def test_arrays_of_any_kind_are_the_same_run(tmp_path):
+    x, y = arrays()
+    on_disk = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=x.shape)
+    on_disk[:] = x
+    on_disk.flush()
+    expected, *_ = fit("sb", epochs=1)
+    read_only = np.memmap(tmp_path / "x", dtype=np.float32, mode="r", shape=x.shape)
+    for data in ((torch.tensor(x), torch.tensor(y)), (x.astype(np.float64), y.astype(np.int32)), (read_only, y)):
+        assert same_state(fit("sb", epochs=1, data=data)[0], expected)
+
+
 def test_a_loss_that_is_not_finite_stops_at_once():
     x, y = arrays()
     x = x.copy()
@@ -340,6 +351,13 @@ def test_methods_that_cannot_work_are_refused(method, message):
         SelectiveDataset(make_model(), *arrays(), method=method, num_epochs=1)
 
 
+def record():
+    found = sb.SelectionRecord(203)
+    for epoch in range(3):
+        found.add_ids(torch.arange(epoch, 203, 3))
+    return found
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -350,6 +368,7 @@ def test_methods_that_cannot_work_are_refused(method, message):
         sb.top_k(0.4),
         sb.reducible_loss(torch.zeros(203), 0.4),
         sb.repeated_random(0.4),
+        sb.recorded_backprop(record()),
         sb.selective_backprop(0.4, classes=torch.arange(203) % 2),
         sb.diet(sb.selective_backprop(0.4), torch.arange(203.0), 0.5),
         sb.selective_backprop(0.4).guard(window=2),

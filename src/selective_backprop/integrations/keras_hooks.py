@@ -110,6 +110,11 @@ class SelectionCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"an epoch ends with its candidates: leave out steps_per_epoch={self.params['steps']}, and pass this "
                 "callback's data set to fit()"
             )
+        if self.model.steps_per_execution > 1:
+            raise ValueError(
+                "selection goes by the weights after each step, and several would be taken at once by "
+                f"steps_per_execution={self.model.steps_per_execution}"
+            )
         if self.params["epochs"] > self.dataset.loader.num_epochs:
             raise ValueError(
                 f"fit(epochs={self.params['epochs']}) and a data set made with num_epochs="
