@@ -121,7 +121,7 @@ class SelectedSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """To be asked for between steps: the one that Keras had a batch for is over."""
-        layout = self.loader._assembler.layout
+        layout = self.loader._queue.layout
         waiting = []
         for batch, progress in list(self._queue)[1 if self._taken else 0 :]:
             assert layout is not None  # since something was selected
@@ -137,7 +137,7 @@ class SelectedSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches = None  # what was under way ends here, before its statistics are replaced
         self.loader.load_state_dict(state["loader"])
-        layout = self.loader._assembler.layout
+        layout = self.loader._queue.layout
         self._queue.clear()
         for columns, ids, weights, probabilities, progress in state["waiting"]:
             assert layout is not None
