@@ -101,16 +101,20 @@ class Ledger(Columns):
         # index_select takes a third of the time of indexing.
         return LedgerRows(lambda name: getattr(self, name).index_select(0, ids))
 
-    def record_scores(self, ids: Tensor, scores: Tensor, epoch: int) -> None:
-        """Scores of a selection pass."""
+    def whole(self) -> Ledger:
+        """All rows: itself. With several ranks each has a part of them, and this is how to get the whole."""
+        return self
+
+    def record_scores(self, ids: Tensor, scores: Tensor, epoch: int | Tensor) -> None:
+        """Scores of a selection pass. Epoch: one for all, or one of int32 per id."""
         if self.scores.shape[1] > 1:
             self.scores[ids, 1:] = self.scores[ids, :-1]
             self.score_epochs[ids, 1:] = self.score_epochs[ids, :-1]
         self.scores[ids, 0] = scores.to(torch.float32)
         self.score_epochs[ids, 0] = epoch
 
-    def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
-        """Losses of a training step."""
+    def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
+        """Losses of a training step. Epoch: as for scores."""
         losses = losses.to(torch.float32)
         mean = self.mean_loss[ids]
         self.loss[ids] = losses

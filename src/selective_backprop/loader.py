@@ -25,6 +25,7 @@ from selective_backprop.ranks import current_ranks
 from selective_backprop.reuse import ForwardReuse
 from selective_backprop.rounds import Rounds, Scope
 from selective_backprop.selector import Selector
+from selective_backprop.sharded_ledger import AnyLedger, ShardedLedger
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Forward, Method, Policy, Scorer, Task
@@ -93,8 +94,10 @@ class SelectiveLoader:
         if self._rounds is not None:
             introduce(self._rounds, self._source, batch_size=batch_size, seed=seed)
         num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
-        self.ledger = Ledger(num_examples, past_scores)
-        """What is known of every example; empty where the loader has no ids."""
+        self.ledger: AnyLedger = Ledger(num_examples, past_scores)
+        if ranks is not None:
+            self.ledger = ShardedLedger(num_examples, past_scores, ranks)
+        """What is known of every example; empty where the loader has no ids. With several ranks each has a part."""
         self._loss = PerExampleLoss(loss_fn, reducer)
         self._device = torch.device(device) if device is not None else device_of(model)
         task = Task(model, forward or default_forward, self._loss)

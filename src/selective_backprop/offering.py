@@ -17,6 +17,7 @@ from selective_backprop.padding import Pad
 from selective_backprop.ranked_assembler import RankedAssembler
 from selective_backprop.rounds import Rounds
 from selective_backprop.selector import Selector
+from selective_backprop.sharded_ledger import ShardedLedger
 from selective_backprop.stats import Stats
 
 _DELIVER_EVERY = 64  # rounds after which ranks send each other what they learned about examples
@@ -77,7 +78,7 @@ class Offering:
         self._decide(loaded, on=on)
         self._look_ahead(loaded.batch_idx + 1)
         if self._rounds is not None and self._rounds.number % _DELIVER_EVERY == 0:
-            pass
+            self._deliver()
         return True
 
     def end(self) -> None:
@@ -88,7 +89,12 @@ class Offering:
         self.fraction = 0.0
         if self._rounds is not None:
             self._rounds.number = 0
-            pass
+            self._deliver()
+
+    def _deliver(self) -> None:
+        ledger = self._selector.ledger
+        if isinstance(ledger, ShardedLedger) and len(ledger):
+            ledger.deliver()
 
     @property
     def transform(self) -> Any:

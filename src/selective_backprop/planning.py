@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
 from selective_backprop.sampling import Chunk
+from selective_backprop.sharded_ledger import AnyLedger
 from selective_backprop.types import Scorer, Selection
 
 Select = Callable[[Tensor, Tensor | None], Selection]
@@ -24,7 +24,7 @@ def plan_epoch(
     *,
     scorer: Scorer,
     select: Select,
-    ledger: Ledger,
+    ledger: AnyLedger,
     epoch: int,
     together: bool = False,
 ) -> tuple[list[Chunk], Tensor]:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from selective_backprop.batches import Layout, move
 from selective_backprop.intake import Loaded
-from selective_backprop.ledger import Ledger
 from selective_backprop.losses import require_finite
 from selective_backprop.no_trace import device_of, is_sharded, unwrap
 from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
 from selective_backprop.rounds import Rounds
 from selective_backprop.sampling import Chunk
+from selective_backprop.sharded_ledger import AnyLedger
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
 from selective_backprop.types import Candidates, Method, Selection, Task
@@ -33,7 +33,7 @@ class Selector:
         self,
         method: Method,
         task: Task,
-        ledger: Ledger,
+        ledger: AnyLedger,
         stats: Stats,
         *,
         num_epochs: int | None,

@@ -46,7 +46,7 @@ class LedgerLog:
         self._seen: tuple[int, Tensor] | None = None  # epochs, and how often each example was selected in all of them
 
     def __call__(self, training: Training, record: Record) -> None:
-        ledger, epoch = training.loader.ledger, record["epoch"]
+        ledger, epoch = training.loader.ledger.whole(), record["epoch"]
         selected = (ledger.selected - self._selected_before(epoch, len(ledger))).numpy()
         write_arrays(
             epoch_file(self.folder / "ledger", "epoch", epoch),
