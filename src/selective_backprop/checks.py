@@ -118,6 +118,8 @@ def introduce(rounds: Rounds, source: Source, *, batch_size: int | None, seed: i
 
 def runs_the_model_alone(scorer: Any) -> bool:
     """Whether scores come from forward passes of the model itself, without a copy of it."""
+    if getattr(scorer, "submit", None) is not None:
+        return False  # works ahead, by a snapshot of the model
     inner = getattr(scorer, "fresh", scorer)
     return isinstance(inner, ForwardScorer) and inner.model_copy is None
 
