@@ -1,44 +1,60 @@
-"""Ranks that fail, each in one process group of its own; run by every rank."""
+"""Ranks that fail; run by every rank."""
 
 import os
 import signal
-import sys
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import selective_backprop as sb
-from tests.helpers import digits
-from tests.ranks.numbers import cut, go_through, make
+from tests.ranks import numbers
+from tests.ranks.numbers import Numbers, cut, go_through, make
 from tests.ranks.runs import Run
 
 
-class Broken(torch.utils.data.Dataset):
-    """Loading fails on rank 1, after a while."""
-
-    def __len__(self):
-        return 203
-
-    def __getitem__(self, index):
-        if index == 150:
-            raise OSError("cannot read image 150")
-        return digits()[index]
+def loader_of_both(method, count, **options):
+    """Over the first half of the numbers on rank 0, over the second on rank 1."""
+    half, rank = count // 2, dist.get_rank()
+    return make(method, count, cut(range(rank * half, rank * half + half), 4), epochs=2, **options)
 
 
-def nan(scope):
-    """Example 21, which is rank 1's, has a loss that is not a number."""
-    batches = cut(range(12) if dist.get_rank() == 0 else range(12, 24), 4)
-    model, loader = make(sb.selective_backprop(0.5), 24, batches, epochs=2, scope=scope)
+def not_finite(scope):
+    """What is said when example 21, which is rank 1's, has a loss that is not a number; all ranks stay in step."""
+    model, loader = loader_of_both(sb.selective_backprop(0.5), 24, scope=scope)
     forward = model.forward
     model.forward = lambda values: torch.where(values == 21, float("nan"), forward(values))
-    go_through(model, loader, 2)
+    try:
+        go_through(model, loader, 2)
+    except ValueError as error:
+        return str(error)
+
+
+def wrong_states():
+    """What is said of a state that another rank saved, or other ranks."""
+    rank = dist.get_rank()
+    run, messages = Run(sb.selective_backprop(0.5)), []
+    state = run.loader.state_dict()
+    for saved in ({"rank": 1 - rank, "size": 2}, {"rank": 0, "size": 1}):
+        try:
+            run.loader.load_state_dict(state | {"ranks": saved})
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+class Broken(Numbers):
+    """One example of rank 1 cannot be loaded."""
+
+    def __getitem__(self, index):
+        if index == 40:
+            raise OSError("cannot read image 40")
+        return super().__getitem__(index)
 
 
 def worker():
     """A worker of rank 1 raises."""
-    own = torch.utils.data.SequentialSampler(range(100)) if dist.get_rank() == 0 else range(103, 203)
-    Run(sb.selective_backprop(0.5), dataset=Broken(), sampler=own, loader_options={"num_workers": 1}).train()
+    numbers.Numbers = Broken
+    go_through(*loader_of_both(sb.selective_backprop(0.5), 48, loader_options={"num_workers": 1}), 2)
 
 
 def killed():
@@ -48,42 +64,9 @@ def killed():
         if step == 3 and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Run(sb.selective_backprop(0.5), wrap=alone).train(die)
+    go_through(*loader_of_both(sb.selective_backprop(0.5), 48), 2, die)
 
 
-def alone(model):
-    """Without DDP, so that the loader is what notices."""
-    return model
-
-
-def states():
-    """What is said of a state that another rank saved, or other ranks."""
-    rank = dist.get_rank()
-    run, messages = Run(sb.selective_backprop(0.5)), []
-    state = run.loader.state_dict()
-    wrong_rank = state | {"ranks": {"rank": 1 - rank, "size": 2}}
-    one_process = state | {"ranks": {"rank": 0, "size": 1}}
-    for other in (wrong_rank, one_process):
-        try:
-            run.loader.load_state_dict(other)
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
-
-
-def main():
-    """Under torchrun: rank 1 fails, and the job with it."""
+if __name__ == "__main__":  # under torchrun
     dist.init_process_group("gloo")
-    model = nn.Linear(64, 10)
-    loader = sb.SelectiveLoader(
-        torch.utils.data.DataLoader(digits(), 16), model, nn.CrossEntropyLoss(), sb.selective_backprop(0.5)
-    )
-    for step, (inputs, targets) in enumerate(loader):
-        loader.loss(model(inputs), targets).backward()
-        if step == 1 and dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    killed()

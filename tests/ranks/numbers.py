@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import selective_backprop as sb
-from tests.ranks.shards import Ids
+from tests.ranks.runs import Ids
 
 
 class Numbers(Dataset):
@@ -34,10 +34,10 @@ class Losses(nn.Module):
 
 
 def make(method, count, batches, *, epochs, **options):
-    """A loader over these batches of ids, or over those that a function makes of the epoch."""
-    model = Losses()
+    """A model, and a loader over these batches of ids."""
+    model, loader_options = Losses(), options.pop("loader_options", {})
     loader = sb.SelectiveLoader(
-        DataLoader(Numbers(count), batch_sampler=batches),
+        DataLoader(Numbers(count), batch_sampler=batches, **loader_options),
         model,
         lambda outputs, targets: outputs,
         method,

@@ -14,6 +14,19 @@ from tests.helpers import Noisy, make_model
 BATCH, EPOCHS = 16, 3
 
 
+class Ids:
+    """A sampler that offers these, in this order."""
+
+    def __init__(self, ids):
+        self.ids = list(ids)
+
+    def __iter__(self):
+        return iter(self.ids)
+
+    def __len__(self):
+        return len(self.ids)
+
+
 class Run:
     """A model on all ranks, its data, and a loader if there is a method."""
 

@@ -9,8 +9,7 @@ from torch.distributed.fsdp import fully_shard
 import selective_backprop as sb
 from selective_backprop.testing import model_trace, same
 from tests.helpers import Noisy, digits
-from tests.ranks.runs import Run
-from tests.ranks.shards import Ids
+from tests.ranks.runs import Ids, Run
 
 
 def sharded(model):

@@ -11,20 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.helpers import digits, make_loader, make_model
-from tests.ranks.runs import BATCH, Run
-
-
-class Ids:
-    """A sampler that offers these, in this order."""
-
-    def __init__(self, ids):
-        self.ids = list(ids)
-
-    def __iter__(self):
-        return iter(self.ids)
-
-    def __len__(self):
-        return len(self.ids)
+from tests.ranks import failures
+from tests.ranks.runs import BATCH, Ids, Run
 
 
 def facts(run):
@@ -61,6 +49,8 @@ def job():
         "guard": guarded(),
         "kath18": facts(Run(sb.kath18(2, threshold=1.0 if rank == 0 else 1e9)).train()),
         "everything on both": logged(),
+        "not finite": [failures.not_finite(scope) for scope in ("global", "local")],
+        "state of another rank": failures.wrong_states(),
     }
 
 

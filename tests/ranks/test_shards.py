@@ -100,3 +100,18 @@ def test_one_line_if_every_rank_goes_through_all_the_data(runs):
     assert [len(result["everything on both"]["messages"]) for result in runs] == [1, 0]
     assert "DistributedSampler(data)" in runs[0]["everything on both"]["messages"][0]
     assert all(result["everything on both"]["about shared data"] == 0 for result in runs)
+
+
+def test_7_a_loss_that_is_not_finite(runs):
+    """The rank that has it names the example, the other names the rank."""
+    first, second = (result["not finite"] for result in runs)
+    assert "rank 1 has scores that are not finite: see its own error" in first[0]
+    assert "rank 1 could not select from its candidates: see its own error" in first[1]
+    assert all("21" in message and "nan" in message for message in second)
+
+
+def test_5_a_state_of_another_rank_is_refused(runs):
+    for rank, result in enumerate(runs):
+        other_rank, one_process = result["state of another rank"]
+        assert f"saved by rank {1 - rank} of 2, this is rank {rank} of 2" in other_rank
+        assert f"saved by rank 0 of 1, this is rank {rank} of 2" in one_process and "save_checkpoint" in one_process
