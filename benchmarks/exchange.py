@@ -27,7 +27,7 @@ from selective_backprop.lab.models import resnet20
 from selective_backprop.ranks import current_ranks
 
 HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 32  # bytes
-KINDS, DELIVER_EVERY = 5, 64
+KINDS, DELIVER_EVERY, BLOCK = 5, 64, 2**22
 CANDIDATES, ROUNDS = 128, 200
 
 
@@ -57,16 +57,18 @@ def question_bytes(k, asked, columns):
 
 def epoch_bytes(k, m, n, s, scope, planned):
     """All of an epoch, without the examples that move between queues."""
-    own = -(-m // k)
-    if planned:  # half of the ledger's rows would do for SB by scores; two columns are read
-        loaded = round(s * own)
-        rounds = -(-loaded // n)
-        written = delivery_bytes(k, decided=own + loaded, offered=own, selected=loaded, trained=loaded)
-        return plan_bytes(k, m, scope) + question_bytes(k, own, 2) + written + rounds * round_bytes(k, 0, scope)
-    rounds, trained = -(-own // n), round(s * own)
-    written = delivery_bytes(k, scored=own, decided=own, offered=own, selected=trained, trained=trained)
-    idle = (rounds // DELIVER_EVERY) * delivery_bytes(k)
-    return rounds * round_bytes(k, n, scope) + written + idle
+    own, chosen = -(-m // k), round(s * -(-m // k))
+    if planned:  # two columns are read, such as loss and age; probabilities are written when planned and when loaded
+        rounds = -(-chosen // n) + 1  # one more, in which all say that they have no more
+        deliveries = 2 + rounds // DELIVER_EVERY  # at the start for the plan, and at the end
+        written = delivery_bytes(k, decided=own + chosen, offered=own, selected=chosen, trained=chosen)
+        told = plan_bytes(k, m, scope) + question_bytes(k, own, 2) + rounds * (k - 1) * HEADER
+    else:
+        rounds = -(-own // n)
+        deliveries = 1 + rounds // DELIVER_EVERY
+        written = delivery_bytes(k, scored=own, decided=own, offered=own, selected=chosen, trained=chosen)
+        told = rounds * round_bytes(k, n, scope) + (k - 1) * HEADER
+    return told + written + (deliveries - 1) * delivery_bytes(k)
 
 
 def memory_bytes(k, m, n, scope, planned):
@@ -74,6 +76,8 @@ def memory_bytes(k, m, n, scope, planned):
     rows, waiting = ROW * -(-m // k), DELIVER_EVERY * n * (3 * (ID + VALUE) + 2 * ID)
     of_round = (k if scope == "global" else 1) * n * (3 * SCORE + 8)
     plan = -(-m // k) * (4 * ID + 3 * VALUE + 1) if planned else 0
+    if planned and scope == "global":
+        plan += min(m, BLOCK) * (3 * SCORE + 8)
     return rows + waiting + of_round + plan
 
 
@@ -116,13 +120,13 @@ def measure(rank, store, results):
         loss_fn(model(inputs), targets).backward()
         optimizer.step()
 
-    timed(step, 2)
-    results[rank] = torch.tensor([alone, loading, both, timed(step, 10)], dtype=torch.float64)
+    timed(step, 1)
+    results[rank] = torch.tensor([alone, loading, both, timed(step, 5)], dtype=torch.float64)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def select_seconds(k, repeats=50):
+def select_seconds(k, repeats=30):
     """Selecting from the candidates of k ranks."""
     policy, generator = PercentilePolicy(selectivity=1 / 3), torch.Generator().manual_seed(0)
     batches = iter([torch.randn(k * CANDIDATES).exp() for _ in range(repeats + 1)])
@@ -172,6 +176,7 @@ def main():
     for k in (8, 64, 1024):
         seconds = select_seconds(k)
         print(f"selecting from {k} x {CANDIDATES} candidates {1e6 * seconds:.0f} us: {seconds / step:.3%} of that step")
+    print(f"selecting from 2**20 scores, as in a planned epoch: {select_seconds(2**20 // CANDIDATES, 3):.2f} s")
     tables()
 
 

@@ -24,6 +24,10 @@ def job():
         "rounds": {scope: rounds(scope) for scope in ("global", "local")},
         "plan": {scope: plan(scope) for scope in ("global", "local")},
         "ledger": ledger(),
+        "epochs": {
+            name: {scope: epochs(make_method(0.5), scope) for scope in ("global", "local")}
+            for name, make_method in (("selection pass", sb.selective_backprop), ("planned", sb.random_backprop))
+        },
     }
 
 
@@ -72,3 +76,19 @@ def ledger():
     delivered, rows = ranks.bytes_sent, ledger.rows(ids)
     assert bool(rows.loss.isfinite().all()) and not rows.loss_epoch.any()
     return {"delivered": delivered, "delivered and asked": ranks.bytes_sent - delivered, "rows": len(ledger.block)}
+
+
+def epochs(method, scope, count=4):
+    """All of a run, without what was sent to even out queues; random_backprop knows all scores and asks for none."""
+    own = range(dist.get_rank(), 300 * dist.get_world_size(), dist.get_world_size())
+    model, loader = make(method, 300 * dist.get_world_size(), cut(own, 30), epochs=count, scope=scope)
+    ranks, even_out, moving = loader._rounds.ranks, loader._queue.even_out, []
+
+    def spy():
+        before = ranks.bytes_sent
+        even_out()
+        moving.append(ranks.bytes_sent - before)
+
+    loader._queue.even_out, before = spy, ranks.bytes_sent
+    go_through(model, loader, count)
+    return {"sent": ranks.bytes_sent - before - sum(moving), "trained": loader.stats.trained / loader.stats.offered}
