@@ -77,14 +77,21 @@ def _fail(error: BaseException, rank: int, size: int, store: Any, said: str) -> 
     reason = _reason(error)
     if isinstance(error, RuntimeError) and _has_failed(store, [other for other in range(size) if other != rank]):
         sys.exit(1)  # what a rank sees when another one leaves
+    if rank == 0:
+        if not isinstance(error, SystemExit):  # or it is on the screen already
+            sys.excepthook(type(error), error, error.__traceback__)
+        _post(store, rank, reason)  # only now: torchrun ends this rank as soon as another one has left
+    else:
+        _post(store, rank, reason)
+        if _reason_of_first(store) != reason:
+            text = said or "".join(traceback.format_exception(error))
+            print(f"rank {rank} of {size}:\n{text}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _post(store: Any, rank: int, reason: str) -> None:
     with suppress(RuntimeError):  # the store may be gone, too
         store.set(f"failed/{rank}", reason)
-    if rank == 0:
-        raise error
-    if _reason_of_first(store) != reason:
-        text = said or "".join(traceback.format_exception(error))
-        print(f"rank {rank} of {size}:\n{text}", file=sys.stderr, flush=True)
-    sys.exit(code)
 
 
 def _reason(error: BaseException) -> str:
