@@ -13,7 +13,7 @@ SOURCE = Path(sb.__file__).parent
 LAYERS = [
     ["no_trace", "batches", "padding", "row_gradients", "ranks"],
     ["functional"],
-    ["losses", "history", "ledger", "schedule", "guard", "stats", "forward", "recording"],
+    ["losses", "history", "ledger", "sharded_ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],
     ["policies", "scorers"],
     ["sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],

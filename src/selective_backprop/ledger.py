@@ -105,16 +105,16 @@ class Ledger(Columns):
         """All rows, wherever they are."""
         return self
 
-    def record_scores(self, ids: Tensor, scores: Tensor, epoch: int) -> None:
-        """Scores of a selection pass."""
+    def record_scores(self, ids: Tensor, scores: Tensor, epoch: int | Tensor) -> None:
+        """Scores of a selection pass. Epoch: one for all, or one of int32 per id."""
         if self.scores.shape[1] > 1:
             self.scores[ids, 1:] = self.scores[ids, :-1]
             self.score_epochs[ids, 1:] = self.score_epochs[ids, :-1]
         self.scores[ids, 0] = scores.to(torch.float32)
         self.score_epochs[ids, 0] = epoch
 
-    def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
-        """Losses of a training step."""
+    def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
+        """Losses of a training step. Epoch: as for scores."""
         losses = losses.to(torch.float32)
         mean = self.mean_loss[ids]
         self.loss[ids] = losses

@@ -99,21 +99,6 @@ def test_saved_after_any_slot_and_resumed(method, window):
         assert before + run(resumed, other, epochs=epochs_left) == undisturbed
 
 
-def test_a_rank_waits_with_its_batches_for_the_others():
-    decisions = iter([False, True] * 100)
-    asked = []
-
-    def agree(ready):
-        asked.append(ready)
-        return ready and next(decisions)  # every second time another rank has none
-
-    loader, model = make("sb", agree=agree)
-    slots = run(loader, model)
-    assert len(slots) == len(asked) == 39, "asked once per window, as on every rank"
-    assert 0 < sum(slot is not None for slot in slots) < sum(asked)
-    assert loader.stats.queued > 0
-
-
 def test_an_epoch_left_early_is_over():
     loader, model = make("sb")
     first = run(loader, model, epochs=1, steps=5)

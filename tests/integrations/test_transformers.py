@@ -335,21 +335,66 @@ def test_labels_that_need_another_loss(tmp_path):
 
 
 RANKS = """
-import sys
+import os, signal, sys
+import torch
 import selective_backprop as sb
-from tests.integrations import test_transformers as tests
-tests.make(sys.argv[1], sb.selective_backprop(0.5)).train()
+from transformers import TrainerCallback
+from tests.integrations import test_transformers as tests, texts
+from tests.integrations.test_transformers import Spy, finished, make
+
+torch.set_num_threads(1)
+folder, what = sys.argv[1:]
+rank = int(os.environ["RANK"])
+
+class Die(TrainerCallback):
+    def on_step_end(self, args, state, control, **rest):
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+saving = {"collator": texts.collate_noisily, "options": tests.SAVING}
+if what == "killed":
+    trainer = make(f"{folder}/killed", tests.RESUMED["sb"], **saving)
+    if rank == 1:
+        trainer.add_callback(Die())
+    trainer.train()
+result = {}
+for name, method in (("plain", None), ("everything", sb.selective_backprop(1.0))):
+    result[name] = finished(make(folder, method))
+result["undisturbed"] = finished(make(f"{folder}/undisturbed", tests.RESUMED["sb"], **saving))
+result["resumed"] = finished(make(f"{folder}/killed", tests.RESUMED["sb"], **saving), resume_from_checkpoint=True)
+trainer = make(folder, sb.stale_selective_backprop(0.4, every=2), options={"num_train_epochs": 4})
+spy = Spy(trainer)
+result["sb"] = finished(trainer)
+result["sizes"], result["selectivity"] = spy.sizes, trainer.selective_loader.stats.selectivity
+torch.save(result, f"{folder}/result_{rank}.pt")
 """
 
 
-def test_two_ranks_are_refused(tmp_path):
-    (tmp_path / "run.py").write_text(RANKS)
+def on_two_ranks(folder, what):
+    (folder / "run.py").write_text(RANKS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    result = subprocess.run(
-        [*command, str(tmp_path / "run.py"), str(tmp_path)], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    return subprocess.run(
+        [*command, str(folder / "run.py"), str(folder), what],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
     )
-    assert result.returncode != 0
-    assert "SelectiveTrainer works on one device, and this run has 2" in result.stderr
+
+
+def test_two_ranks(tmp_path):
+    killed = on_two_ranks(tmp_path, "killed")
+    assert killed.returncode != 0 and "Signal 9 (SIGKILL)" in killed.stderr
+    assert sorted(os.listdir(tmp_path / "killed")) == ["checkpoint-3"]
+    rest = on_two_ranks(tmp_path, "rest")
+    assert rest.returncode == 0, rest.stderr
+    first, second = (torch.load(tmp_path / f"result_{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert same(first["plain"], first["everything"]), "selectivity 1 is Trainer itself"
+    assert same(first["undisturbed"], first["resumed"])
+    for name in ("plain", "everything", "undisturbed", "resumed", "sb", "sizes"):
+        assert same(first[name], second[name]), f"ranks agree on {name}"
+    assert all(sizes == [8] for sizes in first["sizes"][:-1])
+    assert 0.3 < (first["selectivity"] + second["selectivity"]) / 2 < 0.5
 
 
 def test_a_missing_extra_names_its_pip_line(monkeypatch):

@@ -109,8 +109,8 @@ class SelectiveBackprop(Callback):
             return
         if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
             raise ValueError(
-                f"selection on several devices is for strategy='ddp', got {type(trainer.strategy).__name__}: each rank "
-                "scores its own candidates, at times of its own, for which it needs the whole model"
+                f"selection on several devices is for strategy='ddp', got {type(trainer.strategy).__name__}: a "
+                "LightningModule is scored as a whole, on each rank"
             )
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise ValueError("selection waits for each step: training_step has to take a batch, not a dataloader_iter")
@@ -196,9 +196,8 @@ class SelectiveBackprop(Callback):
             forward=self._forward,
             device=trainer.strategy.root_device,
             num_epochs=self.num_epochs or max_epochs,
-            seed=self.seed + trainer.global_rank,
+            seed=self.seed,
             window=trainer.accumulate_grad_batches,
-            agree=trainer.strategy.reduce_boolean_decision,
         )
         if self._saved is not None:
             self._loader.load_state_dict(self._saved["loader"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from selective_backprop.loader import SelectiveLoader
@@ -15,12 +15,11 @@ class PacedLoader(SelectiveLoader):
     Which batch of an epoch is the last one is not known before its training step, because selection goes by the
     weights after it. Frameworks have to know, for validation, gradient accumulation and learning rates; they fetch a
     batch ahead to find out, or stop at len(). Slots are as many as plain training has batches, so they can be
-    counted, and ranks have as many of them as each other however many examples each selects.
+    counted, and ranks have as many of them as each other.
 
     Args:
         window: slots that belong together, such as those between two optimizer steps: all of them have a batch, or
             none has. The last window of an epoch may be shorter, and may begin with slots without a batch.
-        agree: whether something holds on all ranks. Asked once per window, by every rank in the same order.
         options: those of SelectiveLoader.
 
     >>> import torch, selective_backprop as sb
@@ -33,13 +32,13 @@ class PacedLoader(SelectiveLoader):
     (8, True, True)
     """
 
-    def __init__(self, *arguments: Any, window: int = 1, agree: Callable[[bool], bool] = bool, **options: Any) -> None:
+    def __init__(self, *arguments: Any, window: int = 1, **options: Any) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         super().__init__(*arguments, **options)
         self.slot = 0
         """Slots of this epoch given out."""
-        self._window, self._agree = window, agree
+        self._window = window
         self._pending: list[bool] = []  # slots of the window under way: whether each has a batch
         self._step: Iterator[Any] = iter(())
         self._loaded = False
@@ -77,7 +76,7 @@ class PacedLoader(SelectiveLoader):
             self._queue.even_out()
         size = len(self) - self.slot
         available = self._queue.num_ready + (self._ends_with_rest() and self._queue.rest > 0)
-        count = next((count for count in range(size, 0, -1) if self._agree(available >= count)), 0)
+        count = min(size, available)
         self._pending = [False] * (size - count) + [True] * count  # the last one counts as the end of a window
         yield from self._slots()
 
@@ -90,7 +89,7 @@ class PacedLoader(SelectiveLoader):
             # The small allowance undoes the rounding of the fraction.
             if not ready and offered * len(self) + 1e-6 < self.slot + self._window:
                 return
-            self._pending = [self._agree(ready)] * self._window
+            self._pending = [ready] * self._window
             yield from self._slots()
 
     def _slots(self) -> Iterator[Any]:

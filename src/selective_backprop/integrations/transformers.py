@@ -29,7 +29,7 @@ except ImportError as error:
     raise ImportError("SelectiveTrainer needs: pip install 'selective-backprop[transformers]'") from error
 
 STATE_NAME = "selective_backprop.pt"
-"""What a checkpoint folder has in addition."""
+"""What a checkpoint folder has in addition; with several ranks, selective_backprop_0.pt and so on."""
 
 
 class SelectiveTrainer(Trainer):  # type: ignore[misc]
@@ -174,7 +174,12 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        torch.save(self.steps.state_dict(), os.path.join(output_dir, STATE_NAME))
+        torch.save(self.steps.state_dict(), self._state_path(output_dir))
+
+    def _state_path(self, folder: str) -> str:
+        name, kind = os.path.splitext(STATE_NAME)
+        rank = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
+        return os.path.join(folder, f"{name}{rank}{kind}")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None and checkpoint == self._resumed_from:
@@ -189,10 +194,11 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._resumed_from = checkpoint
         if checkpoint is None:
             return 0, 0
-        path = os.path.join(checkpoint, STATE_NAME)
+        path = self._state_path(checkpoint)
         if not os.path.exists(path):
             raise FileNotFoundError(
-                f"{checkpoint} has no {STATE_NAME}: SelectiveTrainer did not save it, or model only"
+                f"{checkpoint} has no {os.path.basename(path)}: SelectiveTrainer did not save it, or model only, or on "
+                "another number of ranks"
             )
         self.steps.load_state_dict(torch.load(path, weights_only=True))
         return self.steps.epoch, self.steps.taken
@@ -263,12 +269,13 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
     """Raise for what cannot work, before anything is trained."""
     if not isinstance(method, Method):
         raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
-    if trainer.args.world_size > 1 or trainer.args.n_gpu > 1:
-        count = max(trainer.args.world_size, trainer.args.n_gpu)
+    if trainer.args.n_gpu > 1:
         raise ValueError(
-            f"SelectiveTrainer works on one device, and this run has {count}: ranks would select different numbers of "
-            "examples, and wait for each other forever. Start one process, with one GPU in CUDA_VISIBLE_DEVICES"
+            f"SelectiveTrainer works on one device per process, and this one has {trainer.args.n_gpu}: start it by "
+            "torchrun, with a process for each GPU, or with one GPU in CUDA_VISIBLE_DEVICES"
         )
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ValueError("SelectiveTrainer scores with the whole model on each rank: DDP works, FSDP and DeepSpeed not")
     if method.scorer.needs.training_pass:
         raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")
     if trainer.compute_loss_func is not None and loss_fn is None:

@@ -1,0 +1,87 @@
+"""Ranks for tests: threads that stand in for processes, and real processes."""
+
+import threading
+
+import torch
+import torch.distributed as dist
+
+from selective_backprop.ranks import current_ranks
+
+PATIENCE = 120  # seconds; a rank that waits longer has lost the others
+
+
+class ThreadRanks:
+    """As `Ranks`, for threads of one process."""
+
+    def __init__(self, rank, size, shared):
+        self.rank, self.size = rank, size
+        self.messages = 0
+        """Collectives so far."""
+        self._shared = shared
+
+    def _all(self, value):
+        self.messages += 1
+        self._shared["values"][self.rank] = value
+        self._shared["barrier"].wait(PATIENCE)
+        values = list(self._shared["values"])
+        self._shared["barrier"].wait(PATIENCE)  # nobody writes the next one before all have read this one
+        return values
+
+    def gather(self, values, counts=None):
+        return self.start_gather(values, counts)()
+
+    def start_gather(self, values, counts=None):
+        result = [part.clone() for part in self._all(values)]
+        assert counts is None or counts == [len(part) for part in result]
+        assert len({part.dtype for part in result}) == 1
+        return lambda: result
+
+    def exchange(self, parts):
+        assert len(parts) == self.size
+        result = [theirs[self.rank].clone() for theirs in self._all(parts)]
+        assert len({part.dtype for part in result}) == 1
+        return result
+
+
+def run_threads(size, work):
+    """work(ranks) on each rank, results by rank."""
+    shared = {"values": [None] * size, "barrier": threading.Barrier(size)}
+    results, errors = [None] * size, []
+
+    def run(rank):
+        try:
+            results[rank] = work(ThreadRanks(rank, size, shared))
+        except BaseException as error:
+            errors.append(error)
+            shared["barrier"].abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    assert not errors
+    return results
+
+
+def run_processes(size, work, folder, *args):
+    """work(ranks, folder, *args) in `size` processes over gloo; what each returns, by rank, as torch.load reads it.
+
+    work is a function of a module; ranks is None where there is only one. The folder is new to every call.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.multiprocessing.spawn(_run, args=(size, work, folder, args), nprocs=size)
+    return [torch.load(folder / f"result-{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def _run(rank, size, work, folder, args):
+    torch.set_num_threads(1)
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    torch.save(work(current_ranks(), folder, *args), folder / f"result-{rank}.pt")
+    if size > 1:
+        dist.barrier()  # rank 0 holds the connections of the others
+        dist.destroy_process_group()
