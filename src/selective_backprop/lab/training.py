@@ -123,7 +123,7 @@ class Training:
             nesterov=recipe.nesterov,
         )
         self.records: list[Record] = []
-        self.ledger = self.loader.ledger
+        self.ledger = self.loader.ledger.whole()
         """Of all ranks, as it was at the end of the last epoch."""
         self.selected_before = self.ledger.selected.clone()
         """How often each example had been selected before the last epoch."""

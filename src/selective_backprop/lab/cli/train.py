@@ -56,6 +56,9 @@ def train(
 ) -> None:
     """Train one model with one method.
 
+    Started by `torchrun`, on several ranks: the recipe's batch is that of all ranks together, which each have an equal
+    part of it, so that a recipe means the same on any number of them. Counts are sums over ranks, seconds are rank 0's.
+
     Examples:
 
     `selective-backprop train`
@@ -63,6 +66,8 @@ def train(
     `selective-backprop train --method ledger --option loss_share=0.8 --epochs 10 --out runs/a`
 
     `selective-backprop train --recipe svhn --model resnet20 --epochs 20 --data-dir data --out runs/b`
+
+    `torchrun --nproc-per-node 2 -m selective_backprop.lab train --out runs/c`
     """
     with told_plainly():
         chosen = chosen_recipe(recipe, dataset=dataset, model=model, epochs=epochs)
