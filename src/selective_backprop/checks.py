@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from selective_backprop.no_trace import is_sharded
 from selective_backprop.ranks import Ranks, current_ranks
+from selective_backprop.rounds import Rounds
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.source import Source
 from selective_backprop.types import Method
 
 STATE_VERSION = 2
+
+_logger = logging.getLogger(__name__)
 
 
 def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None) -> None:
@@ -77,6 +82,33 @@ def check_ranks(model: nn.Module, method: Method) -> None:
         raise ValueError(
             f"the model is sharded by FSDP, which runs it on all ranks together: {method.name} can score with the "
             "model itself (scoring='eval', 'train' or a scale factor), not with a copy of it"
+        )
+
+
+def introduce(rounds: Rounds, source: Source, *, batch_size: int | None, seed: int) -> None:
+    """Tell other ranks what they have to know of this one; raise where they differ in what all have to agree on.
+
+    To be called by all ranks. Ranks that decide differently would wait for each other forever.
+    """
+    size, num_batches = batch_size or source.batch_size or 0, source.num_batches or 0
+    agreed = {"batch_size": size, "scope": rounds.scope == "global", "seed": seed * (rounds.scope == "global")}
+    own = torch.tensor([num_batches, source.batch_size or 0, source.num_examples or 0, *agreed.values()])
+    told = torch.stack(rounds.ranks.gather(own, [len(own)] * rounds.ranks.size))
+    batches, sizes, examples, *others = told.unbind(1)
+    for name, column in zip(agreed, others, strict=True):
+        if bool((column != column[0]).any()):
+            raise ValueError(f"all ranks need the same {name}; by rank, these have {column.tolist()}")
+    rounds.num_batches = int(batches.max()) if bool(batches.all()) else None
+    # Less than that many when each rank has its share, even if shares are padded to equal sizes.
+    offered = int(((batches - 1) * sizes).sum())
+    same_data_set = bool((examples == examples[0]).all())
+    if rounds.ranks.rank == 0 and same_data_set and offered >= int(examples[0]) > 0:
+        _logger.warning(
+            "each of the %d ranks goes through all %d examples: an epoch offers every one of them %d times, as it "
+            "would without selection. To share them: DataLoader(data, sampler=DistributedSampler(data), ...)",
+            rounds.ranks.size,
+            int(examples[0]),
+            rounds.ranks.size,
         )
 
 

@@ -102,7 +102,7 @@ class Ledger(Columns):
         return LedgerRows(lambda name: getattr(self, name).index_select(0, ids))
 
     def whole(self) -> Ledger:
-        """All rows, wherever they are."""
+        """All rows: itself. With several ranks each has a part of them, and this is how to get the whole."""
         return self
 
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int | Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state
+from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state, introduce
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
 from selective_backprop.intake import Intake
@@ -25,6 +25,7 @@ from selective_backprop.ranks import current_ranks
 from selective_backprop.reuse import ForwardReuse
 from selective_backprop.rounds import Rounds, Scope
 from selective_backprop.selector import Selector
+from selective_backprop.sharded_ledger import AnyLedger, ShardedLedger
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Forward, Method, Policy, Scorer, Task
@@ -90,9 +91,13 @@ class SelectiveLoader:
         self.stats = Stats()
         ranks = current_ranks()
         self._rounds = None if ranks is None else Rounds(ranks, scope)
+        if self._rounds is not None:
+            introduce(self._rounds, self._source, batch_size=batch_size, seed=seed)
         num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
-        self.ledger = Ledger(num_examples, past_scores)
-        """What is known of every example; empty where the loader has no ids."""
+        self.ledger: AnyLedger = Ledger(num_examples, past_scores)
+        if ranks is not None:
+            self.ledger = ShardedLedger(num_examples, past_scores, ranks)
+        """What is known of every example; empty where the loader has no ids. With several ranks each has a part."""
         self._loss = PerExampleLoss(loss_fn, reducer)
         self._device = torch.device(device) if device is not None else device_of(model)
         task = Task(model, forward or default_forward, self._loss)
@@ -202,6 +207,10 @@ class SelectiveLoader:
             yield from self._full_batches()
         if self.stats.offered == 0:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
+        if self._offering.keeps_everything or self.epoch + 1 == self.num_epochs:
+            # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
+            self._queue.even_out()
+            yield from self._full_batches()
         self._end_epoch()
         yield from self._last_batches()
 

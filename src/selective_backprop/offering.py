@@ -17,6 +17,7 @@ from selective_backprop.padding import Pad
 from selective_backprop.ranked_assembler import RankedAssembler
 from selective_backprop.rounds import Rounds
 from selective_backprop.selector import Selector
+from selective_backprop.sharded_ledger import ShardedLedger
 from selective_backprop.stats import Stats
 
 _DELIVER_EVERY = 64  # rounds after which ranks send each other what they learned about examples
@@ -51,8 +52,7 @@ class Offering:
         self.queue = Assembler(size, pad)
         if rounds is not None:
             self.queue = RankedAssembler(rounds.ranks, device, size, pad)
-            totals = rounds.ranks.gather(torch.tensor([self.num_batches or 0]), [1] * rounds.ranks.size)
-            self.num_batches = None if 0 in totals else int(max(totals))
+            self.num_batches = rounds.num_batches
             rounds.meanwhile = self._load_ahead
 
     def begin(self) -> None:
@@ -63,19 +63,22 @@ class Offering:
         """Decide about the next candidates; False at the end of the epoch."""
         loaded, on = self._intake.take(), False
         if self._rounds is not None:
-            batch_idx = self._rounds.number if loaded is None else loaded.batch_idx
-            on = self._selector.is_on(self.epoch, self.fraction, batch_idx)
+            if loaded is None:  # the epoch may be over: ask without an effect on a schedule that counts batches
+                on = self._selector.expects_on(self.epoch, self.fraction, self._rounds.number)
+            else:
+                on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
             loaded, on = self._rounds.meet(loaded, on=on), self._rounds.on
         elif loaded is not None:
             on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
         if loaded is None:
-            if self._intake.source.stream is not None:
-                self._count_offered(self._intake.source.stream.tail, num_loaded=0)
+            if (stream := self._intake.source.stream) is not None:
+                self._count_offered(stream.tail, num_loaded=0)
+                stream.tail = stream.tail[:0]  # a state saved after this must not have it counted again
             return False
         self._decide(loaded, on=on)
         self._look_ahead(loaded.batch_idx + 1)
         if self._rounds is not None and self._rounds.number % _DELIVER_EVERY == 0:
-            pass
+            self._deliver()
         return True
 
     def end(self) -> None:
@@ -86,7 +89,12 @@ class Offering:
         self.fraction = 0.0
         if self._rounds is not None:
             self._rounds.number = 0
-            pass
+            self._deliver()
+
+    def _deliver(self) -> None:
+        ledger = self._selector.ledger
+        if isinstance(ledger, ShardedLedger) and len(ledger):
+            ledger.deliver()
 
     @property
     def transform(self) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
 from selective_backprop.sampling import Chunk
+from selective_backprop.sharded_ledger import AnyLedger
 from selective_backprop.types import Scorer, Selection
 
 Select = Callable[[Tensor, Tensor | None], Selection]
@@ -24,7 +24,7 @@ def plan_epoch(
     *,
     scorer: Scorer,
     select: Select,
-    ledger: Ledger,
+    ledger: AnyLedger,
     epoch: int,
     together: bool = False,
 ) -> tuple[list[Chunk], Tensor]:
@@ -35,9 +35,12 @@ def plan_epoch(
 
     together: select is to be called even if there is nothing to choose from here, because other ranks call it too.
     """
-    sizes = torch.tensor([len(batch) for batch in batches])
-    ids = torch.cat(batches)
-    decided = (~torch.tensor(switched_on)).repeat_interleave(sizes)  # switched off: everything is trained on
+    nothing = torch.empty(0, dtype=torch.int64)  # all of one rank's candidates may be pruned
+    sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.int64)
+    ids = torch.cat([nothing, *batches])
+    decided = (~torch.tensor(switched_on, dtype=torch.bool)).repeat_interleave(
+        sizes
+    )  # switched off: everything is trained on
     scores = scorer.recall(ids, ledger.rows(ids), epoch)
     if not scorer.needs.selection_pass:
         decided |= scores.isnan()  # there is no other way to learn about them than to train on them

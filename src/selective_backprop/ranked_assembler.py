@@ -84,7 +84,8 @@ class RankedAssembler(Assembler):
         return leave
 
     def _receive(self, packed: torch.Tensor) -> None:
-        layout, pieces = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+        # Lists may hold anything that can be pickled; as torch's own messages of objects, ranks trust each other.
+        layout, pieces = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=False)
         if self.layout is None:
             self.layout = Layout.from_state_dict(layout)
         for columns, *notes in pieces:
@@ -100,13 +101,11 @@ class RankedAssembler(Assembler):
         return super().pop()
 
     def flush(self) -> Batch | None:
-        """What is left, evened out, as equally small a batch on each rank; up to k - 1 examples do not fit."""
+        """What is left, evened out, as equally small a batch on each rank; up to k - 1 examples stay."""
         assert not self.num_ready
         count = min(self.lengths)
-        rows = self._first(count) if count else None
-        self._pieces.clear()
-        self._waiting, self.lengths = 0, [0] * len(self.lengths)
-        return self._batch(rows) if rows is not None else None
+        self.lengths = [length - count for length in self.lengths]
+        return self._batch(self._first(count)) if count else None
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "lengths": list(self.lengths), "moved": self.moved}

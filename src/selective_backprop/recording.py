@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import Ledger
+from selective_backprop.sharded_ledger import AnyLedger
 
 _FILE_VERSION = 1
 _BITS = 2 ** torch.arange(8, dtype=torch.uint8)
@@ -22,7 +22,7 @@ class Selecting(Protocol):
     """What a record reads of a SelectiveLoader."""
 
     @property
-    def ledger(self) -> Ledger: ...
+    def ledger(self) -> AnyLedger: ...
 
     @property
     def epochs_done(self) -> float: ...
@@ -55,8 +55,8 @@ class SelectionRecord:
         return len(self._masks)
 
     def add(self, loader: Selecting) -> None:
-        """Record what the loader selected since the last call; to be called after each epoch."""
-        selected = loader.ledger.selected
+        """Record what the loader selected since the last call; to be called after each epoch, by all ranks."""
+        selected = loader.ledger.whole().selected
         if len(selected) != self.num_examples:
             raise ValueError(f"this record is of {self.num_examples} examples, the loader's ledger of {len(selected)}")
         if math.ceil(loader.epochs_done) != len(self) + 1:

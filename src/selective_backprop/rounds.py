@@ -41,6 +41,8 @@ class Rounds:
             raise ValueError(f"scope must be 'global' or 'local', got {scope!r}")
         self.ranks = ranks
         self.scope = scope
+        self.num_batches: int | None = None
+        """Candidate batches of an epoch, on the rank that has most of them; None if not known."""
         self.number = 0
         """Rounds of this epoch so far."""
         self.on = False
@@ -95,8 +97,12 @@ class Rounds:
     def select(self, scores: Tensor, groups: Tensor | None, choose: Choose) -> Selection:
         """Which of this rank's undecided candidates of the round to train on."""
         if self.scope == "local":
-            selection = choose(scores, groups) if len(scores) else _none()
-            self._chosen = [int(count) for count in self.ranks.gather(_count(selection), [1] * self.ranks.size)]
+            try:
+                selection = choose(scores, groups) if len(scores) else _none()
+            except Exception:
+                self._tell(-1)  # or the others would wait for it
+                raise
+            self._chosen = self._tell(len(selection.positions))
             return selection
         selection, self._chosen = self._together(scores, groups, choose, self.undecided, self.meanwhile)
         return selection
@@ -105,7 +111,7 @@ class Rounds:
         """Which of this rank's candidates of a whole epoch to load."""
         if self.scope == "local":
             return choose(scores, groups) if len(scores) else _none()
-        counts = [int(count) for count in self.ranks.gather(torch.tensor([len(scores)]), [1] * self.ranks.size)]
+        counts = self._tell(len(scores))
         share = max(1, self._block // self.ranks.size)
         parts = []
         for begin in range(0, max(*counts, 1), share):
@@ -114,6 +120,14 @@ class Rounds:
             part, _ = self._together(scores[own], groups[own] if groups is not None else None, choose, in_block)
             parts.append(replace(part, positions=part.positions + begin))
         return Selection(*(torch.cat([getattr(part, name) for part in parts]) for name in _FIELDS))
+
+    def _tell(self, count: int) -> list[int]:
+        """Every rank's number; below 0 from one that failed."""
+        counts = _ints(torch.cat(self.ranks.gather(torch.tensor([count]), [1] * self.ranks.size)))
+        failed = [rank for rank, other in enumerate(counts) if other < 0 and rank != self.ranks.rank]
+        if failed:
+            raise ValueError(f"rank {failed[0]} could not select from its candidates: see its own error for why")
+        return counts
 
     def _together(
         self,
@@ -147,10 +161,6 @@ _FIELDS = ("positions", "weights", "probabilities")
 
 def _none() -> Selection:
     return Selection(torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0, dtype=torch.float64))
-
-
-def _count(selection: Selection) -> Tensor:
-    return torch.tensor([len(selection.positions)])
 
 
 def _ints(values: Tensor) -> list[int]:

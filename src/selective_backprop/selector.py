@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.batches import Layout
+from selective_backprop.batches import Layout, move
 from selective_backprop.intake import Loaded
-from selective_backprop.ledger import Ledger
 from selective_backprop.losses import require_finite
-from selective_backprop.no_trace import is_sharded, unwrap
+from selective_backprop.no_trace import device_of, is_sharded, unwrap
 from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
 from selective_backprop.rounds import Rounds
 from selective_backprop.sampling import Chunk
+from selective_backprop.sharded_ledger import AnyLedger
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
 from selective_backprop.types import Candidates, Method, Selection, Task
@@ -33,7 +33,7 @@ class Selector:
         self,
         method: Method,
         task: Task,
-        ledger: Ledger,
+        ledger: AnyLedger,
         stats: Stats,
         *,
         num_epochs: int | None,
@@ -56,11 +56,16 @@ class Selector:
         self._num_epochs = num_epochs
         self._rounds = rounds
         self._is_sharded = rounds is not None and is_sharded(task.model)
-        self._stand_in: Candidates | None = None
+        self._layout: Layout | None = None
+        self._stand_in: Candidates | None = None  # the last that were scored, if a rank without any has to attend
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to select from the candidates that start at this fraction of the epoch; asked once for each batch."""
         return self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+
+    def expects_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
+        """As `is_on`, as far as is known before there are candidates; asking has no effect."""
+        return self.schedule.expects_on(epoch + fraction, batch_idx, self._num_epochs)
 
     def plan(self, epoch: int, num_batches: int | None) -> Plan | None:
         """What decides about this epoch's candidates before they are loaded, if anything can."""
@@ -86,6 +91,7 @@ class Selector:
     def decide(self, loaded: Loaded, layout: Layout | None, *, epoch: int, on: bool) -> Selection:
         """Which of the loaded candidates to train on; with several ranks, to be called by all in step."""
         candidates, chunk = loaded.candidates, loaded.chunk
+        self._layout = layout
         everything = _keep_all(candidates.size)
         if chunk is not None and chunk.decided is not None:
             assert chunk.weights is not None and chunk.probabilities is not None
@@ -161,6 +167,7 @@ class Selector:
                 watch(candidates, self._current_task())
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
+        self.checked = True  # on all ranks at once, whether this one has candidates or not
         if not candidates.size:
             self._attend()
             return torch.empty(0)
@@ -172,7 +179,6 @@ class Selector:
                 )
             # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
             scores = scores.detach().to("cpu", torch.float32)
-        self.checked = True
         if self.scorer.needs.selection_pass:
             self.schedule.observe(scores)
             fidelity, staleness = getattr(self.scorer, "fidelity", 1.0), getattr(self.scorer, "staleness", 0)
@@ -185,8 +191,14 @@ class Selector:
 
     def _attend(self) -> None:
         """Other ranks score: a model whose parameters are spread over ranks needs all of them for a forward pass."""
-        if self._stand_in is not None:
-            self.scorer.score(self._stand_in, self._current_task())
+        if not self._is_sharded:
+            return
+        if self._stand_in is None:
+            raise ValueError(
+                "this rank has no candidates in the first round, and other ranks cannot score theirs without it: the "
+                "model is sharded by FSDP, which runs it on all ranks together. Give every rank a batch"
+            )
+        self.scorer.score(self._stand_in, self._current_task())
 
     def works_ahead(self, epochs_done: float, batch_idx: int) -> bool:
         """Whether the candidates that start there should be submitted before their turn."""
@@ -217,7 +229,15 @@ class Selector:
             "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
             "checked": self.checked,
+            "stand_in": self._stand_in_state(),
         }
+
+    def _stand_in_state(self) -> dict[str, Any] | None:
+        if self._stand_in is None:
+            return None
+        assert self._layout is not None
+        columns = self._layout.columns(self._stand_in.data, self._stand_in.size)
+        return {"layout": self._layout.state_dict(), "columns": columns, "ids": self._stand_in.ids}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
@@ -226,6 +246,10 @@ class Selector:
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
         self.checked = state["checked"]
+        if (saved := state["stand_in"]) is not None:
+            self._layout = Layout.from_state_dict(saved["layout"])
+            data = move(self._layout.batch(saved["columns"]), device_of(self._task.model))
+            self._stand_in = Candidates(data, saved["ids"], len(saved["columns"][0]))
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)

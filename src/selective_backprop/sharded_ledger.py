@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from selective_backprop.ledger import COLUMNS, Ledger, LedgerRows
 from selective_backprop.ranks import Ranks
+
+AnyLedger: TypeAlias = "Ledger | ShardedLedger"
 
 _WITH_VALUES = ("scores", "losses", "probabilities")
 _KINDS = (*_WITH_VALUES, "offered", "selected")
