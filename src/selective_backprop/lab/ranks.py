@@ -125,6 +125,17 @@ def for_training(model: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
+def arrange_gradients(model: nn.Module, inputs: Tensor) -> None:
+    """Make a model in DDP sum gradients as one that has been trained; a state is to be loaded into it after this.
+
+    After its first step DDP arranges gradients in the order in which they arrive, and of three ranks or more the order
+    decides how sums are rounded.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model(inputs).sum().backward()
+        model.zero_grad(set_to_none=True)
+
+
 def share_buffers(model: nn.Module) -> None:
     """Give all ranks the BatchNorm statistics of rank 0, as DDP does before each training step."""
     if number_of_ranks() > 1:

@@ -20,6 +20,7 @@ from selective_backprop.lab.models import make_model
 from selective_backprop.lab.ranked_folder import Folder
 from selective_backprop.lab.ranks import (
     Share,
+    arrange_gradients,
     for_training,
     from_first,
     in_turn,
@@ -235,6 +236,8 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any], records: list[Record]) -> None:
+        with torch.random.fork_rng(self._cuda_devices):
+            arrange_gradients(self.trained_model, self.normalise(self.dataset.images[:2].to(self.device)))
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
