@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 import torch
@@ -100,21 +99,23 @@ class Share(Sampler[int]):
     """The candidates of this rank: each K-th of the order that one process would go through.
 
     All ranks draw the same order, so that the k-th candidate batches of all of them are together the k-th of one
-    process. No example is repeated or left out where M is no multiple of K: some ranks have one more.
+    process. No example is repeated where M is no multiple of K; rather are the last few of the order, other ones in
+    each epoch, left out of it. With as many candidates on each rank, keeping everything is plain DDP.
 
     Args:
         order: of all examples, the same on every rank.
     """
 
-    def __init__(self, order: Sampler[int]) -> None:
-        self.order = order
+    def __init__(self, order: Sized) -> None:
+        self.order: Any = order
         self.rank, self.size = place()
 
     def __len__(self) -> int:
-        return len(range(self.rank, len(self.order), self.size))  # type: ignore[arg-type]
+        return len(self.order) // self.size
 
     def __iter__(self) -> Iterator[int]:
-        return islice(self.order, self.rank, None, self.size)
+        # All of it at once: what is drawn for it must not depend on where this rank stops.
+        return iter(list(self.order)[self.rank : len(self) * self.size : self.size])
 
 
 def for_training(model: nn.Module) -> nn.Module:

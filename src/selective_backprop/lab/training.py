@@ -97,10 +97,11 @@ class Training:
         if method.scorer.needs.training_pass:  # it trains on part of each candidate batch: that part is as large as any
             candidates = round(candidates / settings.selectivity)
         generator = torch.Generator().manual_seed(seed)
+        order = RandomSampler(dataset, generator=generator)
         self.train_loader: DataLoader[Any] = DataLoader(
             dataset,
             candidates,
-            sampler=Share(RandomSampler(dataset, generator=generator)),
+            sampler=order if size == 1 else Share(order),
             generator=generator,
             collate_fn=dataset.collate,
         )
