@@ -74,7 +74,7 @@ def test_what_works_in_one_process_says_so(command, monkeypatch):
 def test_the_folder_is_that_of_one_process(undisturbed):
     folder, _ = undisturbed
     config = json.loads((folder / "config.json").read_text())
-    assert (config["ranks"], config["recipe"]["batch_size"]) == (2, 32)
+    assert (config["ranks"], config["recipe"]["batch_size"], config["batch_size_of_each_rank"]) == (2, 32, 16)
     written = records(folder)
     assert [record["epoch"] for record in written] == list(range(8))
     assert all(record["offered"] == 1436 for record in written), "718 each: the last of 1437 has no counterpart"

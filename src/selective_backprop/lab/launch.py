@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from selective_backprop.ranks import current_ranks
+
 _PATIENCE = timedelta(seconds=5)  # for rank 0 to come to the same error
 
 
@@ -34,6 +36,7 @@ def joined() -> Iterator[None]:
     if on_gpu:
         _take_gpu()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
+    current_ranks()  # connects all of them for what follows
     said = io.StringIO()
     usual = signal.signal(signal.SIGINT, _interrupt_once)
     try:

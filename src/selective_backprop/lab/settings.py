@@ -50,8 +50,9 @@ class Settings:
     def as_json(self) -> dict[str, Any]:
         """Plain data; equal settings give equal data."""
         content = dataclasses.asdict(self) | {"recipe": _plain(dataclasses.asdict(self.recipe))}
-        if self.ranks == 1:
-            del content["ranks"]  # as folders were before there were ranks
+        if self.ranks > 1:
+            return content | {"batch_size_of_each_rank": self.recipe.batch_size // self.ranks}
+        del content["ranks"]  # as folders were before there were ranks
         return content
 
 
