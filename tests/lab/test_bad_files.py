@@ -1,6 +1,7 @@
 """Broken files, full disks and folders in use, as a user of `train` meets them: told in a sentence, nothing lost."""
 
 import ctypes
+import functools
 import json
 import os
 import resource
@@ -9,27 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import datasets
 import pytest
-import torch
 
+from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
 from selective_backprop.lab.datasets import load_images
 from selective_backprop.lab.decoding import _locked
-from selective_backprop.lab.records import RunFolder, write_whole
-from tests.lab.command_line import ENVIRONMENT, text_of
+from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.writing import write_whole
+from selective_backprop.testing import same
+from tests.lab.command_line import ENVIRONMENT, run, start, text_of, without_seconds
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
 
-TRAIN = ("train", "--epochs", 3, "--method", "selective_backprop")
-
-
-def command(*words):
-    return [sys.executable, "-m", "selective_backprop.lab", *map(str, words)]
-
-
-def run(*words, **options):
-    options = {"env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 300} | options
-    return subprocess.run(command(*words), **options)
+ROOT = Path(__file__).parents[2]
+TRAIN = ("train", "--epochs", 3, "--method", "selective_backprop", "--model", "tests.torture.network:small")
 
 
 def content(folder):
@@ -37,7 +33,7 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def refused(*words, folder=None, **options):
+def refused(*words, folder=None, run=run, **options):
     """The message of a run that ends with code 2, says why without a traceback, and leaves what is in the folder."""
     before = content(folder) if folder is not None else {}
     result = run(*words, **options)
@@ -109,45 +105,74 @@ def test_a_data_dir_that_is_not_there(tmp_path):
 # ---- files of a run
 
 
-@pytest.mark.parametrize("left", [0, 0.5, 0.999])
-def test_a_checkpoint_cut_short(folder, left):
-    path = folder / "checkpoint.pt"
-    os.truncate(path, int(left * path.stat().st_size))
-    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
-    assert "checkpoint.pt is damaged" in said and "move it away to start the run again" in said
+def weights(folder):
+    return read_checkpoint(folder / "checkpoint.pt")["model"]
 
 
-@pytest.mark.parametrize("state", [[1, 2, 3], torch.zeros(3)])
-def test_a_checkpoint_of_something_else(folder, state):
-    torch.save(state, folder / "checkpoint.pt")
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def cut_to(share):
+    return lambda path: os.truncate(path, int(share * path.stat().st_size))
+
+
+every_damage = pytest.mark.parametrize(
+    "damage", [cut_to(0), cut_to(0.5), cut_to(0.999), flip_a_bit], ids=["empty", "half", "a bit less", "bit flip"]
+)
+
+
+@every_damage
+def test_a_damaged_checkpoint_costs_an_epoch_and_changes_nothing(folder, finished, damage):
+    damage(folder / "checkpoint.pt")
+    result = run(*TRAIN, "--out", folder, "--resume")
+    assert result.returncode == 0, text_of(result)
+    said = without_spaces_in_paths(text_of(result))
+    assert "checkpoint.pt is damaged (it" in said and "going on from checkpoint-previous.pt, after 2 epochs" in said
+    assert "epoch 3/3" in said and "epoch 2/3" not in said
+    assert without_seconds(folder) == without_seconds(finished)
+    assert same(weights(folder), weights(finished))
+    ledgers = [[(path / "ledger" / f"epoch-000{i}.npz").read_bytes() for i in range(3)] for path in (folder, finished)]
+    assert ledgers[0] == ledgers[1]
+
+
+@every_damage
+def test_two_damaged_checkpoints(folder, damage):
+    for name in ("checkpoint.pt", "checkpoint-previous.pt"):
+        damage(folder / name)
     said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
-    assert f"checkpoint.pt is damaged (it holds a {type(state).__name__})" in said
+    assert "checkpoint.pt is damaged (it" in said and "checkpoint-previous.pt is damaged (it" in said
+    assert "move them away to start the run again" in said
 
 
 def test_a_checkpoint_of_another_network(folder):
-    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    state = read_checkpoint(folder / "checkpoint.pt")
     state["model"] = {name: value[:1] for name, value in state["model"].items() if value.dim()}
-    torch.save(state, folder / "checkpoint.pt")
+    (folder / "checkpoint.pt").write_bytes(to_bytes(state))
     said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
-    assert "checkpoint.pt" in said
+    assert "checkpoint.pt does not fit the run" in said
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "told"),
     [
-        (lambda lines: [*lines[:-1], lines[-1][:30]], "records.jsonl is damaged (line 3:"),
-        (lambda lines: [b"\xff\xfe", *lines[1:]], "records.jsonl is damaged (line 1:"),
-        (lambda lines: [*lines[:2], b"3"], "records.jsonl is damaged (line 3 is no record)"),
-        (lambda lines: lines[:2], "records.jsonl is damaged (2 records, but checkpoint.pt is of 3 epochs)"),
-        (lambda lines: [], "records.jsonl is damaged (0 records, but checkpoint.pt is of 3 epochs)"),
+        (lambda lines: [*lines[:-1], lines[-1][:30]], True),
+        (lambda lines: [b"\xff\xfe", *lines[1:]], True),
+        (lambda lines: [*lines[:2], b"3"], True),
+        (lambda lines: lines[:2], False),
+        (lambda lines: [], False),
     ],
     ids=["cut short", "no text", "no record", "a line lost", "empty"],
 )
-def test_damaged_records(folder, change, message):
+def test_damaged_records_are_written_again(folder, finished, change, told):
     path = folder / "records.jsonl"
-    path.write_bytes(b"\n".join(change(path.read_bytes().splitlines())))
-    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
-    assert message in said and "move it away with checkpoint.pt to start the run again" in said
+    path.write_bytes(b"".join(line + b"\n" for line in change(path.read_bytes().splitlines())))
+    result = run(*TRAIN, "--out", folder, "--resume")
+    assert result.returncode == 0, text_of(result)
+    assert path.read_bytes() == (finished / "records.jsonl").read_bytes()
+    assert ("records.jsonl is damaged: written again from checkpoint.pt" in text_of(result)) == told
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "\x00\x01"])
@@ -164,12 +189,10 @@ def test_records_of_who_knows_what_run(folder):
 
 
 def test_what_a_killed_save_left_does_not_matter(folder):
-    last = json.loads((folder / "records.jsonl").read_text().splitlines()[-1])
-    with (folder / "records.jsonl").open("a") as file:
-        file.write(json.dumps(last | {"epoch": 3}) + "\n")  # records are replaced before the checkpoint
     (folder / "checkpoint.pt.part").write_bytes(b"half a checkpoint")
     result = run(*TRAIN, "--out", folder, "--resume")
     assert result.returncode == 0, text_of(result)
+    assert "damaged" not in text_of(result)
 
 
 # ---- disks and folders
@@ -177,26 +200,30 @@ def test_what_a_killed_save_left_does_not_matter(folder):
 
 def small_files_only(size):
     """No file can grow beyond this: what a full disk does, with an error of its own."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    limits = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    return functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
 
 
-def test_no_room_for_a_checkpoint(tmp_path):
-    folder, longer = tmp_path / "run", ("train", "--epochs", 200, "--method", "selective_backprop")
-    with subprocess.Popen(command(*longer, "--out", folder), env=ENVIRONMENT, stdout=subprocess.PIPE) as process:
-        while not (folder / "checkpoint.pt").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+def go_back_an_epoch(folder):
+    """As a process leaves it that is killed between two renames."""
+    (folder / "checkpoint.pt").unlink()
+    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "records.jsonl").write_bytes(b"".join(lines[:-1]))
+
+
+def test_no_room_for_a_checkpoint(folder, finished):
     size = (folder / "checkpoint.pt").stat().st_size
-    said = refused(*longer, "--out", folder, "--resume", folder=folder, preexec_fn=small_files_only(size // 2))
+    go_back_an_epoch(folder)
+    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder, prepare=small_files_only(size // 2))
     assert "File too large" in said
     assert "bytes are needed, and what was there before is unchanged" in said
     assert "checkpoint.pt" in said
+    assert run(*TRAIN, "--out", folder, "--resume").returncode == 0, "with room, it goes on"
+    assert same(weights(folder), weights(finished))
 
 
 def test_no_room_at_the_very_start(tmp_path):
-    said = refused(*TRAIN, "--out", tmp_path / "run", preexec_fn=small_files_only(10))
+    said = refused(*TRAIN, "--out", tmp_path / "run", prepare=small_files_only(10))
     assert "File too large" in said and "config.json" in said
     assert content(tmp_path / "run") == {}
     assert run(*TRAIN, "--out", tmp_path / "run").returncode == 0, "with room, the same command works"
@@ -239,10 +266,32 @@ def read_only(tmp_path):
     (tmp_path / "place").chmod(0o755)
 
 
+def run_obedient(*words):
+    command = [sys.executable, "-m", "selective_backprop.lab", *map(str, words)]
+    options = {"env": ENVIRONMENT, "cwd": ROOT, "capture_output": True, "text": True, "preexec_fn": obey_permissions}
+    return subprocess.run(command, **options)
+
+
 def test_a_folder_that_cannot_be_written_to(read_only):
     for out in (read_only, read_only / "run"):
-        said = refused(*TRAIN, "--out", out, folder=read_only, preexec_fn=obey_permissions)
+        said = refused(*TRAIN, "--out", out, folder=read_only, run=run_obedient)
         assert "Permission denied" in said and str(read_only.name) in said
+
+
+def test_a_run_whose_folder_has_become_read_only(read_only, folder, finished):
+    go_back_an_epoch(folder)
+    here = read_only / "run"
+    read_only.chmod(0o755)
+    folder.rename(here)
+    read_only.chmod(0o555)
+    here.chmod(0o555)
+    try:
+        said = refused(*TRAIN, "--out", here, "--resume", folder=here, run=run_obedient)
+    finally:
+        here.chmod(0o755)
+    assert "Permission denied" in said
+    assert run(*TRAIN, "--out", here, "--resume").returncode == 0, "it goes on once it can be written to"
+    assert same(weights(here), weights(finished))
 
 
 def test_a_file_in_the_place_of_a_folder(tmp_path):
@@ -254,7 +303,7 @@ def test_a_file_in_the_place_of_a_folder(tmp_path):
 
 def test_a_run_under_way_is_not_disturbed(tmp_path):
     folder, long = tmp_path / "run", ("train", "--epochs", 500, "--out", tmp_path / "run")
-    with subprocess.Popen(command(*long), env=ENVIRONMENT, stdout=subprocess.PIPE) as process:
+    with start(*long) as process:
         while not (folder / "checkpoint.pt").exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -263,7 +312,7 @@ def test_a_run_under_way_is_not_disturbed(tmp_path):
         assert "another process is working on" in text_of(second)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate()
     assert process.returncode == 130
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert [record["epoch"] for record in records] == list(range(len(records)))

@@ -73,7 +73,8 @@ def run_in_turns(
             if out is None:
                 under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
                 continue
-            folder = stack.enter_context(RunFolder(out / entry.folder, entry.as_json()))
+            fingerprint = load(entry.settings).fingerprint
+            folder = stack.enter_context(RunFolder(out / entry.folder, entry.as_json(), fingerprint))
             if len(records := folder.records()) == entry.settings.epochs:
                 results[entry] = records
                 show(entry, records[-1])

@@ -140,6 +140,8 @@ class Training:
             nesterov=recipe.nesterov,
         )
         self.records: list[Record] = []
+        self.selected_before = self.loader.ledger.selected.clone()
+        """How often each example was selected before the epoch under way, or before the last one."""
 
     @property
     def progress(self) -> float:
@@ -156,6 +158,7 @@ class Training:
 
     def epoch(self) -> Record:
         """Train for one epoch of candidates, test, and record."""
+        self.selected_before = self.loader.ledger.selected.clone()
         with torch.random.fork_rng(self._cuda_devices):
             torch.set_rng_state(self._random_states[0])
             for device, state in zip(self._cuda_devices, self._random_states[1:], strict=True):
@@ -235,15 +238,15 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "loader": self.loader.state_dict(),
             "random": self._random_states,
-            "num_records": len(self.records),
+            "records": self.records,
         }
 
-    def load_state_dict(self, state: dict[str, Any], records: list[Record]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         self._random_states = state["random"]
-        self.records = records[: state["num_records"]]
+        self.records = list(state["records"])
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
@@ -285,7 +288,7 @@ def start(
     checkpoint = folder.checkpoint() if folder is not None else None
     if folder is not None and checkpoint is not None:
         try:
-            training.load_state_dict(checkpoint, folder.records())
+            training.load_state_dict(checkpoint)
         except (KeyError, RuntimeError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{folder.path / 'checkpoint.pt'} does not fit the run ({error!r}): it is another run's or another "
@@ -300,4 +303,4 @@ def advance(training: Training, folder: RunFolder | None = None, observers: Sequ
     for observer in observers:
         observer(training, record)
     if folder is not None:
-        folder.save(training.state_dict(), training.records)
+        folder.save(training.state_dict())

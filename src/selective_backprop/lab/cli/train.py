@@ -81,7 +81,9 @@ def train(
         console, entry = Console(), Entry(name, settings)
         how = f"go on with the same command and --resume: {out}" if out is not None else "nothing was saved: no --out"
         with ExitStack() as stack:
-            folder = stack.enter_context(RunFolder(out, settings.as_json())) if out is not None else None
+            folder = None
+            if out is not None:
+                folder = stack.enter_context(RunFolder(out, settings.as_json(), data.fingerprint))
             bars = stack.enter_context(Bars(console))
             stack.enter_context(stopping_says(console, how))
             observers = observers_of(out, settings) if out is not None else ()
