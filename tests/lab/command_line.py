@@ -22,14 +22,13 @@ _CONTEXT.set_forkserver_preload(["selective_backprop.lab.cli", "sklearn.datasets
 class Running:
     """A process under way, with what subprocess.Popen has of it that tests need."""
 
-    def __init__(self, words, environment, prepare):
-        self.words = [str(word) for word in words]
+    def __init__(self, function, arguments, environment, prepare):
+        self.arguments = arguments
         _start_server()
         # Pipes, not files: a test may limit the size of those.
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
-        self._process = _CONTEXT.Process(
-            target=_main, args=(self.words, environment, prepare, pipes[0][1], pipes[1][1])
-        )
+        writers = [writer for _, writer in pipes]
+        self._process = _CONTEXT.Process(target=_main, args=(function, arguments, environment, prepare, *writers))
         self._process.start()
         self.pid = self._process.pid
         self._printed = [bytearray(), bytearray()]
@@ -84,7 +83,7 @@ def _start_server():
         os.environ.update(before)
 
 
-def _main(words, environment, prepare, output, errors):
+def _main(function, arguments, environment, prepare, output, errors):
     os.environ.clear()
     os.environ.update(environment)
     for connection, descriptor in ((output, 1), (errors, 2)):
@@ -94,6 +93,10 @@ def _main(words, environment, prepare, output, errors):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if prepare is not None:
         prepare()
+    function(*arguments)
+
+
+def _command_line(*words):
     sys.argv = ["selective-backprop", *words]
     from selective_backprop.lab.__main__ import main
 
@@ -102,13 +105,23 @@ def _main(words, environment, prepare, output, errors):
 
 def start(*words, env=ENVIRONMENT, prepare=None):
     """Begin a command; prepare is called in its process before."""
-    return Running(words, env, prepare)
+    return Running(_command_line, [str(word) for word in words], env, prepare)
 
 
 def run(*words, **options):
-    with start(*words, **options) as process:
+    """A command, to its end."""
+    return _to_its_end(start(*words, **options))
+
+
+def run_function(function, *arguments):
+    """A function of a module, in a process of its own."""
+    return _to_its_end(Running(function, arguments, ENVIRONMENT, None))
+
+
+def _to_its_end(running):
+    with running as process:
         output, errors = process.communicate()
-        return subprocess.CompletedProcess(process.words, process.returncode, output, errors)
+        return subprocess.CompletedProcess(process.arguments, process.returncode, output, errors)
 
 
 def text_of(result):

@@ -1,7 +1,5 @@
 """Broken files, full disks and folders in use, as a user of `train` meets them: told in a sentence, nothing lost."""
 
-import ctypes
-import functools
 import json
 import os
 import resource
@@ -20,11 +18,11 @@ from selective_backprop.lab.datasets import load_images
 from selective_backprop.lab.decoding import _locked
 from selective_backprop.lab.records import RunFolder
 from selective_backprop.lab.writing import write_whole
-from selective_backprop.testing import same
-from tests.lab.command_line import ENVIRONMENT, run, start, text_of, without_seconds
+from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
+from tests.torture.files import obey_permissions, run_obediently, small_files_only
+from tests.torture.files import refused as refused_in
 
-ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--epochs", 3, "--method", "selective_backprop", "--model", "tests.torture.network:small")
 
 
@@ -33,16 +31,9 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def refused(*words, folder=None, run=run, **options):
-    """The message of a run that ends with code 2, says why without a traceback, and leaves what is in the folder."""
-    before = content(folder) if folder is not None else {}
-    result = run(*words, **options)
-    assert result.returncode == 2, text_of(result)
-    assert "Traceback" not in text_of(result)
-    after = content(folder) if folder is not None else {}
-    assert {name: after.get(name) for name in before} == before
-    assert not [name for name in after if name.endswith(".part")]
-    return text_of(result)
+def refused(*words, folder=None, **options):
+    """The message of a run that is refused, and leaves what is in the folder, if there is one."""
+    return refused_in(*words, folder=folder or Path("no such folder"), **options)
 
 
 @pytest.fixture(scope="module")
@@ -105,74 +96,12 @@ def test_a_data_dir_that_is_not_there(tmp_path):
 # ---- files of a run
 
 
-def weights(folder):
-    return read_checkpoint(folder / "checkpoint.pt")["model"]
-
-
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 4
-    path.write_bytes(content)
-
-
-def cut_to(share):
-    return lambda path: os.truncate(path, int(share * path.stat().st_size))
-
-
-every_damage = pytest.mark.parametrize(
-    "damage", [cut_to(0), cut_to(0.5), cut_to(0.999), flip_a_bit], ids=["empty", "half", "a bit less", "bit flip"]
-)
-
-
-@every_damage
-def test_a_damaged_checkpoint_costs_an_epoch_and_changes_nothing(folder, finished, damage):
-    damage(folder / "checkpoint.pt")
-    result = run(*TRAIN, "--out", folder, "--resume")
-    assert result.returncode == 0, text_of(result)
-    said = without_spaces_in_paths(text_of(result))
-    assert "checkpoint.pt is damaged (it" in said and "going on from checkpoint-previous.pt, after 2 epochs" in said
-    assert "epoch 3/3" in said and "epoch 2/3" not in said
-    assert without_seconds(folder) == without_seconds(finished)
-    assert same(weights(folder), weights(finished))
-    ledgers = [[(path / "ledger" / f"epoch-000{i}.npz").read_bytes() for i in range(3)] for path in (folder, finished)]
-    assert ledgers[0] == ledgers[1]
-
-
-@every_damage
-def test_two_damaged_checkpoints(folder, damage):
-    for name in ("checkpoint.pt", "checkpoint-previous.pt"):
-        damage(folder / name)
-    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
-    assert "checkpoint.pt is damaged (it" in said and "checkpoint-previous.pt is damaged (it" in said
-    assert "move them away to start the run again" in said
-
-
 def test_a_checkpoint_of_another_network(folder):
     state = read_checkpoint(folder / "checkpoint.pt")
     state["model"] = {name: value[:1] for name, value in state["model"].items() if value.dim()}
     (folder / "checkpoint.pt").write_bytes(to_bytes(state))
     said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
     assert "checkpoint.pt does not fit the run" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda lines: [*lines[:-1], lines[-1][:30]], True),
-        (lambda lines: [b"\xff\xfe", *lines[1:]], True),
-        (lambda lines: [*lines[:2], b"3"], True),
-        (lambda lines: lines[:2], False),
-        (lambda lines: [], False),
-    ],
-    ids=["cut short", "no text", "no record", "a line lost", "empty"],
-)
-def test_damaged_records_are_written_again(folder, finished, change, told):
-    path = folder / "records.jsonl"
-    path.write_bytes(b"".join(line + b"\n" for line in change(path.read_bytes().splitlines())))
-    result = run(*TRAIN, "--out", folder, "--resume")
-    assert result.returncode == 0, text_of(result)
-    assert path.read_bytes() == (finished / "records.jsonl").read_bytes()
-    assert ("records.jsonl is damaged: written again from checkpoint.pt" in text_of(result)) == told
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "\x00\x01"])
@@ -196,30 +125,6 @@ def test_what_a_killed_save_left_does_not_matter(folder):
 
 
 # ---- disks and folders
-
-
-def small_files_only(size):
-    """No file can grow beyond this: what a full disk does, with an error of its own."""
-    limits = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    return functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
-
-
-def go_back_an_epoch(folder):
-    """As a process leaves it that is killed between two renames."""
-    (folder / "checkpoint.pt").unlink()
-    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "records.jsonl").write_bytes(b"".join(lines[:-1]))
-
-
-def test_no_room_for_a_checkpoint(folder, finished):
-    size = (folder / "checkpoint.pt").stat().st_size
-    go_back_an_epoch(folder)
-    said = refused(*TRAIN, "--out", folder, "--resume", folder=folder, prepare=small_files_only(size // 2))
-    assert "File too large" in said
-    assert "bytes are needed, and what was there before is unchanged" in said
-    assert "checkpoint.pt" in said
-    assert run(*TRAIN, "--out", folder, "--resume").returncode == 0, "with room, it goes on"
-    assert same(weights(folder), weights(finished))
 
 
 def test_no_room_at_the_very_start(tmp_path):
@@ -246,12 +151,6 @@ def test_of_several_files_all_are_replaced_or_none(tmp_path, fails):
     assert content(tmp_path)["two"].startswith(b"new")
 
 
-def obey_permissions():
-    """Root does not, unless CAP_DAC_OVERRIDE (1) is dropped (PR_CAPBSET_DROP, 24) before the program starts."""
-    if os.getuid() == 0 and ctypes.CDLL(None, use_errno=True).prctl(24, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cannot drop the right to ignore permissions")
-
-
 @pytest.fixture
 def read_only(tmp_path):
     probe = [sys.executable, "-c", f"open({str(tmp_path / 'place' / 'file')!r}, 'w')"]
@@ -266,32 +165,10 @@ def read_only(tmp_path):
     (tmp_path / "place").chmod(0o755)
 
 
-def run_obedient(*words):
-    command = [sys.executable, "-m", "selective_backprop.lab", *map(str, words)]
-    options = {"env": ENVIRONMENT, "cwd": ROOT, "capture_output": True, "text": True, "preexec_fn": obey_permissions}
-    return subprocess.run(command, **options)
-
-
 def test_a_folder_that_cannot_be_written_to(read_only):
     for out in (read_only, read_only / "run"):
-        said = refused(*TRAIN, "--out", out, folder=read_only, run=run_obedient)
+        said = refused(*TRAIN, "--out", out, folder=read_only, run=run_obediently)
         assert "Permission denied" in said and str(read_only.name) in said
-
-
-def test_a_run_whose_folder_has_become_read_only(read_only, folder, finished):
-    go_back_an_epoch(folder)
-    here = read_only / "run"
-    read_only.chmod(0o755)
-    folder.rename(here)
-    read_only.chmod(0o555)
-    here.chmod(0o555)
-    try:
-        said = refused(*TRAIN, "--out", here, "--resume", folder=here, run=run_obedient)
-    finally:
-        here.chmod(0o755)
-    assert "Permission denied" in said
-    assert run(*TRAIN, "--out", here, "--resume").returncode == 0, "it goes on once it can be written to"
-    assert same(weights(here), weights(finished))
 
 
 def test_a_file_in_the_place_of_a_folder(tmp_path):
