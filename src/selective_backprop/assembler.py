@@ -71,7 +71,7 @@ class Assembler:
         assert self.batch_size is not None
         positions, weights, probabilities = selection.positions, selection.weights, selection.probabilities
         count = positions.numel()  # a tenth of the time of len, which counts in this place
-        if as_is or (not self._waiting and count == self.batch_size == len(columns[0])):
+        if as_is or (not self._waiting and count == self.batch_size and selection.keeps_all(len(columns[0]))):
             self._ready.append(_Rows(columns, ids, weights, probabilities))
         elif count:
             selected = [_take(column, positions) for column in columns]

@@ -254,7 +254,9 @@ class SelectiveLoader:
             self._feedback.learn()  # costs no wait: scoring has just made the device catch up
         with self.stats.timing("selecting"):
             offered = loaded.chunk.offered if loaded.chunk else None
-            self._keeps_everything &= len(selection.positions) == (size if offered is None else len(offered))
+            self._keeps_everything = self._keeps_everything and selection.keeps_all(
+                size if offered is None else len(offered)
+            )
             self._assembler.add(
                 layout.columns(data, size),
                 selection,
