@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: test check demo benchmark clean
+.PHONY: test check torture demo benchmark clean
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto -q
@@ -12,6 +12,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+torture: $(INSTALLED)
+	$(BIN)/python -m tests.torture
 
 demo: $(INSTALLED)
 	$(BIN)/selective-backprop demo

@@ -81,7 +81,7 @@ class Assembler:
             return
         if not count:
             return
-        if self._waiting or count != self.batch_size or count != len(columns[0]):
+        if self._waiting or count != self.batch_size or not selection.keeps_all(len(columns[0])):
             columns = [_take(column, positions) for column in columns]
             ids = ids.index_select(0, positions) if ids is not None else None
             probabilities = probabilities.index_select(0, positions)

@@ -19,6 +19,7 @@ from selective_backprop.rounds import Rounds
 from selective_backprop.selector import Selector
 from selective_backprop.sharded_ledger import ShardedLedger
 from selective_backprop.stats import Stats
+from selective_backprop.types import Selection
 
 _DELIVER_EVERY = 64  # rounds after which ranks send each other what they learned about examples
 
@@ -116,8 +117,8 @@ class Offering:
         selection = self._selector.decide(loaded, self.queue.layout, epoch=self.epoch, on=on)
         with self._stats.timing("selecting"):
             offered = loaded.chunk.offered if loaded.chunk else None
-            count = len(selection.positions)
-            self.keeps_everything &= self._all_kept(count, size if offered is None else len(offered))
+            num_offered = size if offered is None else len(offered)
+            self.keeps_everything = self.keeps_everything and self._all_kept(selection, num_offered)
             as_is = self.keeps_everything and self._passes_batches and self._same_sizes()
             if size:
                 assert self.queue.layout is not None
@@ -130,10 +131,8 @@ class Offering:
             if isinstance(self.queue, RankedAssembler) and self._rounds is not None and not as_is:
                 self.queue.count(self._rounds.selected)
 
-    def _all_kept(self, selected: int, offered: int) -> bool:
-        if self._rounds is None:
-            return selected == offered
-        return self._rounds.selected == self._rounds.offered
+    def _all_kept(self, selection: Selection, num_offered: int) -> bool:
+        return selection.keeps_all(num_offered) if self._rounds is None else self._rounds.keep_all
 
     def _same_sizes(self) -> bool:
         """Whether all ranks have as many candidates as each other, so that their batches can be given out as is."""

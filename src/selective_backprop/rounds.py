@@ -56,6 +56,7 @@ class Rounds:
         self.meanwhile: Callable[[], Any] = lambda: None
         """Called while scores are on their way."""
         self._chosen = [0] * ranks.size  # of the undecided
+        self._chosen_are_all = True  # of them, each once
         self._block = block
 
     @property
@@ -63,6 +64,11 @@ class Rounds:
         """How many candidates of this round are to be trained on, by rank."""
         parts = zip(self.sizes, self.undecided, self._chosen, strict=True)
         return [size - undecided + chosen for size, undecided, chosen in parts]
+
+    @property
+    def keep_all(self) -> bool:
+        """Whether every candidate of this round is to be trained on, once, on all ranks."""
+        return self._chosen_are_all and self.selected == self.offered
 
     def meet(self, loaded: Loaded | None, *, on: bool, skipped: int = 0) -> Loaded | None:
         """This rank's candidates for the next round, which may be none; None when no rank has any more.
@@ -88,7 +94,7 @@ class Rounds:
         sizes = sizes.clamp(min=0)
         scored = torch.where(planned_ < 0, sizes * self.on, planned_)
         self.sizes, self.offered, self.undecided = (_ints(column) for column in (sizes, offered, scored))
-        self._chosen = [0] * self.ranks.size
+        self._chosen, self._chosen_are_all = [0] * self.ranks.size, True
         # The slowest rank's, so that learning rates by progress are the same everywhere.
         fraction = float(fractions.min())
         if loaded is None:
@@ -103,7 +109,8 @@ class Rounds:
             except Exception:
                 self._tell(-1)  # or the others would wait for it
                 raise
-            self._chosen = self._tell(len(selection.positions))
+            told = self._tell(2 * len(selection.positions) + selection.keeps_all(len(scores)))
+            self._chosen, self._chosen_are_all = [number // 2 for number in told], all(number % 2 for number in told)
             return selection
         selection, self._chosen = self._together(scores, groups, choose, self.undecided, self.meanwhile)
         return selection
@@ -149,6 +156,7 @@ class Rounds:
                 raise ValueError(f"rank {rank} has scores that are not finite: see its own error for which examples")
         all_groups = None if groups is None else torch.cat(self.ranks.gather(groups, counts))
         selection = choose(torch.cat(parts), all_groups)
+        self._chosen_are_all = selection.keeps_all(sum(counts))
         ends = torch.tensor([0, *counts]).cumsum(0)
         bounds = torch.searchsorted(selection.positions, ends)
         begin, end = ends[self.ranks.rank : self.ranks.rank + 2].tolist()

@@ -20,6 +20,7 @@ from selective_backprop.sampling import (
     with_index_stream,
 )
 
+_NO_BATCH = object()
 Plan = Callable[[list[Tensor]], tuple[list[Chunk], Tensor]]
 
 
@@ -97,8 +98,12 @@ class Source:
         with self._untouched_generators():
             iterator: Iterator[Any] = iter(self._loader)
             if self.stream is None and state["inner"] is None:
-                for _ in range(self.position):  # no other way to get there than to load and drop
-                    next(iterator)
+                for passed in range(self.position):  # no other way to get there than to load and drop
+                    if next(iterator, _NO_BATCH) is _NO_BATCH:
+                        raise ValueError(
+                            f"the loader ended after {passed} of the {self.position} batches that it had offered when "
+                            "the state was saved: it is another one, or its data changed"
+                        )
             return iterator
 
     def _chunks(self, stream: IndexStream, plan: Plan | None) -> Iterator[Chunk]:

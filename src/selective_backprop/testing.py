@@ -40,12 +40,16 @@ def model_trace(model: nn.Module) -> list[Any]:
 def same(a: Any, b: Any) -> bool:
     """Equal to the bit, tensors and containers of tensors included."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return bool(a == b)
+    return bool(a == b) or (a is not None and bool(a != a) and bool(b != b))  # NaN is not equal to itself
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.detach().flatten().contiguous().view(torch.uint8)
 
 
 def check_policy(

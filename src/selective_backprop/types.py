@@ -55,6 +55,14 @@ class Selection:
     probabilities: Tensor
     """(N,) float64: the chance that each candidate had."""
 
+    def keeps_all(self, num_candidates: int) -> bool:
+        """Whether every candidate is selected, once: draws with replacement may be as many and leave some out.
+
+        >>> Selection(torch.tensor([0, 0]), torch.ones(2), torch.ones(2)).keeps_all(2)
+        False
+        """
+        return self.positions.numel() == num_candidates and bool((self.positions.diff() > 0).all())
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -1,30 +1,131 @@
-"""The command line as a user runs it: in a process of its own."""
+"""The command line as a user runs it: in a process of its own.
+
+It is forked from one that has imported everything, because importing torch takes longer than most tests.
+"""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
+from multiprocessing import forkserver
 
 # One thread: with more, sums may be in another order.
 ENVIRONMENT = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
 
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["selective_backprop.lab.cli", "sklearn.datasets"])
 
-def start(*arguments):
-    command = [sys.executable, "-m", "selective_backprop.lab", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **pipes, env=ENVIRONMENT, preexec_fn=_heed_ctrl_c)
+
+class Running:
+    """A process under way, with what subprocess.Popen has of it that tests need."""
+
+    def __init__(self, function, arguments, environment, prepare):
+        self.arguments = arguments
+        _start_server()
+        # Pipes, not files: a test may limit the size of those.
+        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
+        writers = [writer for _, writer in pipes]
+        self._process = _CONTEXT.Process(target=_main, args=(function, arguments, environment, prepare, *writers))
+        self._process.start()
+        self.pid = self._process.pid
+        self._printed = [bytearray(), bytearray()]
+        self._readers = []
+        for (reader, writer), printed in zip(pipes, self._printed, strict=True):
+            writer.close()
+            self._readers.append(threading.Thread(target=_read_all, args=(reader, printed)))
+            self._readers[-1].start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.communicate()
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self.returncode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def output(self):
+        """What it has printed so far."""
+        return self._printed[0].decode(errors="replace")
+
+    def communicate(self):
+        """What it printed until its end, however long that takes on a busy machine."""
+        self._process.join()
+        for reader in self._readers:
+            reader.join()
+        return self.output(), self._printed[1].decode(errors="replace")
+
+
+def _read_all(connection, printed):
+    with connection:
+        while part := os.read(connection.fileno(), 65536):
+            printed.extend(part)
+
+
+def _start_server():
+    """In the environment of the processes: OpenMP looks at it once, when torch is imported."""
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _main(function, arguments, environment, prepare, output, errors):
+    os.environ.clear()
+    os.environ.update(environment)
+    for connection, descriptor in ((output, 1), (errors, 2)):
+        os.dup2(connection.fileno(), descriptor)
+        connection.close()
+    _heed_ctrl_c()
+    if prepare is not None:
+        prepare()
+    function(*arguments)
 
 
 def _heed_ctrl_c():
     """A shell that runs the tests in the background has them, and so their processes, ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def run(*arguments):
-    with start(*arguments) as process:
-        output, errors = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+def _command_line(*words):
+    sys.argv = ["selective-backprop", *words]
+    from selective_backprop.lab.__main__ import main
+
+    main()
+
+
+def start(*words, env=ENVIRONMENT, prepare=None):
+    """Begin a command; prepare is called in its process before."""
+    return Running(_command_line, [str(word) for word in words], env, prepare)
+
+
+def run(*words, **options):
+    """A command, to its end."""
+    return _to_its_end(start(*words, **options))
+
+
+def run_function(function, *arguments):
+    """A function of a module, in a process of its own."""
+    return _to_its_end(Running(function, arguments, ENVIRONMENT, None))
+
+
+def _to_its_end(running):
+    with running as process:
+        output, errors = process.communicate()
+        return subprocess.CompletedProcess(process.arguments, process.returncode, output, errors)
 
 
 def text_of(result):

@@ -135,9 +135,10 @@ def test_counts_need_no_earlier_files(tmp_path):
 
 def test_numbers_too_large_for_few_bits(tmp_path):
     ledger = Ledger(3)
+    before = ledger.selected.clone()
     ledger.count_selected(torch.tensor([0] * 300 + [2]))
     ledger.record_losses(torch.tensor([0, 1]), torch.tensor([1e6, 0.5]), epoch=0)
-    LedgerLog(tmp_path)(SimpleNamespace(ledger=ledger, selected_before=0), {"epoch": 0})
+    LedgerLog(tmp_path)(SimpleNamespace(ledger=ledger, selected_before=before), {"epoch": 0})
     history = read_ledger_log(tmp_path)
     assert history.selected.tolist() == [[300, 0, 1]]
     assert history.loss[0, :2].tolist() == [65504, 0.5] and np.isnan(history.loss[0, 2])

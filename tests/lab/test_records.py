@@ -1,10 +1,13 @@
+import hashlib
 import json
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
 
+from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
 from selective_backprop.lab.choices import METHODS, make_method
 from selective_backprop.lab.records import RunFolder
 
@@ -16,8 +19,8 @@ def test_a_folder_comes_back(tmp_path):
     with RunFolder(tmp_path / "run", SETTINGS) as folder:
         assert folder.checkpoint() is None
         assert folder.records() == []
-        folder.save({"weights": torch.arange(3.0), "epoch": 1}, records[:1])
-        folder.save({"weights": torch.arange(4.0), "epoch": 2}, records)
+        folder.save({"weights": torch.arange(3.0), "records": records[:1]})
+        folder.save({"weights": torch.arange(4.0), "records": records})
     with RunFolder(tmp_path / "run", SETTINGS) as folder:
         assert folder.checkpoint()["weights"].tolist() == [0, 1, 2, 3]
         assert folder.records() == records
@@ -54,24 +57,143 @@ def test_two_processes_on_one_folder(tmp_path):
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
 
 
-def test_a_damaged_checkpoint_is_said_to_be_damaged(tmp_path):
+def save_two(path):
+    """Epoch 0 and 1, by what RunFolder writes."""
+    with RunFolder(path, SETTINGS) as folder:
+        for epoch in range(2):
+            folder.save(
+                {"weights": torch.full((100,), float(epoch)), "records": [{"epoch": i} for i in range(epoch + 1)]}
+            )
+    return path
+
+
+def contents(path):
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+
+
+def test_a_checkpoint_is_a_file_that_torch_reads(tmp_path):
+    file = save_two(tmp_path) / "checkpoint.pt"
+    assert torch.load(file, weights_only=True)["weights"].tolist() == [1] * 100
+    assert torch.load(file, weights_only=True, mmap=True)["weights"].tolist() == [1] * 100
+    with zipfile.ZipFile(file) as opened:
+        content = file.read_bytes()
+        assert opened.comment == b"sha256:" + hashlib.sha256(content[:-71]).hexdigest().encode()
+        assert content.endswith(opened.comment)
+
+
+DAMAGES = {
+    "empty": (lambda content: b"", "it is empty"),
+    "cut short": (lambda content: content[: len(content) // 2], "it does not end with a checksum"),
+    "cut by a byte": (lambda content: content[:-1], "it does not end with a checksum"),
+    "one bit flipped": (lambda content: flipped(content, len(content) // 2), "its checksum is of other content"),
+    "first bit flipped": (lambda content: flipped(content, 0), "its checksum is of other content"),
+    "checksum flipped": (lambda content: flipped(content, len(content) - 1), "its checksum is of other content"),
+    "longer": (lambda content: content + b"0", "it does not end with a checksum"),
+    "not by us": (lambda content: content[:-71], "it does not end with a checksum"),
+    "a list": (lambda content: to_bytes([1, 2]), "it holds a list"),
+    "no records": (lambda content: to_bytes({"weights": 3}), "it has no records"),
+}
+every_damage = pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
+
+
+def flipped(content, position):
+    changed = bytearray(content)
+    changed[position] ^= 1
+    return bytes(changed)
+
+
+@every_damage
+def test_a_damaged_checkpoint_is_gone_behind(tmp_path, damage, reason, caplog):
+    file = save_two(tmp_path) / "checkpoint.pt"
+    file.write_bytes(damaged := damage(file.read_bytes()))
     with RunFolder(tmp_path, SETTINGS) as folder:
-        folder.save({"weights": torch.zeros(100)}, [])
-    content = (tmp_path / "checkpoint.pt").read_bytes()
-    (tmp_path / "checkpoint.pt").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"checkpoint.pt is damaged \(.*\): move it away to start the run again"):
+        state = folder.checkpoint()
+        assert state["weights"].tolist() == [0] * 100
+        assert folder.records() == state["records"] == [{"epoch": 0}], "records are cut back to it"
+        (message,) = caplog.messages
+        assert f"{file} is damaged ({reason}" in message
+        assert (
+            "going on from checkpoint-previous.pt, after 1 epochs; the damaged one is now checkpoint-damaged" in message
+        )
+        assert (tmp_path / "checkpoint-damaged.pt").read_bytes() == damaged
+        folder.save({"weights": torch.ones(100), "records": [{"epoch": 0}, {"epoch": 1}]})
+        assert read_checkpoint(tmp_path / "checkpoint-previous.pt")["records"] == [{"epoch": 0}], "the good one stays"
+        assert folder.checkpoint()["records"] == [{"epoch": 0}, {"epoch": 1}]
+
+
+@every_damage
+def test_two_damaged_checkpoints_are_left_as_they_are(tmp_path, damage, reason, caplog):
+    save_two(tmp_path)
+    for name in ("checkpoint.pt", "checkpoint-previous.pt"):
+        (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
+    before = contents(tmp_path)
+    with (
+        RunFolder(tmp_path, SETTINGS) as folder,
+        pytest.raises(ValueError, match=r"checkpoint\.pt is damaged") as error,
+    ):
         folder.checkpoint()
+    assert f"checkpoint-previous.pt is damaged ({reason}" in str(error.value)
+    assert "there is no other checkpoint: move them away to start the run again" in str(error.value)
+    assert contents(tmp_path) == before
+    assert caplog.messages == []
 
 
-def test_a_checkpoint_executes_no_code(tmp_path):
-    class Malicious:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "executed"), "w"))
+def test_the_only_checkpoint_damaged(tmp_path):
+    with RunFolder(tmp_path, SETTINGS) as folder:
+        folder.save({"records": []})
+        (tmp_path / "checkpoint.pt").write_bytes(b"")
+        with pytest.raises(
+            ValueError, match=r"checkpoint.pt is damaged \(it is empty\), and there is no other .*: move it"
+        ):
+            folder.checkpoint()
 
-    torch.save({"weights": Malicious()}, tmp_path / "checkpoint.pt")
-    with RunFolder(tmp_path, SETTINGS) as folder, pytest.raises(ValueError, match="is damaged"):
+
+@pytest.mark.parametrize("gone", ["records.jsonl", "checkpoint.pt"])
+def test_what_a_killed_save_lacks_is_no_damage(tmp_path, gone, caplog):
+    """Killed between two renames."""
+    (save_two(tmp_path) / gone).unlink()
+    with RunFolder(tmp_path, SETTINGS) as folder:
+        expected = [{"epoch": 0}, {"epoch": 1}] if gone == "records.jsonl" else [{"epoch": 0}]
+        assert folder.checkpoint()["records"] == folder.records() == expected
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("text", ['{"epoch": 0}\n{"epo', "\x00", '{"epoch": 5}\n{"epoch": 1}\n'])
+def test_records_come_back_from_the_checkpoint(tmp_path, text, caplog):
+    (save_two(tmp_path) / "records.jsonl").write_text(text)
+    with RunFolder(tmp_path, SETTINGS) as folder:
         folder.checkpoint()
-    assert not (tmp_path / "executed").exists()
+        assert folder.records() == [{"epoch": 0}, {"epoch": 1}]
+    assert [message.endswith("written again from checkpoint.pt") for message in caplog.messages] == [True]
+
+
+def test_records_of_a_finished_run_come_back_without_asking_for_the_checkpoint(tmp_path):
+    (save_two(tmp_path) / "records.jsonl").write_text("[]")
+    with RunFolder(tmp_path, SETTINGS) as folder:
+        assert folder.records() == [{"epoch": 0}, {"epoch": 1}]
+        (tmp_path / "records.jsonl").write_text("[]")
+        for name in ("checkpoint.pt", "checkpoint-previous.pt"):
+            (tmp_path / name).unlink()
+        with pytest.raises(
+            ValueError, match=r"records.jsonl is damaged \(line 1 is no record\): going on with the run"
+        ):
+            folder.records()
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ({"train": {"examples": 9, "images": "a"}}, "10 train examples then, 9 now"),
+        ({"train": {"examples": 10, "images": "b"}}, "as many examples as now, but not the same ones"),
+    ],
+)
+def test_a_run_on_other_data(tmp_path, now, message):
+    RunFolder(tmp_path, SETTINGS, {"train": {"examples": 10, "images": "a"}}).close()
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=rf"holds a run on other data \({message}\).*put the data back"):
+        RunFolder(tmp_path, SETTINGS, now)
+    assert contents(tmp_path) == before
+    RunFolder(tmp_path, SETTINGS, {"train": {"examples": 10, "images": "a"}}).close()
 
 
 def test_damaged_settings(tmp_path):

@@ -18,8 +18,9 @@ import selective_backprop as sb
 from selective_backprop.example_scores import Measure
 from selective_backprop.lab.choices import make_method
 from selective_backprop.lab.datasets import ImageDataset, ImageSet
-from selective_backprop.lab.records import RunFolder, write_whole
+from selective_backprop.lab.records import RunFolder
 from selective_backprop.lab.training import Observer, Settings, Training, advance, start
+from selective_backprop.lab.writing import write_whole
 
 _SCORING_BATCH = 500  # as fast as larger ones, in little memory
 
@@ -82,7 +83,7 @@ def score_by_network(
     """
     if not 0 <= epochs <= settings.epochs:
         raise ValueError(f"epochs must be from 0 to the recipe's {settings.epochs}, got {epochs}")
-    with RunFolder(folder, settings.as_json()) as run:
+    with RunFolder(folder, settings.as_json(), data.fingerprint) as run:
         file = folder / f"{measure}-{epochs}.pt"
         if file.exists():
             return sb.load_scores(file, len(data.train_labels))

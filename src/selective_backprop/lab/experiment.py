@@ -73,7 +73,7 @@ def run_in_turns(
             if out is None:
                 under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
                 continue
-            folder = open_folder(out / entry.folder, entry.as_json())
+            folder = open_folder(out / entry.folder, entry.as_json(), load(entry.settings).fingerprint)
             stack.callback(folder.close)
             if len(records := folder.records()) == entry.settings.epochs:
                 results[entry] = records

@@ -44,10 +44,10 @@ class LedgerLog:
         self.folder = folder
 
     def __call__(self, training: Training, record: Record) -> None:
-        ledger, epoch = training.ledger, record["epoch"]
+        ledger = training.ledger
         selected = (ledger.selected - training.selected_before).numpy()
         write_arrays(
-            epoch_file(self.folder / "ledger", "epoch", epoch),
+            epoch_file(self.folder / "ledger", "epoch", record["epoch"]),
             loss=_to_half(last_known_loss(ledger)),
             probability=_to_half(ledger.probability),
             selected=selected.astype(np.min_scalar_type(selected.max())),

@@ -18,10 +18,10 @@ class RankedFolder:
     "other_ranks".
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], data: dict[str, Any] | None = None) -> None:
         self.path = path
         self._opened: list[RunFolder] = []  # on rank 0
-        from_first(lambda: self._opened.append(RunFolder(path, settings)))
+        from_first(lambda: self._opened.append(RunFolder(path, settings, data)))
 
     def close(self) -> None:
         """Let other processes work on it."""
@@ -32,9 +32,9 @@ class RankedFolder:
         """A record per finished epoch."""
         return from_first(lambda: self._opened[0].records())
 
-    def save(self, checkpoint: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    def save(self, checkpoint: dict[str, Any]) -> None:
         others = collect({name: checkpoint[name] for name in _OF_EACH})[1:]
-        from_first(lambda: self._opened[0].save(checkpoint | {"other_ranks": others}, records))
+        from_first(lambda: self._opened[0].save(checkpoint | {"other_ranks": others}))
 
     def checkpoint(self) -> dict[str, Any] | None:
         """What this rank saved last, or None."""
@@ -53,6 +53,7 @@ class RankedFolder:
 Folder = RunFolder | RankedFolder
 
 
-def open_folder(path: Path, settings: dict[str, Any]) -> Folder:
+def open_folder(path: Path, settings: dict[str, Any], data: dict[str, Any] | None = None) -> Folder:
     """The folder of a run, for this process or for all ranks."""
-    return RunFolder(path, settings) if number_of_ranks() == 1 else RankedFolder(path, settings)
+    kind = RunFolder if number_of_ranks() == 1 else RankedFolder
+    return kind(path, settings, data)

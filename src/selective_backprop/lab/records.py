@@ -1,21 +1,29 @@
-"""A run is a folder: its settings, a line per epoch, checkpoints. Nothing in it is ever half-written."""
+"""A run is a folder: its settings, a line per epoch, checkpoints. Nothing in it is ever half-written.
+
+What is needed to go on is all in the checkpoint; records.jsonl is a copy for readers. The checkpoint before the last
+stays beside it, for the case that the last is damaged.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import io
 import json
+import logging
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 import selective_backprop as sb
+from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
+from selective_backprop.lab.writing import write_whole
+
+CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-damaged.pt"
+_logger = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -24,9 +32,10 @@ class RunFolder:
     Args:
         path: made if it is not there.
         settings: of the run, plain data. A folder that holds another run's is refused.
+        data: what tells the run's data from others (`ImageSet.fingerprint`). A folder of a run on others is refused.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], data: dict[str, Any] | None = None) -> None:
         self.path = path
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"{path} is a file, and a run needs a folder: choose another name")
@@ -34,6 +43,8 @@ class RunFolder:
         self._lock = self._take_lock()
         try:
             self._claim(settings)
+            if data is not None:
+                self._check_data(data)
         except BaseException:
             self.close()
             raise
@@ -56,7 +67,7 @@ class RunFolder:
             self.write_json("config.json", settings)
             self.write_json("environment.json", environment())
         elif not isinstance(saved, dict):
-            raise _damaged(self.path / "config.json", "no settings in it", " with the rest of the folder")
+            raise _damaged(self.path / "config.json", "no settings in it")
         elif (ranks := saved.get("ranks", 1)) != settings.get("ranks", 1):
             start = f"torchrun --nproc-per-node {ranks} -m selective_backprop.lab" if ranks > 1 else "no torchrun"
             raise ValueError(
@@ -68,6 +79,16 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} holds a run with other settings ({', '.join(different)}): choose another folder, or give "
                 "the same settings to go on with it"
+            )
+
+    def _check_data(self, data: dict[str, Any]) -> None:
+        saved = self.read_json("data.json")
+        if saved is None:
+            self.write_json("data.json", data)
+        elif saved != data:
+            raise ValueError(
+                f"{self.path} holds a run on other data ({describe_change(saved, data)}), with which it cannot go on: "
+                "choose another folder, or put the data back as they were"
             )
 
     def _take_lock(self) -> IO[str]:
@@ -87,39 +108,66 @@ class RunFolder:
         try:
             return json.loads(file.read_text()) if file.exists() else None
         except ValueError as error:  # no JSON, or no text at all
-            raise _damaged(file, error, " with the rest of the folder") from None
+            raise _damaged(file, error) from None
 
     def write_json(self, name: str, content: Any) -> None:
         write_whole({self.path / name: (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()})
 
     def records(self) -> list[dict[str, Any]]:
-        """A record per finished epoch."""
-        return read_records(self.path)
+        """A record per finished epoch; the checkpoint's, where records.jsonl is damaged."""
+        try:
+            return read_records(self.path)
+        except ValueError:
+            if (checkpoint := self.checkpoint()) is None:
+                raise
+            return list(checkpoint["records"])
 
-    def save(self, checkpoint: dict[str, Any], records: list[dict[str, Any]]) -> None:
-        """Records first: what a killed process leaves is then cut back to the checkpoint."""
-        lines = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
-        # In memory first: of a full disk, torch.save says only that it came to an unexpected position.
-        torch.save(checkpoint, buffer := io.BytesIO())
-        write_whole({self.path / "records.jsonl": lines.encode(), self.path / "checkpoint.pt": buffer.getbuffer()})
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the last checkpoint, which becomes the one before it; its "records" go to records.jsonl too.
+
+        The checkpoint first, so that a run with all its records has its last weights too.
+        """
+        file, previous = self.path / CHECKPOINT, self.path / PREVIOUS
+        contents = {file: to_bytes(checkpoint), self.path / "records.jsonl": _lines(checkpoint["records"])}
+        write_whole(contents, keep={file: previous})
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """What was saved last, or None."""
-        file = self.path / "checkpoint.pt"
-        if not file.exists():
-            return None
-        try:
-            state: dict[str, Any] = torch.load(file, weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:  # torch.load raises many kinds, depending on where the file stops making sense
-            raise _damaged(file, error) from None
-        if not isinstance(state, dict):
-            raise _damaged(file, f"it holds a {type(state).__name__}")
-        if (found := len(self.records())) < (needed := state.get("num_records", 0)):
-            lacking = f"{found} records, but checkpoint.pt is of {needed} epochs"
-            raise _damaged(self.path / "records.jsonl", lacking, " with checkpoint.pt")
-        return state
+        """What was saved last, or None; what was saved before it, where that is damaged. Cuts records.jsonl to it."""
+        damages: dict[Path, ValueError] = {}
+        for file in (self.path / CHECKPOINT, self.path / PREVIOUS):
+            if not file.exists():
+                continue
+            try:
+                state = read_checkpoint(file)
+                if not isinstance(state.get("records"), list):
+                    raise ValueError("it has no records: another version wrote it")
+            except ValueError as error:
+                damages[file] = error
+                continue
+            for damaged, reason in damages.items():
+                aside = damaged.replace(self.path / DAMAGED)
+                _logger.warning(
+                    f"{damaged} is damaged ({reason}): going on from {file.name}, after {len(state['records'])} "
+                    f"epochs; the damaged one is now {aside.name}"
+                )
+            self._restore_records(_lines(state["records"]), file)
+            return state
+        if damages:
+            told = ", and ".join(f"{file} is damaged ({reason})" for file, reason in damages.items())
+            them = "them" if len(damages) > 1 else "it"
+            raise ValueError(f"{told}, and there is no other checkpoint: move {them} away to start the run again")
+        return None
+
+    def _restore_records(self, lines: bytes, checkpoint: Path) -> None:
+        file = self.path / "records.jsonl"
+        found = file.read_bytes() if file.exists() else b""
+        if found == lines:
+            return
+        # One more or fewer is what a killed process leaves, or a checkpoint that was gone back to.
+        whole_lines = not found or found.endswith(b"\n")
+        if not whole_lines or not (lines.startswith(found) or found.startswith(lines)):
+            _logger.warning(f"{file} is damaged: written again from {checkpoint.name}")
+        write_whole({file: lines})
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -130,34 +178,38 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
         try:
             records.append(json.loads(line))
         except ValueError as error:
-            raise _damaged(file, f"line {number}: {error}", " with checkpoint.pt") from None
+            raise _damaged(file, f"line {number}: {error}", _AGAIN) from None
         if not isinstance(records[-1], dict):
-            raise _damaged(file, f"line {number} is no record", " with checkpoint.pt")
+            raise _damaged(file, f"line {number} is no record", _AGAIN)
     return records
 
 
-def write_whole(contents: Mapping[Path, bytes | memoryview]) -> None:
-    """Write files under other names, then rename them: each is whole, and none is replaced before all are written."""
-    parts = {path: path.with_name(f"{path.name}.part") for path in contents}
-    try:
-        for path, part in parts.items():
-            with part.open("wb") as file:
-                file.write(contents[path])
-                file.flush()
-                os.fsync(file.fileno())  # or a crash of the machine could leave the new name on an empty file
-        for path, part in parts.items():
-            part.replace(path)
-    except OSError as error:
-        needed = sum(len(content) for content in contents.values())
-        reason = f"{error.strerror}; {needed:,} bytes are needed, and what was there before is unchanged"
-        raise OSError(error.errno, reason, str(path)) from error
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+def describe_change(before: Any, now: dict[str, Any]) -> str:
+    """How data differ, for a message.
+
+    >>> describe_change({"train": {"examples": 3}}, {"train": {"examples": 4}})
+    '3 train examples then, 4 now'
+    """
+    if not isinstance(before, dict):
+        return "data.json is damaged"
+    for part, found in now.items():
+        then = before.get(part)
+        if not isinstance(then, dict) or then.get("examples") == found["examples"]:
+            continue
+        return f"{then.get('examples')} {part} examples then, {found['examples']} now"
+    return "as many examples as now, but not the same ones"
 
 
-def _damaged(file: Path, reason: object, along: str = "") -> ValueError:
-    return ValueError(f"{file} is damaged ({reason}): move it away{along} to start the run again")
+def _lines(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record, sort_keys=True) + "\n" for record in records).encode()
+
+
+_AGAIN = "going on with the run writes it again from its checkpoint; without one, move it away to start the run again"
+_MOVE = "move it away with the rest of the folder to start the run again"
+
+
+def _damaged(file: Path, reason: object, what_to_do: str = _MOVE) -> ValueError:
+    return ValueError(f"{file} is damaged ({reason}): {what_to_do}")
 
 
 def environment() -> dict[str, Any]:

@@ -233,10 +233,10 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "loader": self.loader.state_dict(),
             "random": self._random_states,
-            "num_records": len(self.records),
+            "records": self.records,
         }
 
-    def load_state_dict(self, state: dict[str, Any], records: list[Record]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         with torch.random.fork_rng(self._cuda_devices):
             arrange_gradients(self.trained_model, self.normalise(self.dataset.images[:2].to(self.device)))
         self.model.load_state_dict(state["model"])
@@ -244,7 +244,7 @@ class Training:
         self.loader.load_state_dict(state["loader"])
         self.ledger = self.loader.ledger.whole()
         self._random_states = state["random"]
-        self.records = records[: state["num_records"]]
+        self.records = list(state["records"])
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
@@ -292,7 +292,7 @@ def start(
     checkpoint = folder.checkpoint() if folder is not None else None
     if folder is not None and checkpoint is not None:
         try:
-            training.load_state_dict(checkpoint, folder.records())
+            training.load_state_dict(checkpoint)
         except (KeyError, RuntimeError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{folder.path / 'checkpoint.pt'} does not fit the run ({error!r}): it is another run's or another "
@@ -307,4 +307,4 @@ def advance(training: Training, folder: Folder | None = None, observers: Sequenc
     for observer in observers if is_first() else ():
         observer(training, record)
     if folder is not None:
-        folder.save(training.state_dict(), training.records)
+        folder.save(training.state_dict())

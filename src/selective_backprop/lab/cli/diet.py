@@ -36,8 +36,8 @@ from selective_backprop.lab.diet import save_scores_whole, score_by_network, sum
 from selective_backprop.lab.experiment import Entry
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.recipes import Recipe
-from selective_backprop.lab.records import write_whole
 from selective_backprop.lab.training import Record, Settings, Training
+from selective_backprop.lab.writing import write_whole
 
 _FRACTION = 0.25  # what Diet-SB prunes
 _COMPARED = (0.05, 0.1, 0.25, 0.5, 0.75)

@@ -87,7 +87,7 @@ def train(
         console, entry = Console(), Entry(name, settings)
         how = f"go on with the same command and --resume: {out}" if out is not None else "nothing was saved: no --out"
         with ExitStack() as stack:
-            folder = open_folder(out, settings.as_json()) if out is not None else None
+            folder = open_folder(out, settings.as_json(), data.fingerprint) if out is not None else None
             if folder is not None:
                 stack.callback(folder.close)
             bars = stack.enter_context(Bars(console))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selective_backprop.lab.records import write_whole
+from selective_backprop.lab.writing import write_whole
 
 Array = NDArray[Any]
 Row = dict[str, Any]

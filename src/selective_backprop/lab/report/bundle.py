@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from selective_backprop.lab.decoding import import_extra
-from selective_backprop.lab.records import write_whole
+from selective_backprop.lab.writing import write_whole
 
 
 def javascript(cache_dir: Path | None = None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from selective_backprop.lab.curves import Curve
 from selective_backprop.lab.records import read_records
+from selective_backprop.lab.report.checking import check_config, check_record
 from selective_backprop.lab.training import Record
 
 _BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
@@ -78,14 +79,15 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _read(folder: Path) -> Run:
-    config = _read_json(folder / "config.json")
+    config, environment, records = _read_json(folder / "config.json"), _read_json(folder / "environment.json"), []
     try:
-        label = str(config.get("label") or config["method"])
-        run = Run(folder, config, _read_json(folder / "environment.json"), read_records(folder), label)
-        _ = run.seed, run.epochs, run.recipe["dataset"], run.recipe["model"], run.curve
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{folder} does not hold a run ({error!r}): leave it out, or move it away") from None
-    return run
+        check_config(config)
+        records = read_records(folder)
+        for number, record in enumerate(records):
+            check_record(record, number)
+    except ValueError as error:
+        raise ValueError(f"{folder} does not hold a run ({error}): leave it out, or move it away") from None
+    return Run(folder, config, environment, records, str(config.get("label") or config["method"]))
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def batch_rows(comparison: Comparison) -> list[Row]:
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
         name, budget = split_label(label)
-        batches, scored = (_total(runs, itemgetter(key)) for key in ("batches", "scored"))
+        batches, scored = max(1.0, _total(runs, itemgetter("batches"))), _total(runs, itemgetter("scored"))
         seconds = {key: _total(runs, phase(key)) for key in PHASES.values()}
         costs = {"forward": seconds["forward"] / batches, "backward": seconds["backward"] / batches}
         if scored > 0.01 * batches * runs[0].recipe["batch_size"]:  # a first batch that is checked is no selection
@@ -155,8 +155,9 @@ def epoch_rows(comparison: Comparison) -> list[Row]:
             _total(runs, itemgetter(key)) for key in ("offered", "scored", "skipped_before_loading", "trained")
         )
         # A diet offers only what it left; the size of the whole training set follows from what compute is counted in.
-        whole = count * (scored + 3 * trained) / (3 * _total(runs, itemgetter("compute")))
-        examples = whole if runs[0].method == "diet" else offered
+        compute = _total(runs, itemgetter("compute"))
+        diet = runs[0].method == "diet" and compute > 0
+        examples = count * (scored + 3 * trained) / (3 * compute) if diet else offered
         rows.append(
             {
                 "run": label,

@@ -1,0 +1,190 @@
+"""Readers of files on any content: a value, or an error that names the file. Never another exception."""
+
+import copy
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import selective_backprop as sb
+from selective_backprop.lab.checkpoints import from_bytes, to_bytes
+from selective_backprop.lab.choices import Choice, parse_option
+from selective_backprop.lab.ledger_log import read_ledger_log
+from selective_backprop.lab.probes.files import read_arrays, read_rows
+from selective_backprop.lab.records import RunFolder, read_records
+from selective_backprop.lab.report import build_report, find_runs
+from selective_backprop.lab.report.page import render
+from tests.lab.report.made_up import made_up_run
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner), max_leaves=6
+)
+RECORDS = made_up_run("sb", [0.3, 0.2]).records
+OFTEN_THERE = {"label_noise": 0.1, "validation": 0.0, "length": None, "label": "sb"}
+RECIPE = {"image_size": None, "decay": {"kind": "cosine"}}
+CONFIG = made_up_run("sb", [0.3, 0.2], recipe=RECIPE, **{k: v for k, v in OFTEN_THERE.items() if k != "label"}).config
+CONFIG["label"] = "sb"
+
+
+def saved(state):
+    torch.save(state, file := io.BytesIO())
+    return file.getvalue()
+
+
+def zipped(**arrays):
+    np.savez(file := io.BytesIO(), **arrays)
+    return file.getvalue()
+
+
+def lines_of(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def record_file():
+    record = sb.SelectionRecord(9)
+    record.add_ids(torch.tensor([1, 2]))
+    record.save(file := io.BytesIO())
+    return file.getvalue()
+
+
+LEDGER = zipped(loss=np.zeros(3, np.float16), probability=np.zeros(3, np.float16), selected=np.zeros(3, np.uint8))
+# A good content, and what reads it from a folder; the name it has there.
+READERS = {
+    "records.jsonl": (lines_of(RECORDS), lambda folder: read_records(folder)),
+    "config.json": (json.dumps(CONFIG).encode(), lambda folder: RunFolder(folder, CONFIG).close()),
+    "data.json": (b'{"train": {"examples": 3}}', lambda folder: _open_with_data(folder)),
+    "rows.jsonl": (lines_of([{"epoch": 0}, {"epoch": 1}]), lambda folder: read_rows(folder / "rows.jsonl")),
+    "arrays.npz": (LEDGER, lambda folder: read_arrays(folder / "arrays.npz", "loss")),
+    "ledger/epoch-0000.npz": (LEDGER, lambda folder: read_ledger_log(folder)),
+    "scores.pt": (saved({"version": 1, "scores": torch.ones(4)}), lambda folder: sb.load_scores(folder / "scores.pt")),
+    "selected.pt": (record_file(), lambda folder: sb.SelectionRecord.load(folder / "selected.pt").mask(0)),
+    "checkpoint.pt": (to_bytes({"records": RECORDS}), lambda folder: _checkpoint(folder)),
+}
+
+
+def _open_with_data(folder):
+    RunFolder(folder, CONFIG, {"train": {"examples": 3}}).close()
+
+
+def _checkpoint(folder):
+    with RunFolder(folder, CONFIG) as run:
+        return run.checkpoint()
+
+
+def damages(content):
+    """Random bytes; and the good content cut, with bytes changed, with some put in."""
+    position = st.integers(0, len(content))
+
+    def change(at, new):
+        return content[:at] + new + content[at + len(new) :]
+
+    return st.one_of(
+        st.binary(max_size=300),
+        position.map(lambda at: content[:at]),
+        st.builds(change, position, st.binary(min_size=1, max_size=4)),
+        st.builds(lambda at, new: content[:at] + new + content[at:], position, st.binary(min_size=1, max_size=4)),
+    )
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_any_content_is_read_or_refused(name, tmp_path_factory):
+    content, read = READERS[name]
+    folder = tmp_path_factory.mktemp("fuzzed")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    read(folder)
+
+    @settings(max_examples=150)
+    @given(damages(content))
+    def check(damaged):
+        (folder / name).write_bytes(damaged)
+        try:
+            read(folder)
+        except ValueError as error:
+            assert str(folder) in str(error), "it says where"
+
+    check()
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_are_a_checkpoint_by_chance(content):
+    with pytest.raises(ValueError):
+        from_bytes(content)
+
+
+@given(st.data())
+def test_a_bit_flipped_anywhere_is_found(data):
+    content = bytearray(to_bytes({"records": RECORDS, "weights": torch.arange(40.0)}))
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(ValueError):
+        from_bytes(bytes(content))
+
+
+@given(st.text(max_size=30))
+def test_methods_written_in_one_word(text):
+    for read in (Choice.parse, parse_option):
+        try:
+            read(text)
+        except ValueError as error:
+            assert str(error)
+
+
+def replaced(tree, path, value):
+    """A copy with another value at this path; without it where the value is `...`."""
+    tree = copy.deepcopy(tree)
+    *way, last = path
+    place = tree
+    for key in way:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return tree
+
+
+def paths_of(tree, before=()):
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [path for key, value in items for path in ((*before, key), *paths_of(value, (*before, key)))]
+
+
+def check_report(folder):
+    """A page, or an error that names the run."""
+    try:
+        runs = find_runs([folder])
+    except ValueError as error:
+        assert str(folder) in str(error)
+        return
+    if runs:
+        made = build_report(runs, images=False)
+        render(made.comparisons, made.palette, made.sections)
+
+
+def write_run(folder, config, records):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "records.jsonl").write_bytes(lines_of(records))
+
+
+WRONG = st.just(...) | VALUES
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(paths_of(RECORDS)), WRONG)
+def test_the_report_of_records_with_something_wrong(tmp_path_factory, path, value):
+    folder = tmp_path_factory.getbasetemp() / "records-with-something-wrong"
+    write_run(folder, CONFIG, replaced(RECORDS, path, value))
+    check_report(folder)
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(paths_of(CONFIG)), WRONG)
+def test_the_report_of_settings_with_something_wrong(tmp_path_factory, path, value):
+    folder = tmp_path_factory.getbasetemp() / "settings-with-something-wrong"
+    write_run(folder, replaced(CONFIG, path, value), RECORDS)
+    check_report(folder)

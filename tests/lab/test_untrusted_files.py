@@ -1,0 +1,217 @@
+"""Nothing that a command reads can make it run code: a malicious pickle in the place of every file is refused."""
+
+import io
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import selective_backprop as sb
+from selective_backprop.lab.checkpoints import to_bytes
+from selective_backprop.lab.cli import app
+from selective_backprop.lab.datasets import load_images
+from tests.lab.test_datasets import write_folders, write_set
+
+SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")
+
+
+class Malicious:
+    """Whoever unpickles it makes a folder."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def by_torch(thing):
+    torch.save({"scores": thing, "records": [thing]}, file := io.BytesIO())
+    return file.getvalue()
+
+
+def by_numpy(thing):
+    np.save(file := io.BytesIO(), np.array([thing], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+def by_numpy_zip(thing):
+    names = dict.fromkeys(("loss", "probability", "selected", "confidence", "correct"), np.array([thing], dtype=object))
+    np.savez(file := io.BytesIO(), **names)
+    return file.getvalue()
+
+
+FORMS = {
+    "pickle": pickle.dumps,
+    "torch": by_torch,
+    "torch with the right checksum": lambda thing: to_bytes({"records": [thing]}),
+    "npy": by_numpy,
+    "npz": by_numpy_zip,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_attacks_work_on_who_trusts_them(form, tmp_path):
+    content = io.BytesIO(FORMS[form](Malicious(tmp_path / "executed")))
+    if form == "pickle":
+        pickle.load(content)
+    elif form.startswith("torch"):
+        torch.load(content, weights_only=False)
+    else:
+        loaded = np.load(content, allow_pickle=True)
+        _ = loaded["loss"] if form == "npz" else loaded
+    assert (tmp_path / "executed").exists()
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """All kinds of files that commands read, as commands write them."""
+    place = tmp_path_factory.mktemp("place")
+    write_folders(place / "folders")
+    write_set(place / "tables")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        for words in (
+            ("train", *SMALL, "--probe", "gradients,confidence,examples", "--out", place / "run"),
+            ("diet", "score", "--epochs", 1, "--seeds", 1, "--model", SMALL[3], "--out", place / "scores.pt"),
+            ("train", "--epochs", 1, "--dataset", place / "folders", "--out", place / "on-folders"),
+        ):
+            result = invoke(*words)
+            assert result.exit_code == 0, result.output
+    return place
+
+
+RESUME = ("train", *SMALL, "--out", "run", "--resume")
+REPORT = ("report", "run", "-o", "report.html")
+ON_FOLDERS = ("train", "--epochs", 1, "--dataset", "folders")
+SCORE_AGAIN = ("diet", "score", "--epochs", 1, "--seeds", 1, "--model", SMALL[3], "--out", "b.pt")
+# Files to replace, and a command that reads them.
+READERS = [
+    ("run/checkpoint*.pt", RESUME),
+    ("run/config.json", RESUME),
+    ("run/config.json", REPORT),
+    ("run/environment.json", REPORT),
+    ("run/data.json", RESUME),
+    ("run/records.jsonl", REPORT),
+    ("run/ledger/epoch-0000.npz", REPORT),
+    ("run/ledger/epoch-0000.npz", ("train", *SMALL, "--method", "recorded", "--option", "run=run")),
+    ("run/probes/confidence-*.npz", REPORT),
+    ("run/probes/*.jsonl", REPORT),
+    ("scores.pt", ("diet", "prune", "scores.pt")),
+    ("scores.pt", ("train", *SMALL, "--method", "diet", "--option", "scores=scores.pt")),
+    ("scores.pt", ("report", "run", "-o", "report.html", "--scores", "scores.pt")),
+    ("scores.pt.networks/seed-0/el2n-1.pt", (*SCORE_AGAIN, "--networks", "scores.pt.networks")),
+    (
+        "scores.pt.networks/seed-0/checkpoint*.pt",
+        (*SCORE_AGAIN, "--networks", "scores.pt.networks", "--score", "grand"),
+    ),
+    ("cache/selective_backprop/folders-*/*_images.npy", ON_FOLDERS),
+    ("cache/selective_backprop/folders-*/*_labels.npy", ON_FOLDERS),
+    ("cache/selective_backprop/folders-*/classes.json", ON_FOLDERS),
+    ("tables/train.parquet", ("train", "--epochs", 1, "--dataset", "tables")),
+    ("folders/train/ant/0.png", (*ON_FOLDERS, "--out", "anew")),
+]
+
+
+def forms_of(files):
+    """A bare pickle, and what fits the file."""
+    native = {".pt": ["torch", "torch with the right checksum"], ".npy": ["npy"], ".npz": ["npz"]}
+    return ["pickle", *native.get(Path(files).suffix, [])]
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "form"), [(files, words, form) for files, words in READERS for form in forms_of(files)]
+)
+def test_no_file_is_trusted(files, words, form, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    found = sorted(place.glob(files))
+    assert found, "the file is there to be replaced"
+    before = {path: path.read_bytes() for path in found}
+    times = {path: path.stat() for path in found}
+    known = set(place.rglob("*"))
+    try:
+        for path in found:
+            path.write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
+        result = invoke(*words)
+        after = {path: path.read_bytes() for path in found}
+        assert not (tmp_path / "executed").exists()
+        assert result.exit_code == 2, result.output
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert all(path.name in "".join(result.output.split()) for path in found[:1]) or "cache" in files, result.output
+        assert all(after[path] == FORMS[form](Malicious(tmp_path / "executed")) for path in found), "left as it was"
+    finally:
+        for path, content in before.items():
+            path.write_bytes(content)
+            os.utime(path, ns=(times[path].st_atime_ns, times[path].st_mtime_ns))  # the cache goes by it
+        for path in sorted(set(place.rglob("*")) - known, reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_every_file_there_is_can_be_read_when_it_is_not_malicious(place, monkeypatch):
+    """Or the test above would prove nothing."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    for words in {words: None for _, words in READERS}:
+        result = invoke(*words)
+        assert result.exit_code == 0, (words, result.output)
+        (place / "b.pt").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_records_come_from_the_checkpoint_not_from_a_pickle(form, place, tmp_path):
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    expected = (run / "records.jsonl").read_bytes()
+    (run / "records.jsonl").write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
+    result = invoke("train", *SMALL, "--out", run, "--resume")
+    assert result.exit_code == 0, result.output
+    assert (run / "records.jsonl").read_bytes() == expected
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch"])
+def test_the_librarys_own_files(form, tmp_path):
+    (tmp_path / "file").write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
+    for read in (sb.load_scores, sb.SelectionRecord.load):
+        with pytest.raises(ValueError, match="is not a file written by"):
+            read(tmp_path / "file")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_nobody_in_the_package_unpickles():
+    """Every torch.load says weights_only=True, and numpy, pickle and yaml are not asked for more than plain data."""
+    source = {path: path.read_text() for path in Path(sb.__file__).parent.rglob("*.py")}
+    for path, text in source.items():
+        assert text.count("torch.load(") == len(re.findall(r"torch\.load\([^\n]*weights_only=True", text)), path
+        for word in ("allow_pickle=True", "import pickle", "import yaml", "import dill", "trust_remote_code", "joblib"):
+            assert word not in text, (path, word)
+
+
+def test_data_sets_are_read_from_parquet_files_alone(tmp_path, monkeypatch):
+    """A repository or a folder with a script of its own: `datasets` is never told to trust it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    with pytest.raises(FileNotFoundError, match=r"there is no train\.parquet"):
+        load_images(tmp_path / "mine")
+    write_set(tmp_path / "mine")
+    calls, load_dataset = [], datasets.load_dataset
+
+    def recording(*arguments, **options):
+        calls.append((arguments, set(options)))
+        return load_dataset(*arguments, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", recording)
+    load_images(tmp_path / "mine", cache_dir=tmp_path / "cache")
+    assert calls == [(("parquet",), {"data_files", "split", "cache_dir"})] * 2
+    assert not (tmp_path / "executed").exists()

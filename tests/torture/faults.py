@@ -1,0 +1,65 @@
+"""Every fault there is, by name. Each is a function of an empty folder, and fails by an error if it is not survived.
+
+Faults of several ranks go into this table too: `Fault("a rank is killed", times, function)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.torture import files, kills, loaders
+from tests.torture.runs import METHODS
+
+KILLS = 50
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens, how often it is tried, and what tries it: returns how often it happened, or None for once."""
+
+    name: str
+    times: int
+    happen: Callable[[Path], int | None]
+    quick: bool = True
+    """Whether `make test` has it too; a few are much like others."""
+
+
+def killed_runs(kills_in_all, seed=0):
+    """SIGKILL at moments drawn from a seed, spread over the methods."""
+    share, more = divmod(kills_in_all, len(METHODS))
+    counts = [share + (number < more) for number in range(len(METHODS))]
+    return [
+        Fault(f"SIGKILL at any moment, {method}", count, partial(_killed, method, count, seed))
+        for method, count in zip(METHODS, counts, strict=True)
+        if count
+    ]
+
+
+def _killed(method, count, seed, scratch):
+    return kills.survive_chance(method, scratch, count, seed)
+
+
+OTHERS = [
+    *(
+        Fault(f"{what}: {name}", 1, partial(function, name), quick=name == "a bit flipped")
+        for what, function in (
+            ("last checkpoint", files.damaged_checkpoint),
+            ("both checkpoints", files.two_damaged_checkpoints),
+            ("records", files.damaged_records),
+        )
+        for name in files.DAMAGES
+    ),
+    Fault("no room for a checkpoint", 1, files.no_room_for_a_checkpoint),
+    Fault("disk full", 1, files.full_disk),
+    Fault("folder became read-only", 1, files.read_only_folder),
+    Fault("NaN in the middle of a run", 1, files.nan_in_the_middle),
+    Fault("data grew, shrank, was replaced between runs", 1, files.changed_data),
+    *(
+        Fault(f"DataLoader worker {name}", 1, partial(loaders.dying_worker, name), quick=name == "is killed")
+        for name in loaders.ENDS
+    ),
+    Fault("state of a loader of more or fewer examples", 1, loaders.changed_data_set),
+    Fault("state of a longer stream", 1, loaders.shorter_stream),
+    Fault("losses all equal, every method", 1, loaders.equal_losses),
+]

@@ -1,0 +1,43 @@
+"""The faults of `make torture`: most kinds, and few of the kills."""
+
+import functools
+
+import pytest
+
+from tests.torture.__main__ import try_out
+from tests.torture.faults import OTHERS, Fault, killed_runs
+from tests.torture.files import NotHere
+from tests.torture.kills import kill_at_instant, kill_at_operation, kill_while_writing, survive
+
+FEW = {
+    # Three ways, one after the other, on one run; the numbers are those of operations within an epoch's save.
+    "sb": [
+        functools.partial(kill_while_writing, name="checkpoint.pt", written=30_000),
+        functools.partial(kill_at_instant, epochs=1, seconds=0.02),
+        functools.partial(kill_at_operation, number=28),
+    ],
+    "sb, pipelined": [functools.partial(kill_at_operation, number=29)],
+}
+
+
+@pytest.mark.parametrize("method", FEW)
+def test_killed_runs_end_as_if_nothing_had_happened(method, tmp_path):
+    assert survive(method, tmp_path, FEW[method]) == len(FEW[method])
+
+
+@pytest.mark.parametrize("fault", [fault for fault in OTHERS if fault.quick], ids=lambda fault: fault.name)
+def test_other_faults(fault, tmp_path):
+    try:
+        fault.happen(tmp_path)
+    except NotHere as reason:
+        pytest.skip(str(reason))
+
+
+def test_what_is_not_survived_is_told():
+    def fail(scratch):
+        raise AssertionError("weights differ")
+
+    assert "weights differ" in try_out(Fault("one", 1, fail))[1]
+    assert try_out(Fault("none", 3, lambda scratch: 0))[1] == "it never happened"
+    assert try_out(Fault("three", 3, lambda scratch: 3)) == (3, "", "")
+    assert sum(fault.times for fault in killed_runs(50)) == 50
