@@ -36,13 +36,16 @@ def finish(method, folder, **options):
     return text_of(result)
 
 
-_UNDISTURBED = tempfile.TemporaryDirectory(prefix="undisturbed-")
+@functools.cache
+def _place():
+    """Made when it is needed: processes that are killed import this module too, and would leave it behind."""
+    return tempfile.TemporaryDirectory(prefix="undisturbed-")
 
 
 @functools.cache
 def undisturbed(method):
     """The folder of a run that nothing happened to; for all faults the same."""
-    folder = Path(_UNDISTURBED.name) / method.replace(", ", "-")
+    folder = Path(_place().name) / method.replace(", ", "-")
     finish(method, folder)
     return folder
 
