@@ -280,7 +280,7 @@ with joined():
     training.epoch()
     state = copy.deepcopy(training.state_dict())
     training.epoch()
-    resumed.load_state_dict(state, training.records[:1])
+    resumed.load_state_dict(state)
     resumed.epoch()
     equal = total([same(training.model.state_dict(), resumed.model.state_dict())])
     print("equal on", *equal)
