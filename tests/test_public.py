@@ -19,6 +19,7 @@ LAYERS = [
     ["sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],
     ["selector", "feedback", "reuse", "offering"],
     ["loader"],
+    ["agreeing", "redealing", "checkpoint_files", "safe_reading", "checkpoint_parts", "checkpoint"],
     ["example_scores", "pruning"],
     ["timing", "candidate_batch", "costs", "advice"],
     ["methods", "progress", "testing"],
