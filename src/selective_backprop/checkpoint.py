@@ -52,7 +52,8 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
     True
 
     With `torchrun --max-restarts=3 train.py` every rank starts again when one of them fails. A script that loads
-    before its loop, and saves in it now and then, goes on where it was:
+    before its loop, and saves in it now and then, goes on where it was. (Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: or
+    ranks that start again may look for the dead ones, pytorch issue 135712.)
 
         sb.load_checkpoint("checkpoints", loader, model=model, optimizer=optimizer)
         for epoch in range(loader.epoch, num_epochs):
