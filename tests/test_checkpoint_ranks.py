@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.ranks import run_phases
 from tests.test_checkpoint import RandomState
 
 EXAMPLES = 120  # as many for each of two or three ranks
+ROWS = 121  # of the ledger: blocks of ranks differ in size
 EPOCHS = 2
 
 
@@ -34,8 +36,8 @@ class Run:
         torch.manual_seed(rank)
         self.model = make_model()
         wrapped = self.model if ranks is None else DistributedDataParallel(self.model)
-        self.sampler = DistributedSampler(digits(EXAMPLES), num_replicas=size, rank=rank)
-        data = DataLoader(digits(EXAMPLES), batch_size=8, sampler=self.sampler)
+        self.sampler = DistributedSampler(range(EXAMPLES), num_replicas=size, rank=rank)
+        data = DataLoader(digits(ROWS), batch_size=8, sampler=self.sampler)
         self.loader = sb.SelectiveLoader(data, wrapped, nn.CrossEntropyLoss(), method, num_epochs=EPOCHS)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.parts = {"model": wrapped, "optimizer": self.optimizer, "random": RandomState()}
@@ -112,27 +114,34 @@ def test_as_many_ranks_go_on_exactly(tmp_path):
 
 
 def test_another_number_of_ranks_loses_nothing(tmp_path):
-    changes = [(2, 1), (1, 2), (2, 3), (3, 2)]
-    phases = [(size, begin, (f"{size}", by_percentile, 2)) for size in (1, 2, 3)]
-    phases += [(new, resume, (f"{old}", by_percentile, 1)) for old, new in changes]
-    results = run_phases(phases, tmp_path)
-    for (old, new), resumed in zip(changes, results[3:], strict=True):
-        saved = results[old - 1]
-        before = counts(result["saved"] for result in saved)
-        ledger = resumed[0]["ledger"]
-        assert len(resumed) == new
-        # Within the epoch that the change was in, every example was offered once, and all that were selected were
-        # trained on once or wait in a queue.
-        assert ledger["offered"].tolist() == [1] * EXAMPLES
-        trained = before + counts(resumed)
-        assert max(trained.values()) == 1
-        selected = set(ledger["selected"].nonzero().flatten().tolist())
-        assert trained.keys() <= selected
-        assert len(selected) - len(trained) == sum(result["queued"] for result in resumed)
-        assert len({len(result["ids"]) for result in resumed}) == 1
-        for result in resumed:
-            for part in ("model", "optimizer", "ledger"):
-                assert same(result["loaded"][part], saved[0]["saved"][part])
+    saving = {
+        "alone": (1, begin, ("alone", by_percentile, 2)),
+        "two": (2, begin, ("two", by_percentile, 2)),
+        "three": (3, begin, ("three", by_percentile, 2)),
+        "planned": (2, begin, ("planned", by_ledger, 10)),  # in the second epoch, which is decided about at its start
+        "plain": (2, begin, ("plain", sb.traditional, 3)),
+    }
+    changes = [("two", 1, 1), ("alone", 2, 1), ("two", 3, 1), ("three", 2, 2), ("planned", 3, 2), ("plain", 1, 1)]
+    loading = [(size, resume, (*saving[name][2][:2], epochs)) for name, size, epochs in changes]
+    results = run_phases([*saving.values(), *loading], tmp_path)
+    saved_by_name = dict(zip(saving, results, strict=False))
+    for (name, _, epochs), resumed in zip(changes, results[len(saving) :], strict=True):
+        check_nothing_lost(saved_by_name[name], resumed, epochs)
+
+
+def check_nothing_lost(saved, resumed, epochs):
+    ledger = resumed[0]["ledger"]
+    assert ledger["offered"].tolist() == [epochs] * EXAMPLES + [0]
+    selected = Counter({i: count for i, count in enumerate(ledger["selected"].tolist()) if count})
+    trained = counts(result["saved"] for result in saved) + counts(resumed)
+    assert trained <= selected
+    left = selected.total() - trained.total() - sum(result["queued"] for result in resumed)
+    # The last batch of the run is as small on all ranks, and leaves out fewer examples than there are ranks.
+    assert 0 <= left < (len(resumed) if epochs == EPOCHS else 1)
+    assert len({len(result["ids"]) for result in resumed}) == 1
+    for result in resumed:
+        for part in ("model", "optimizer", "ledger"):
+            assert same(result["loaded"][part], saved[0]["saved"][part])
 
 
 class Net(nn.Module):
@@ -178,6 +187,73 @@ def test_models_spread_over_ranks_are_spread_anew(tmp_path):
     for results in loaded:
         for result in results:
             assert same(result, saved[0])
+
+
+# ---- few examples, failures, damage
+
+
+def make_small(ranks, examples):
+    """A loader with fewer examples than ranks could have rows of, and what is in its ledger."""
+    model = nn.Linear(64, 10)
+    loader = sb.SelectiveLoader(
+        DataLoader(digits(examples), batch_size=2), model, nn.CrossEntropyLoss(), sb.ledger_backprop(0.5)
+    )
+    return loader, model
+
+
+class Fails:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def state_dict(self):
+        if self.rank == 1:
+            raise OSError("no space left")
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def save_small(ranks, folder):
+    loader, model = make_small(ranks, 4)
+    loader.ledger.record_losses(torch.tensor([ranks.rank, 3]), torch.tensor([1.0, ranks.rank]), epoch=0)
+    loader.ledger.deliver()
+    loader.ledger.count_selected(torch.tensor([ranks.rank]))  # not delivered
+    sb.save_checkpoint(folder / "small", loader, model=model)
+    sb.save_checkpoint(folder / "small", loader, model=model)
+    whole = loader.ledger.whole().state_dict()
+    problem = ""
+    try:
+        sb.save_checkpoint(folder / "small", loader, model=model, odd=Fails(ranks.rank))
+    except (OSError, RuntimeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if ranks.rank == 0:
+        damaged = folder / "small" / "checkpoint-2" / "rank-1.pt"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    return {"ledger": whole, "problem": problem}
+
+
+def load_small(ranks, folder):
+    loader, model = make_small(ranks, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sb.load_checkpoint(folder / "small", loader, model=model)
+    return {"ledger": loader.ledger.whole().state_dict(), "warnings": [str(warning.message) for warning in caught]}
+
+
+def test_few_examples_failures_and_damage(tmp_path):
+    saved, *loaded = run_phases([(3, save_small, ()), *((size, load_small, ()) for size in (3, 2, 1))], tmp_path)
+    assert saved[0]["ledger"]["selected"].tolist() == [1, 1, 1, 0]
+    assert [result["problem"] for result in saved] == [
+        "RuntimeError: rank 1 failed: OSError: no space left",
+        "OSError: no space left",
+        "RuntimeError: rank 1 failed: OSError: no space left",
+    ]
+    for results in loaded:
+        for rank, result in enumerate(results):
+            assert same(result["ledger"], saved[0]["ledger"])
+            told = [text for text in result["warnings"] if "as newer checkpoints are damaged: checkpoint-2" in text]
+            assert len(told) == (rank == 0)
 
 
 # ---- ranks that die

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from selective_backprop import checkpoint_files as files
 from selective_backprop.agreeing import all_do, first_does, gather
-from selective_backprop.ledger import Ledger
+from selective_backprop.checkpoint_ledger import ledger_state, whole_columns
 from selective_backprop.loader import SelectiveLoader
 from selective_backprop.ranks import Ranks, current_ranks
 from selective_backprop.redealing import deal, redeal
-from selective_backprop.sharded_ledger import Write
 
 # torch.distributed.checkpoint is imported where it is used: it takes as long as the rest of torch.
 
@@ -71,7 +70,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
     def collect() -> tuple[dict[str, Tensor], dict[str, Any]]:
         state = loader.state_dict()
-        tensors = _spread(_columns(state["ledger"]), ranks, len(loader.ledger))
+        tensors = whole_columns(state["ledger"], ranks, len(loader.ledger))
         own: dict[str, Any] = {"parts": {}}
         # What was not delivered yet stays so: saving must not change in which order it is.
         own["loader"] = state | {"ledger": {"writes": state["ledger"].get("writes", [])}}
@@ -86,10 +85,9 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
     with _quietly():
         save(tensors, storage_writer=FileSystemWriter(written), process_group=_group(ranks))
     names = first_does(ranks, lambda: sorted(file.name for file in written.iterdir()))
-    parts_of = gather(
-        ranks, all_do(ranks, lambda: {name: files.checksum(written / name) for name in _share(names, ranks)})
-    )
-    first_does(ranks, lambda: files.commit(written, {name: part[name] for part in parts_of for name in part}))
+    checksums = all_do(ranks, lambda: {name: files.checksum(written / name) for name in _share(names, ranks)})
+    all_checksums = {name: text for part in gather(ranks, checksums) for name, text in part.items()}
+    first_does(ranks, lambda: files.commit(written, all_checksums))
 
 
 def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, **parts: Any) -> bool:
@@ -129,7 +127,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
         state, own = _own_state(path, loader, ranks)
         if own.keys() != parts.keys():
             raise ValueError(f"the checkpoint has {sorted(own)}, asked for were {sorted(parts)}")
-        columns = _spread(_columns(loader.ledger.state_dict()), ranks, len(loader.ledger))
+        columns = whole_columns(loader.ledger.state_dict(), ranks, len(loader.ledger))
         for name, column in columns.items():
             if name not in saved or saved[name].size != column.shape:
                 there = tuple(saved[name].size) if name in saved else "missing"
@@ -144,7 +142,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
     state, own, columns, room = all_do(ranks, prepare)
     read(columns)
-    state["ledger"] = _ledger_state(loader.ledger.state_dict(), columns, state["ledger"]["writes"])
+    state["ledger"] = ledger_state(loader.ledger.state_dict(), columns, state["ledger"]["writes"])
     all_do(ranks, lambda: loader.load_state_dict(state))
     read(room)
     for name, part in parts.items():
@@ -212,52 +210,6 @@ def _read(path: Path) -> Any:
 def _share(names: list[str], ranks: Ranks | None) -> list[str]:
     """The files that this rank checks."""
     return names if ranks is None else names[ranks.rank :: ranks.size]
-
-
-# ---- the ledger
-
-
-def _columns(state: dict[str, Any]) -> dict[str, Tensor]:
-    """Of a ledger's state; of this rank's block where ranks share it."""
-    columns: dict[str, Tensor] = state.get("block", state)
-    return columns
-
-
-def _spread(columns: dict[str, Tensor], ranks: Ranks | None, num_examples: int) -> dict[str, Tensor]:
-    """Columns of this rank's block as its part of the whole columns."""
-    if not num_examples:
-        return {}
-    columns = {f"ledger/{name}": column for name, column in columns.items()}
-    if ranks is None:
-        return columns
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh = DeviceMesh.from_group(ranks.group, "cpu")
-    result: dict[str, Tensor] = {}
-    for name, column in columns.items():
-        whole = torch.empty(num_examples, *column.shape[1:], device="meta")
-        result[name] = DTensor.from_local(
-            column, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-        )
-    return result
-
-
-def _ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[Any]) -> dict[str, Any]:
-    """As the state of the ledger here, with what was saved."""
-    if not columns:
-        return here
-    local = {
-        name.removeprefix("ledger/"): column.to_local() if hasattr(column, "to_local") else column
-        for name, column in columns.items()
-    }
-    if "block" in here:
-        return here | {"block": local, "writes": writes}
-    ledger = Ledger(*local["scores"].shape)
-    ledger.load_state_dict(local)
-    for write in writes:
-        Write(*write).apply(ledger)
-    return ledger.state_dict()
 
 
 # ---- torch.distributed.checkpoint
