@@ -24,7 +24,7 @@ benchmark: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,lab,lightning,tensorboard,transformers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,keras,lab,lightning,tensorboard,transformers]'
 	touch $@
 
 clean:

@@ -1,8 +1,12 @@
 """Small real data and a model on which every promise can be broken: BatchNorm, dropout, a frozen part."""
 
+import os
+
 import hypothesis
 import pytest
 import torch
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported; its own default is TensorFlow
 
 # Several test processes share the cores; and sums in a fixed order make "to the bit" meaningful.
 torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 import functools
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -15,6 +14,8 @@ NUM_DIGITS = 203  # leaves a partial last batch
 @functools.cache
 def digits(count: int = NUM_DIGITS) -> TensorDataset:
     """Real images."""
+    from sklearn.datasets import load_digits  # here, because many processes start without a need for it
+
     data = load_digits()
     inputs = torch.tensor(data.data[:count], dtype=torch.float32) / 16
     return TensorDataset(inputs, torch.tensor(data.target[:count]))

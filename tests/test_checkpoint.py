@@ -1,4 +1,4 @@
-"""Checkpoints of one process: exactness, damage, malice. Those of several ranks are in test_checkpoint_ranks."""
+"""Checkpoints of one process: exactness, damage, malice. Those of several ranks are in tests/ranks."""
 
 import json
 import os

@@ -75,3 +75,13 @@ def test_lightning_digits_on_two_devices(tmp_path):
     pytest.importorskip("lightning", reason="needs the extra lightning")
     offered, _, batches = counts(run("lightning_digits.py", "--epochs", 1, "--out", tmp_path, "--devices", 2))
     assert offered == 719 and batches > 2
+
+
+def test_keras_digits():
+    pytest.importorskip("keras", reason="needs the extra keras")
+    printed = run("keras_digits.py", "--epochs", 4)
+    offered, trained, batches = counts(printed)
+    assert offered == 4 * 1437 and 0.1 < trained / offered < 0.5
+    assert "Epoch 4/4" in printed and "selection/selectivity" in printed
+    assert float(re.search(r"test error ([\d.]+)%", printed)[1]) < 15
+    assert f"after {batches} steps" in printed

@@ -376,3 +376,9 @@ def test_no_second_counts_twice(monkeypatch):
     with stats.timing("loading"), stats.timing("selecting"):
         pass
     assert stats.seconds == {"loading": 15, "selecting": 5, "scoring": 0, "training": 0}
+
+
+def test_an_epoch_that_selects_nothing_is_not_an_empty_loader():
+    loader = make_loader(sb.random_backprop(1e-9), num_epochs=2)
+    assert list(loader) == [] == list(loader)
+    assert loader.stats.offered == loader.stats.skipped_before_loading == 406

@@ -9,7 +9,7 @@ from selective_backprop import Ledger
 from selective_backprop.ledger import COLUMNS
 from selective_backprop.sharded_ledger import ShardedLedger
 from selective_backprop.testing import same
-from tests.ranks import run_processes, run_threads
+from tests.ranks.threads import run_processes, run_threads
 
 KINDS = ["scores", "losses", "probabilities", "offered", "selected"]
 

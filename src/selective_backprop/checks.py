@@ -91,29 +91,35 @@ def introduce(rounds: Rounds, source: Source, *, batch_size: int | None, seed: i
     To be called by all ranks. Ranks that decide differently would wait for each other forever.
     """
     size, num_batches = batch_size or source.batch_size or 0, source.num_batches or 0
-    agreed = {"batch_size": size, "scope": rounds.scope == "global", "seed": seed * (rounds.scope == "global")}
-    own = torch.tensor([num_batches, source.batch_size or 0, source.num_examples or 0, *agreed.values()])
+    agreed = {
+        "batch_size=": size,
+        "scope=": rounds.scope == "global",
+        "seed=": seed * (rounds.scope == "global"),
+        "number of examples in the data set, whose indices are their ids": source.num_examples or 0,
+    }
+    own = torch.tensor([num_batches, source.batch_size or 0, *agreed.values()])
     told = torch.stack(rounds.ranks.gather(own, [len(own)] * rounds.ranks.size))
-    batches, sizes, examples, *others = told.unbind(1)
+    batches, sizes, *others = told.unbind(1)
     for name, column in zip(agreed, others, strict=True):
         if bool((column != column[0]).any()):
             raise ValueError(f"all ranks need the same {name}; by rank, these have {column.tolist()}")
     rounds.num_batches = int(batches.max()) if bool(batches.all()) else None
     # Less than that many when each rank has its share, even if shares are padded to equal sizes.
     offered = int(((batches - 1) * sizes).sum())
-    same_data_set = bool((examples == examples[0]).all())
-    if rounds.ranks.rank == 0 and same_data_set and offered >= int(examples[0]) > 0:
+    if rounds.ranks.rank == 0 and source.num_examples and offered >= source.num_examples:
         _logger.warning(
             "each of the %d ranks goes through all %d examples: an epoch offers every one of them %d times, as it "
             "would without selection. To share them: DataLoader(data, sampler=DistributedSampler(data), ...)",
             rounds.ranks.size,
-            int(examples[0]),
+            source.num_examples,
             rounds.ranks.size,
         )
 
 
 def runs_the_model_alone(scorer: Any) -> bool:
     """Whether scores come from forward passes of the model itself, without a copy of it."""
+    if getattr(scorer, "submit", None) is not None:
+        return False  # works ahead, by a snapshot of the model
     inner = getattr(scorer, "fresh", scorer)
     return isinstance(inner, ForwardScorer) and inner.model_copy is None
 

@@ -210,6 +210,7 @@ class SelectiveLoader:
         if self._offering.keeps_everything or self.epoch + 1 == self.num_epochs:
             # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
             self._queue.even_out()
+            self.stats.queued = len(self._queue)
             yield from self._full_batches()
         self._end_epoch()
         yield from self._last_batches()

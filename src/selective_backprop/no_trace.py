@@ -119,6 +119,10 @@ class NoTrace:
         # Buffers are written in train mode. In eval mode hardly any model does it, and copying them every time
         # has a cost, so the first call finds out.
         self._writes_buffers: bool | None = True if mode == "train" else None
+        # FSDP gathers parameters for a forward pass, and leaves the outermost ones gathered for the backward pass.
+        fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+        sharded = getattr(fsdp, "FSDPModule", ())
+        self._sharded: list[Any] = [module for module in model.modules() if isinstance(module, sharded)]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -126,6 +130,8 @@ class NoTrace:
         # must remain usable in training.
         with torch.no_grad(), preserved_rng(device_of(self.model)), self._flags(), self._buffers():
             yield
+        for module in self._sharded:
+            module.reshard()
 
     @contextmanager
     def _flags(self) -> Iterator[None]:

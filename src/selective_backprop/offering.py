@@ -62,16 +62,18 @@ class Offering:
     def offer(self) -> bool:
         """Decide about the next candidates; False at the end of the epoch."""
         loaded, on = self._intake.take(), False
+        stream = self._intake.source.stream
         if self._rounds is not None:
             if loaded is None:  # the epoch may be over: ask without an effect on a schedule that counts batches
                 on = self._selector.expects_on(self.epoch, self.fraction, self._rounds.number)
             else:
                 on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
-            loaded, on = self._rounds.meet(loaded, on=on), self._rounds.on
+            skipped = len(stream.tail) if stream is not None else 0
+            loaded, on = self._rounds.meet(loaded, on=on, skipped=skipped), self._rounds.on
         elif loaded is not None:
             on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
         if loaded is None:
-            if (stream := self._intake.source.stream) is not None:
+            if stream is not None:
                 self._count_offered(stream.tail, num_loaded=0)
                 stream.tail = stream.tail[:0]  # a state saved after this must not have it counted again
             return False

@@ -30,7 +30,7 @@ def plan_epoch(
 ) -> tuple[list[Chunk], Tensor]:
     """Decide before loading about every candidate whose score is known, for the whole epoch at once.
 
-    Returns the chunks to load and the ids that are skipped after the last of them. At the start of the epoch,
+    Returns the chunks to load and, if there are none, the ids that are all skipped. At the start of the epoch,
     so that the plan does not depend on how far ahead the DataLoader's workers ask.
 
     together: select is to be called even if there is nothing to choose from here, because other ranks call it too.
@@ -66,8 +66,9 @@ def plan_epoch(
     # Split, not sliced one by one: an epoch of a million ids has thousands of chunks.
     loaded_sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
     offered_ends = loaded[ends - 1] + 1
+    offered_ends[-1] = len(ids)  # with what is skipped at the end, or the epoch would seem to keep everything
     offered_sizes = offered_ends.diff(prepend=offered_ends.new_zeros(1)).tolist()
-    *offered, tail = torch.split(ids, [*offered_sizes, len(ids) - int(offered_ends[-1])])
+    offered = torch.split(ids, offered_sizes)
     fractions = (offered_ends / len(ids)).tolist()
     columns = [torch.split(column[loaded], loaded_sizes) for column in (ids, decided, weights, probabilities)]
     chunks = [
@@ -76,4 +77,4 @@ def plan_epoch(
             columns[0], offered, fractions, *columns[1:], strict=True
         )
     ]
-    return chunks, tail
+    return chunks, nothing

@@ -64,13 +64,14 @@ class Rounds:
         parts = zip(self.sizes, self.undecided, self._chosen, strict=True)
         return [size - undecided + chosen for size, undecided, chosen in parts]
 
-    def meet(self, loaded: Loaded | None, *, on: bool) -> Loaded | None:
+    def meet(self, loaded: Loaded | None, *, on: bool, skipped: int = 0) -> Loaded | None:
         """This rank's candidates for the next round, which may be none; None when no rank has any more.
 
+        skipped: how many candidates this rank has left out if there was not one in the whole epoch to load.
         on: what this rank's schedule says. Rank 0's counts: a schedule may go by losses or by the clock, which differ.
         """
         if loaded is None:
-            own = [-1.0, 0.0, 0.0, 1.0]
+            own = [-1, skipped, 0, 1.0]
         else:
             chunk, size = loaded.chunk, loaded.candidates.size
             planned = -1 if chunk is None or chunk.decided is None else int((~chunk.decided).sum())

@@ -20,7 +20,7 @@ class Chunk:
     ids: Tensor
     """(n,) int64: what is loaded."""
     offered: Tensor
-    """The same, and the ids that were skipped since the chunk before."""
+    """The same, and the ids that were skipped since the chunk before; in the last chunk also those after it."""
     fraction: float
     """How much of the epoch's candidates have been offered once this chunk has."""
     decided: Tensor | None = None
@@ -37,7 +37,7 @@ class IndexStream:
 
     def __init__(self, batch_sampler: Any) -> None:
         self.batch_sampler = batch_sampler
-        self.tail = torch.empty(0, dtype=torch.int64)  # ids offered after the last chunk, all of them skipped
+        self.tail = torch.empty(0, dtype=torch.int64)  # ids offered where there is no chunk, all of them skipped
         self._source: Iterator[Chunk] = iter(())
         self._handed_out: deque[Chunk] = deque()
 

@@ -38,3 +38,22 @@ def records(folder):
 
 def without_seconds(folder):
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records(folder)]
+
+
+def start_on_ranks(*arguments, ranks=2):
+    """By torchrun, which finds a free port itself. Arguments as of python: a script, or -m and a module."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, *map(str, arguments)], **pipes, env=ENVIRONMENT, preexec_fn=_heed_ctrl_c)
+
+
+def run_on_ranks(*arguments, ranks=2):
+    with start_on_ranks("-m", "selective_backprop.lab", *arguments, ranks=ranks) as process:
+        output, errors = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def workers_of(process):
+    """Ids of the processes that torchrun started."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    return [int(pid) for pid in listed.split()]

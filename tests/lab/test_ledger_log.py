@@ -133,18 +133,11 @@ def test_counts_need_no_earlier_files(tmp_path):
         read_ledger_log(tmp_path / "late")
 
 
-def test_a_log_that_begins_in_the_middle_says_so(tmp_path):
-    training = Training(settings_for(epochs=2), DIGITS, CPU)
-    advance(training)
-    with pytest.raises(ValueError, match=r"from its first epoch on.* this is epoch 1, and .*checkpoint.pt is of 0 epo"):
-        advance(training, observers=[LedgerLog(tmp_path)])
-
-
 def test_numbers_too_large_for_few_bits(tmp_path):
     ledger = Ledger(3)
     ledger.count_selected(torch.tensor([0] * 300 + [2]))
     ledger.record_losses(torch.tensor([0, 1]), torch.tensor([1e6, 0.5]), epoch=0)
-    LedgerLog(tmp_path)(SimpleNamespace(loader=SimpleNamespace(ledger=ledger)), {"epoch": 0})
+    LedgerLog(tmp_path)(SimpleNamespace(ledger=ledger, selected_before=0), {"epoch": 0})
     history = read_ledger_log(tmp_path)
     assert history.selected.tolist() == [[300, 0, 1]]
     assert history.loss[0, :2].tolist() == [65504, 0.5] and np.isnan(history.loss[0, 2])
@@ -177,7 +170,7 @@ def flip_a_bit(file):
     ],
 )
 def test_damage_is_told_with_the_file(damage, message, tmp_path):
-    training, log = SimpleNamespace(loader=SimpleNamespace(ledger=Ledger(2))), LedgerLog(tmp_path)
+    training, log = SimpleNamespace(ledger=Ledger(2), selected_before=0), LedgerLog(tmp_path)
     for epoch in range(2):
         log(training, {"epoch": epoch})
     damage(tmp_path / "ledger" / "epoch-0000.npz")

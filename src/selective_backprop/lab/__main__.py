@@ -2,6 +2,8 @@
 
 import sys
 
+from selective_backprop.lab.launch import joined
+
 
 def main() -> None:
     """Run the command line, or say what to install for it."""
@@ -9,7 +11,8 @@ def main() -> None:
         from selective_backprop.lab.cli import app
     except ImportError as error:
         sys.exit(f"the command line needs the extra lab ({error}): pip install 'selective-backprop[lab]'")
-    app()
+    with joined():
+        app()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from selective_backprop.lab.datasets import ImageSet
-from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.ranked_folder import Folder, open_folder
 from selective_backprop.lab.training import Observer, Record, Settings, Training, advance, check, start
 
 
@@ -39,7 +39,7 @@ Show = Callable[[Entry, Record], None]
 class _Run:
     entry: Entry
     training: Training
-    folder: RunFolder | None
+    folder: Folder | None
     observers: Sequence[Observer]
 
     @property
@@ -73,7 +73,8 @@ def run_in_turns(
             if out is None:
                 under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
                 continue
-            folder = stack.enter_context(RunFolder(out / entry.folder, entry.as_json()))
+            folder = open_folder(out / entry.folder, entry.as_json())
+            stack.callback(folder.close)
             if len(records := folder.records()) == entry.settings.epochs:
                 results[entry] = records
                 show(entry, records[-1])

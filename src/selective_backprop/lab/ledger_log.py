@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,42 +37,21 @@ class LedgerLog:
     which an example is selected more than 255 times takes a byte or more on top.)
 
     Args:
-        folder: of the run. After a resume, counts up to then come from the checkpoint in it.
+        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._seen: tuple[int, Tensor] | None = None  # epochs, and how often each example was selected in all of them
 
     def __call__(self, training: Training, record: Record) -> None:
-        ledger, epoch = training.loader.ledger.whole(), record["epoch"]
-        selected = (ledger.selected - self._selected_before(epoch, len(ledger))).numpy()
+        ledger, epoch = training.ledger, record["epoch"]
+        selected = (ledger.selected - training.selected_before).numpy()
         write_arrays(
             epoch_file(self.folder / "ledger", "epoch", epoch),
             loss=_to_half(last_known_loss(ledger)),
             probability=_to_half(ledger.probability),
             selected=selected.astype(np.min_scalar_type(selected.max())),
         )
-        self._seen = epoch + 1, ledger.selected.clone()
-
-    def _selected_before(self, epoch: int, num_examples: int) -> Tensor:
-        """Counts since the run began; the ledger has them with this epoch's."""
-        if epoch == 0:
-            return torch.zeros(num_examples, dtype=torch.int32)
-        if self._seen is not None and self._seen[0] == epoch:
-            return self._seen[1]
-        # The run was resumed. Until all observers are done, its checkpoint is the one that it was resumed from.
-        file = self.folder / "checkpoint.pt"
-        state: dict[str, Any] = {"num_records": 0}
-        if file.exists():
-            state = torch.load(file, weights_only=True, mmap=True)
-        if state["num_records"] != epoch:
-            raise ValueError(
-                f"a ledger log follows a run from its first epoch on, or from a checkpoint: this is epoch {epoch}, and "
-                f"{file} is of {state['num_records']} epochs"
-            )
-        counts: Tensor = state["loader"]["ledger"]["selected"].clone()  # of all that is mapped, the one part read
-        return counts
 
 
 def _to_half(values: Tensor) -> Array:

@@ -58,6 +58,7 @@ class Recipe:
     image_size: int | None = None
     """Images are shrunk to this many pixels a side; None: as they are."""
     batch_size: int = 128
+    """Examples in a training step, of all ranks together."""
     lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = True

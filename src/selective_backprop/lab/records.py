@@ -57,6 +57,12 @@ class RunFolder:
             self.write_json("environment.json", environment())
         elif not isinstance(saved, dict):
             raise _damaged(self.path / "config.json", "no settings in it", " with the rest of the folder")
+        elif (ranks := saved.get("ranks", 1)) != settings.get("ranks", 1):
+            start = f"torchrun --nproc-per-node {ranks} -m selective_backprop.lab" if ranks > 1 else "no torchrun"
+            raise ValueError(
+                f"{self.path} holds a run of {ranks} ranks, and here are {settings.get('ranks', 1)}: go on with it by "
+                f"{start}, or choose another folder"
+            )
         elif saved != settings:
             different = sorted(key for key in saved.keys() | settings.keys() if saved.get(key) != settings.get(key))
             raise ValueError(

@@ -2,66 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
+from selective_backprop.checks import check_ranks
 from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.choices import make_method
 from selective_backprop.lab.clock import Clock
 from selective_backprop.lab.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models import make_model
-from selective_backprop.lab.recipes import Recipe
-from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.ranked_folder import Folder
+from selective_backprop.lab.ranks import (
+    Share,
+    arrange_gradients,
+    for_training,
+    from_first,
+    in_turn,
+    is_first,
+    own_part,
+    place,
+    share_buffers,
+    total,
+)
+from selective_backprop.lab.settings import Settings as Settings
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """All that decides the outcome of a run, but the data."""
-
-    recipe: Recipe
-    method: str
-    selectivity: float
-    options: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    label_noise: float = 0.0
-    """Fraction of training labels that are made wrong."""
-    validation: float = 0.0
-    """Fraction of the training data to test on, instead of the test set: for choosing settings."""
-    length: float | None = None
-    """Epochs after which the run ends, its learning rate fully decayed, if not the recipe's; need not be whole."""
-
-    def __post_init__(self) -> None:
-        if self.length is not None and self.length <= 0:
-            raise ValueError(f"length must be positive, got {self.length}")
-        for name in ("label_noise", "validation"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-
-    @property
-    def epochs(self) -> int:
-        """Epochs that are begun."""
-        return self.recipe.epochs if self.length is None else math.ceil(self.length)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data; equal settings give equal data."""
-        return dataclasses.asdict(self) | {"recipe": _plain(dataclasses.asdict(self.recipe))}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class Prepare:
@@ -88,21 +59,30 @@ class Training:
 
     What a model draws from torch's global random state (dropout) comes from a state of the run's own, so that runs
     can take turns, and the caller's is left alone.
+
+    With several ranks, each has its share of the candidates and of the test set; augmentation and dropout are drawn
+    from seeds of its own. Records are the same on all: counts of all ranks together, seconds of rank 0.
     """
 
     def __init__(self, settings: Settings, data: ImageSet, device: torch.device) -> None:
         self.settings, self.device = settings, device
         recipe, seed = settings.recipe, settings.seed
+        rank, size = place()
+        if settings.ranks != size:
+            raise ValueError(f"the settings are of {settings.ranks} ranks, and there are {size}")
+        own_seed = seed * size + rank
         channels = data.train_images.shape[1]
         labels = data.train_labels
         if settings.label_noise:
             labels, _ = flip_labels(labels, settings.label_noise, data.num_classes, seed=seed)
         with torch.random.fork_rng(self._cuda_devices):
-            torch.manual_seed(seed)
+            torch.manual_seed(own_seed)
             self._random_states = self._get_random_states()
         model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed)
         # Channels last is what convolutions are fastest with, on CPUs and on GPUs.
         self.model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.trained_model = for_training(self.model)
+        """The same, as it is to be called in training steps."""
         self.normalise = Normalise(*measure_mean_std(data.train_images)).to(device)
         self.test = data.test_images, data.test_labels
         self.num_examples = len(labels)
@@ -113,18 +93,23 @@ class Training:
             return make_model(name, num_classes=data.num_classes, channels=channels, seed=seed + 1)
 
         method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
-        candidates = recipe.batch_size
+        candidates = recipe.batch_size // size
         if method.scorer.needs.training_pass:  # it trains on part of each candidate batch: that part is as large as any
             candidates = round(candidates / settings.selectivity)
         generator = torch.Generator().manual_seed(seed)
+        order = RandomSampler(dataset, generator=generator)
         self.train_loader: DataLoader[Any] = DataLoader(
-            dataset, candidates, shuffle=True, generator=generator, collate_fn=dataset.collate
+            dataset,
+            candidates,
+            sampler=order if size == 1 else Share(order),
+            generator=generator,
+            collate_fn=dataset.collate,
         )
-        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
+        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=own_seed)
         self.prepare = Prepare(augment, self.normalise)
         self.loader = sb.SelectiveLoader(
             self.train_loader,
-            self.model,
+            self.trained_model,
             nn.CrossEntropyLoss(),
             method,
             transform=self.prepare,
@@ -140,6 +125,10 @@ class Training:
             nesterov=recipe.nesterov,
         )
         self.records: list[Record] = []
+        self.ledger = self.loader.ledger.whole()
+        """Of all ranks, as it was at the end of the last epoch."""
+        self.selected_before = self.ledger.selected.clone()
+        """How often each example had been selected before the last epoch."""
 
     @property
     def progress(self) -> float:
@@ -160,8 +149,11 @@ class Training:
             torch.set_rng_state(self._random_states[0])
             for device, state in zip(self._cuda_devices, self._random_states[1:], strict=True):
                 torch.cuda.set_rng_state(state, device)
+            self.selected_before = self.ledger.selected.clone()
             record = self._epoch()
             self._random_states = self._get_random_states()
+        self.ledger = self.loader.ledger.whole()
+        record = from_first(lambda: record)
         self.records.append(record)
         return record
 
@@ -176,7 +168,7 @@ class Training:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             with clock("forward"):
-                outputs = self.model(images)
+                outputs = self.trained_model(images)
                 loss = self.loader.loss(outputs, labels)
             with clock("backward"):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -190,15 +182,18 @@ class Training:
         with clock("evaluation"):
             test_loss, test_error = self.evaluate()
         record = self._record(before, clock.read())
-        record |= {"train_loss": float(losses) / max(1, given_out), "train_error": float(wrong) / max(1, given_out)}
+        loss_sum, num_wrong, num_trained = total([float(losses), float(wrong), given_out])
+        record |= {"train_loss": loss_sum / max(1, num_trained), "train_error": num_wrong / max(1, num_trained)}
         record |= {"test_loss": test_loss, "test_error": test_error, "lr": self.optimizer.param_groups[0]["lr"]}
         return record
 
     def _record(self, before: dict[str, Any], seconds: dict[str, float]) -> Record:
         stats = self.loader.stats
         record: Record = {"epoch": len(self.records)}
-        for name in ("offered", "scored", "reused", "trained", "skipped_before_loading", "batches"):
-            record[name] = getattr(stats, name) - before[name]
+        names = ("offered", "scored", "reused", "trained", "skipped_before_loading")
+        sums = total([getattr(stats, name) - before[name] for name in names])
+        record |= {name: int(count) for name, count in zip(names, sums, strict=True)}
+        record["batches"] = stats.batches - before["batches"]  # training steps, which all ranks take together
         # In epochs of Traditional training, which runs each example forward (1) and backward (2).
         passes = record["scored"] + 3 * record["trained"] - record["reused"]
         record["compute"] = passes / (3 * self.num_examples)
@@ -218,16 +213,19 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
-        """Loss and error on the test set."""
+        """Loss and error on the test set, of which each rank runs a part."""
+        share_buffers(self.model)  # what is tested, and saved, is one model
         self.model.eval()
-        images, labels = self.test
+        own = own_part(len(self.test[1]))
+        images, labels = (part[own] for part in self.test)
         loss, wrong = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for part, target in zip(torch.split(images, 1000), torch.split(labels, 1000), strict=True):
             outputs = self.model(self.normalise(part.to(self.device)))
             target = target.to(self.device)
             loss += nn.functional.cross_entropy(outputs, target, reduction="sum")
             wrong += (outputs.argmax(1) != target).sum()
-        return float(loss) / len(labels), float(wrong) / len(labels)
+        loss_sum, num_wrong = total([float(loss), float(wrong)])
+        return loss_sum / len(self.test[1]), num_wrong / len(self.test[1])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -239,34 +237,40 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any], records: list[Record]) -> None:
+        with torch.random.fork_rng(self._cuda_devices):
+            arrange_gradients(self.trained_model, self.normalise(self.dataset.images[:2].to(self.device)))
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
+        self.ledger = self.loader.ledger.whole()
         self._random_states = state["random"]
         self.records = records[: state["num_records"]]
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
     """The data of a run; with a validation split in place of the test set if the settings say so."""
-    data = load_images(settings.recipe.dataset, data_dir=data_dir, image_size=settings.recipe.image_size)
+    recipe = settings.recipe
+    data = in_turn(lambda: load_images(recipe.dataset, data_dir=data_dir, image_size=recipe.image_size))
     return split_validation(data, settings.validation, seed=0) if settings.validation else data
 
 
 def check(settings: Settings, data: ImageSet) -> None:
     """Find wrong names before a folder is made, which would be refused to the right ones."""
-    make_method(settings.method, settings.selectivity, settings.options)
-    make_model(settings.recipe.model, num_classes=data.num_classes, channels=data.train_images.shape[1], seed=0)
+    method = make_method(settings.method, settings.selectivity, settings.options)
+    channels = data.train_images.shape[1]
+    model = make_model(settings.recipe.model, num_classes=data.num_classes, channels=channels, seed=0)
+    check_ranks(model, method)
 
 
 Observer = Callable[[Training, Record], None]
-"""Called after every epoch, off the clock and before the run is saved."""
+"""Called after every epoch on rank 0, off the clock and before the run is saved."""
 
 
 def train(
     settings: Settings,
     data: ImageSet,
     *,
-    folder: RunFolder | None = None,
+    folder: Folder | None = None,
     device: torch.device | None = None,
     observers: Sequence[Observer] = (),
 ) -> list[Record]:
@@ -278,7 +282,10 @@ def train(
 
 
 def start(
-    settings: Settings, data: ImageSet, folder: RunFolder | None = None, device: torch.device | None = None
+    settings: Settings,
+    data: ImageSet,
+    folder: Folder | None = None,
+    device: torch.device | None = None,
 ) -> Training:
     """A run at its beginning, or where the folder's last checkpoint left off."""
     training = Training(settings, data, device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -294,10 +301,10 @@ def start(
     return training
 
 
-def advance(training: Training, folder: RunFolder | None = None, observers: Sequence[Observer] = ()) -> None:
+def advance(training: Training, folder: Folder | None = None, observers: Sequence[Observer] = ()) -> None:
     """One epoch; what observers write is there before the checkpoint, or a run killed in between would lack it."""
     record = training.epoch()
-    for observer in observers:
+    for observer in observers if is_first() else ():
         observer(training, record)
     if folder is not None:
         folder.save(training.state_dict(), training.records)

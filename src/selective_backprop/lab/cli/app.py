@@ -11,6 +11,7 @@ from selective_backprop.lab.cli.report import report, watch
 from selective_backprop.lab.cli.show import demo, list_names
 from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
+from selective_backprop.lab.ranks import number_of_ranks
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +19,19 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Train neural networks faster by choosing which examples to learn from.",
 )
+_ON_RANKS = ("train", "compare", "sweep")
+
+
+@app.callback()
+def _refuse_ranks(context: typer.Context) -> None:
+    """What would do the same several times over is refused at once."""
+    name = context.invoked_subcommand
+    if number_of_ranks() > 1 and name not in _ON_RANKS:
+        raise typer.BadParameter(
+            f"{name} works in one process: start it without torchrun, which train, compare and sweep can use"
+        )
+
+
 app.command()(train)
 app.command()(compare)
 app.command()(sweep)

@@ -29,6 +29,7 @@ from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, wat
 from selective_backprop.lab.comparison import compare as run_comparison
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import AXES
+from selective_backprop.lab.ranks import is_first
 from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.report import write_report
 from selective_backprop.lab.tables import READING, comparison_table
@@ -78,7 +79,7 @@ def compare(
     """Train several methods with several seeds, in turns, and print who reaches which error how soon.
 
     Options of a method that the recipe has (lr, epochs, ...) change the recipe for that method alone. Run the same
-    command again to go on after a stop: only what is missing is done.
+    command again to go on after a stop: only what is missing is done. On several ranks as `train`.
 
     Examples:
 
@@ -120,11 +121,14 @@ def compare(
         tables = {f"Speed-up in {axis}": comparison_table(curves, traditional, axis) for axis in AXES}
         reading = READING.format(split="validation split" if validation else "test set", seeds=seeds)
         text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
-        (out / "tables.md").write_text(f"{text}\n\n{reading}\n")
+        if is_first():
+            (out / "tables.md").write_text(f"{text}\n\n{reading}\n")
     for title, table in tables.items():
         console.print(table.rich(f"{title}: {chosen.dataset}, {chosen.model}, {chosen.epochs} epochs"))
     console.print(reading)
     console.print(f"runs and tables: {out}")
+    if not is_first():
+        return
     with told_plainly():  # last, so that nothing that goes wrong with it can hide the tables
         write_report([out], out / "report.html", load=data_of(data_dir))
     console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)

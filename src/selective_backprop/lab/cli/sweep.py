@@ -26,6 +26,7 @@ from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, wat
 from selective_backprop.lab.comparison import Curves
 from selective_backprop.lab.curves import AXES, Curve
 from selective_backprop.lab.experiment import run_in_turns
+from selective_backprop.lab.ranks import is_first
 from selective_backprop.lab.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
 from selective_backprop.lab.tables import frontier_table, sweep_table
 
@@ -53,7 +54,8 @@ def sweep(
 ) -> None:
     """Train methods at every combination of settings; print the errors, the Pareto frontier and each method's share.
 
-    A setting that a method does not have is not varied for it. Run the same command again to go on after a stop.
+    A setting that a method does not have is not varied for it. Run the same command again to go on after a stop. On
+    several ranks as `train`.
 
     Examples:
 
@@ -83,7 +85,8 @@ def sweep(
                 with_noise = f", {noise:.0%} wrong labels" if noise else ""
                 tables[f"Pareto frontier of error against {axis}{with_noise}"] = frontier_table(shares)
         text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
-        (out / "tables.md").write_text(text + "\n")
+        if is_first():
+            (out / "tables.md").write_text(text + "\n")
     for title, table in tables.items():
         console.print(table.rich(title))
     console.print(f"runs and tables: {out}")

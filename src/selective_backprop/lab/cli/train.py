@@ -27,7 +27,8 @@ from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, wat
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import Curve
 from selective_backprop.lab.experiment import Entry
-from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.ranked_folder import open_folder
+from selective_backprop.lab.ranks import from_first
 from selective_backprop.lab.training import Record, Settings, check, load_data
 from selective_backprop.lab.training import train as train_run
 
@@ -55,6 +56,9 @@ def train(
 ) -> None:
     """Train one model with one method.
 
+    Started by `torchrun`, on several ranks: the recipe's batch is that of all ranks together, which each have an equal
+    part of it, so that a recipe means the same on any number of them. Counts are sums over ranks, seconds are rank 0's.
+
     Examples:
 
     `selective-backprop train`
@@ -62,6 +66,8 @@ def train(
     `selective-backprop train --method ledger --option loss_share=0.8 --epochs 10 --out runs/a`
 
     `selective-backprop train --recipe svhn --model resnet20 --epochs 20 --data-dir data --out runs/b`
+
+    `torchrun --nproc-per-node 2 -m selective_backprop.lab train --out runs/c`
     """
     with told_plainly():
         chosen = chosen_recipe(recipe, dataset=dataset, model=model, epochs=epochs)
@@ -70,7 +76,7 @@ def train(
         settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=validation)
         if resume and out is None:
             raise ValueError("--resume needs --out, the folder of the run to go on with")
-        if out is not None and not resume and (out / "records.jsonl").exists():
+        if out is not None and not resume and from_first((out / "records.jsonl").exists):
             raise ValueError(f"{out} holds a run already: add --resume to go on with it, or choose another folder")
         make_method(settings.method, settings.selectivity, settings.options)  # a wrong name is told at once
         observers_of = watching(probe, probe_at, tensorboard)
@@ -81,7 +87,9 @@ def train(
         console, entry = Console(), Entry(name, settings)
         how = f"go on with the same command and --resume: {out}" if out is not None else "nothing was saved: no --out"
         with ExitStack() as stack:
-            folder = stack.enter_context(RunFolder(out, settings.as_json())) if out is not None else None
+            folder = open_folder(out, settings.as_json()) if out is not None else None
+            if folder is not None:
+                stack.callback(folder.close)
             bars = stack.enter_context(Bars(console))
             stack.enter_context(stopping_says(console, how))
             observers = observers_of(out, settings) if out is not None else ()

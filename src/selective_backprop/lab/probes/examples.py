@@ -42,7 +42,7 @@ class ExampleProbe:
         self.folder, self.ids = folder, ids
 
     def __call__(self, training: Training, record: Record) -> None:
-        ledger, epoch = training.loader.ledger.whole(), record["epoch"]
+        ledger, epoch = training.ledger, record["epoch"]
         ids = spread(len(ledger)) if self.ids is None else self.ids
         if max(ids) >= len(ledger):
             raise ValueError(f"there is no example {max(ids)} to probe: ids go from 0 to {len(ledger) - 1}")

@@ -1,6 +1,8 @@
 """Ranks for tests: threads that stand in for processes, and real processes."""
 
 import threading
+from contextlib import contextmanager
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ class ThreadRanks:
         self.rank, self.size = rank, size
         self.messages = 0
         """Collectives so far."""
+        self.bytes_sent = 0
         self._shared = shared
 
     def _all(self, value):
@@ -65,6 +68,32 @@ def run_threads(size, work):
             raise error
     assert not errors
     return results
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def ranks_are_threads():
+    """Meanwhile a SelectiveLoader made in a thread of `run_loaders` is one of its ranks."""
+    with (
+        mock.patch("selective_backprop.loader.current_ranks", lambda: getattr(_thread, "ranks", None)),
+        mock.patch("selective_backprop.checks.current_ranks", lambda: getattr(_thread, "ranks", None)),
+    ):
+        yield
+
+
+def run_loaders(size, work):
+    """work(rank) on each of the ranks, which may be one, with loaders that know of each other."""
+    if size == 1:
+        return [work(0)]
+
+    def on_thread(ranks):
+        _thread.ranks = ranks
+        return work(ranks.rank)
+
+    with ranks_are_threads():
+        return run_threads(size, on_thread)
 
 
 def run_processes(size, work, folder, *args):

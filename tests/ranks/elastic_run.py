@@ -1,6 +1,6 @@
 """What torchrun starts in a test: a run that loads, trains, saves, and may be killed.
 
-    torchrun --nproc-per-node=2 --max-restarts=2 tests/elastic_run.py FOLDER [RANK:STEP ...]
+    torchrun --nproc-per-node=2 --max-restarts=2 tests/ranks/elastic_run.py FOLDER [RANK:STEP ...]
 
 Rank RANK is killed after step STEP, the first at the first start, the second at the second one.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # torchrun starts files, not modules of a package
+sys.path.insert(0, str(Path(__file__).parents[2]))  # torchrun starts files, not modules of a package
 
 import selective_backprop as sb
 from selective_backprop.ranks import current_ranks
-from tests.test_checkpoint_ranks import EPOCHS, Run, by_percentile
+from tests.ranks.test_checkpoints import EPOCHS, Run, by_percentile
 
 
 def main(folder, *kills):

@@ -20,7 +20,7 @@ import selective_backprop as sb
 from selective_backprop.ledger import COLUMNS
 from selective_backprop.testing import same
 from tests.helpers import digits, make_model
-from tests.ranks import run_phases
+from tests.ranks.threads import run_phases
 from tests.test_checkpoint import RandomState
 
 EXAMPLES = 120  # as many for each of two or three ranks

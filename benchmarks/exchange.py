@@ -1,0 +1,184 @@
+"""What ranks tell each other, and what it costs: formulas for any scale, and times at two ranks on one machine.
+
+    python benchmarks/exchange.py
+
+1. The time of one round's messages (header and scores) as a share of a training step: ResNet-20, 32x32, batch 128 on
+   each of two ranks, one thread each. And how much of it is hidden by loading the next candidates meanwhile.
+2. The time of selecting from the candidates of k ranks, which each rank does by itself.
+3. Bytes and memory per rank, computed; `tests/ranks/test_exchange.py` compares the formulas with what was sent.
+
+# M = examples, k = ranks, N = candidates of a rank in a round, s = selectivity
+"""
+
+import platform
+import sys
+import tempfile
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from selective_backprop import PercentilePolicy
+from selective_backprop.lab.models import resnet20
+from selective_backprop.ranks import current_ranks
+
+HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 32  # bytes
+KINDS, DELIVER_EVERY, BLOCK = 5, 64, 2**22
+CANDIDATES, ROUNDS = 128, 200
+
+
+# ---- formulas: bytes that one rank sends
+
+
+def round_bytes(k, n, scope="global"):
+    """Header and scores of one round; with scope local, the number selected instead of scores."""
+    return (k - 1) * (HEADER + (SCORE * n if scope == "global" else COUNT))
+
+
+def plan_bytes(k, m, scope="global"):
+    """Scores of an epoch that is decided before loading, M / k from each rank."""
+    return 0 if scope == "local" else (k - 1) * (COUNT + SCORE * -(-m // k))
+
+
+def delivery_bytes(k, scored=0, decided=0, offered=0, selected=0, trained=0):
+    """What a rank learned about so many examples, sent to the owners of their rows, one of which it is itself."""
+    written = (ID + VALUE) * (scored + decided + trained) + ID * (offered + selected)
+    return (k - 1) * (2 * COUNT + ID * KINDS) + written * (k - 1) // k
+
+
+def question_bytes(k, asked, columns):
+    """Ids whose rows are asked for, and as many answers to others for each column of 4 bytes."""
+    return (k - 1) * COUNT * (1 + columns) + asked * (ID + VALUE * columns) * (k - 1) // k
+
+
+def epoch_bytes(k, m, n, s, scope, planned):
+    """All of an epoch, without the examples that move between queues."""
+    own, chosen = -(-m // k), round(s * -(-m // k))
+    if planned:  # two columns are read, such as loss and age; probabilities are written when planned and when loaded
+        rounds = -(-chosen // n) + 1  # one more, in which all say that they have no more
+        deliveries = 2 + rounds // DELIVER_EVERY  # at the start for the plan, and at the end
+        written = delivery_bytes(k, decided=own + chosen, offered=own, selected=chosen, trained=chosen)
+        told = plan_bytes(k, m, scope) + question_bytes(k, own, 2) + rounds * (k - 1) * HEADER
+    else:
+        rounds = -(-own // n)
+        deliveries = 1 + rounds // DELIVER_EVERY
+        written = delivery_bytes(k, scored=own, decided=own, offered=own, selected=chosen, trained=chosen)
+        told = rounds * round_bytes(k, n, scope) + (k - 1) * HEADER
+    return told + written + (deliveries - 1) * delivery_bytes(k)
+
+
+def memory_bytes(k, m, n, scope, planned):
+    """Ledger rows, writes that wait for delivery, scores of a round, and the plan of an epoch; not the queue."""
+    rows, waiting = ROW * -(-m // k), DELIVER_EVERY * n * (3 * (ID + VALUE) + 2 * ID)
+    of_round = (k if scope == "global" else 1) * n * (3 * SCORE + 8)
+    plan = -(-m // k) * (4 * ID + 3 * VALUE + 1) if planned else 0
+    if planned and scope == "global":
+        plan += min(m, BLOCK) * (3 * SCORE + 8)
+    return rows + waiting + of_round + plan
+
+
+# ---- times
+
+
+def timed(action, repeats):
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - begin)
+    return median(seconds)
+
+
+def measure(rank, store, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    ranks, scores = current_ranks(), torch.rand(CANDIDATES)
+    header = torch.zeros(5, dtype=torch.float64)
+    sizes = [CANDIDATES] * 2
+
+    def exchange(meanwhile=lambda: None):
+        ranks.gather(header, [5, 5])
+        finish = ranks.start_gather(scores, sizes)
+        meanwhile()
+        finish()
+
+    images = TensorDataset(torch.randn(4096, 3, 32, 32), torch.randint(10, (4096,)))
+    loader = iter(DataLoader(images, CANDIDATES, sampler=torch.randint(4096, (ROUNDS * 2 * CANDIDATES,)).tolist()))
+    timed(exchange, 20)
+    alone, loading, both = (
+        timed(f, ROUNDS // 4) for f in (exchange, lambda: next(loader), lambda: exchange(lambda: next(loader)))
+    )
+    model, loss_fn = DistributedDataParallel(resnet20()), nn.CrossEntropyLoss()
+    optimizer, (inputs, targets) = torch.optim.SGD(model.parameters(), lr=0.1), images[:CANDIDATES]
+
+    def step():
+        optimizer.zero_grad()
+        loss_fn(model(inputs), targets).backward()
+        optimizer.step()
+
+    timed(step, 1)
+    results[rank] = torch.tensor([alone, loading, both, timed(step, 5)], dtype=torch.float64)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def select_seconds(k, repeats=30):
+    """Selecting from the candidates of k ranks."""
+    policy, generator = PercentilePolicy(selectivity=1 / 3), torch.Generator().manual_seed(0)
+    batches = iter([torch.randn(k * CANDIDATES).exp() for _ in range(repeats + 1)])
+    policy.select(next(batches), generator)
+    return timed(lambda: policy.select(next(batches), generator), repeats)
+
+
+def size(count):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} B"
+
+
+def tables():
+    """Computed, not measured."""
+    print("\ncomputed, per rank, N = 128, s = 1/3")
+    print("sent in a round: " + ", ".join(f"{k} ranks {size(round_bytes(k, 128))}" for k in (2, 8, 64, 1024)))
+    print("  scope local:   " + ", ".join(f"{k} ranks {size(round_bytes(k, 128, 'local'))}" for k in (2, 8, 64, 1024)))
+    for title, function in (("sent in an epoch", epoch_bytes), ("memory", memory_bytes)):
+        extra = (1 / 3,) if function is epoch_bytes else ()
+        print(
+            f"\n| {title} | "
+            + " | ".join(f"{m:.0e}, {k} ranks" for m in (10**6, 10**8, 10**10) for k in (8, 64, 1024))
+            + " |"
+        )
+        for planned in (False, True):
+            for scope in ("global", "local"):
+                cells = [
+                    size(function(k, m, 128, *extra, scope, planned))
+                    for m in (10**6, 10**8, 10**10)
+                    for k in (8, 64, 1024)
+                ]
+                print(f"| {'planned epoch' if planned else 'selection pass'}, {scope} | " + " | ".join(cells) + " |")
+
+
+def main():
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
+    results = torch.multiprocessing.Manager().dict()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(measure, args=(f"{folder}/store", results), nprocs=2)
+    alone, loading, both, step = torch.stack([results[0], results[1]]).mean(0).tolist()
+    print(f"two ranks: a training step {1e3 * step:.1f} ms; header and scores of {CANDIDATES} {1e6 * alone:.0f} us:")
+    print(f"  {alone / step:.3%} of a training step")
+    print(f"  loading {CANDIDATES} images {1e6 * loading:.0f} us, both at once {1e6 * both:.0f} us:", end=" ")
+    print(f"{max(0.0, min(1.0, (alone + loading - both) / alone)):.0%} of the exchange is hidden")
+    for k in (8, 64, 1024):
+        seconds = select_seconds(k)
+        print(f"selecting from {k} x {CANDIDATES} candidates {1e6 * seconds:.0f} us: {seconds / step:.3%} of that step")
+    print(f"selecting from 2**20 scores, as in a planned epoch: {select_seconds(2**20 // CANDIDATES, 3):.2f} s")
+    tables()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

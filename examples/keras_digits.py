@@ -1,0 +1,68 @@
+"""Selective-Backprop in Keras 3, on scikit-learn's digits. What is new in it is marked with NEW.
+
+    python examples/keras_digits.py
+    KERAS_BACKEND=jax python examples/keras_digits.py
+    python examples/keras_digits.py --backup backup      # killed and started again, it goes on exactly where it was
+
+Needs the extras [keras] and [lab], the latter for the data.
+"""
+
+import argparse
+import math
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+import numpy as np
+
+import selective_backprop as sb  # NEW
+from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset  # NEW
+from selective_backprop.lab.datasets import load_images
+
+
+def make_model() -> keras.Model:
+    """A small network, as one writes it without selection."""
+    layers = keras.layers
+
+    def block(filters: int) -> list[keras.layers.Layer]:
+        norm = layers.BatchNormalization(momentum=0.9)  # Keras' 0.99 would take longer than this run to settle
+        return [layers.Conv2D(filters, 3, padding="same"), norm, layers.ReLU(), layers.MaxPool2D()]
+
+    head = [layers.Flatten(), layers.Dropout(0.2), layers.Dense(10)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *block(32), *block(64), *head])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+def main() -> None:
+    """Train, and print the test error and what selection did."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--selectivity", type=float, default=1 / 3)
+    parser.add_argument("--backup", help="folder for the state of the run, to go on from")
+    args = parser.parse_args()
+
+    keras.utils.set_random_seed(0)
+    data = load_images("digits")
+    x_train, x_test = (np.moveaxis(images.numpy() / 16, 1, -1) for images in (data.train_images, data.test_images))
+    y_train, y_test = data.train_labels.numpy(), data.test_labels.numpy()
+    model = make_model()
+
+    method = sb.selective_backprop(args.selectivity)  # NEW
+    dataset = SelectiveDataset(model, x_train, y_train, method=method, batch_size=32, num_epochs=args.epochs)  # NEW
+    selection = SelectionCallback(dataset, lambda progress: 0.025 * (1 + math.cos(math.pi * progress)))  # NEW
+    callbacks = [selection]
+    if args.backup:
+        callbacks.append(keras.callbacks.BackupAndRestore(args.backup, save_freq=10))
+    # Without selection: model.fit(x_train, y_train, batch_size=32, ...)
+    model.fit(dataset, epochs=args.epochs, validation_data=(x_test, y_test), callbacks=callbacks, verbose=2)
+
+    accuracy = model.evaluate(x_test, y_test, verbose=0, return_dict=True)["accuracy"]
+    print(f"test error {1 - accuracy:.2%} after {int(model.optimizer.iterations)} steps")
+    print(dataset.loader.stats)  # NEW
+
+
+if __name__ == "__main__":
+    main()

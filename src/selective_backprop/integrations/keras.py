@@ -1,0 +1,265 @@
+"""Selective-Backprop in Keras 3: a data set for `model.fit` that gives out full batches of selected examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.integrations.keras_steps import SelectedSteps
+from selective_backprop.loader import SelectiveLoader
+from selective_backprop.stats import PHASES, Stats
+from selective_backprop.types import Batch, Method
+
+try:
+    import keras
+except ImportError as error:
+    raise ImportError(f"{error}: pip install 'selective-backprop[keras]', and set KERAS_BACKEND") from error
+
+from selective_backprop.integrations.keras_data import PyDatasetBatches, example, rows_loader, to_numpy
+from selective_backprop.integrations.keras_hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
+from selective_backprop.integrations.keras_methods import check_method, gives_weights
+from selective_backprop.integrations.keras_scoring import PerExampleLosses, StandIn
+
+__all__ = ["SelectionCallback", "SelectiveDataset"]
+
+BACKENDS = ("torch", "jax")
+
+
+class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
+    """Scores candidates with the model as it is now, and gives `model.fit` full batches of those selected.
+
+    An epoch of Keras is an epoch of candidates, with as many steps as full batches were selected. What is left over
+    waits for the next epoch; the last one gives it out as a smaller batch. An epoch without a full batch goes together
+    with the next one.
+
+    Saved with the model: whatever Keras writes of the model's weights (`BackupAndRestore`, `ModelCheckpoint`,
+    `save_weights`, `save`) has the state of the selection in it, and `load_weights` brings it back.
+
+    Args:
+        model: the one that is fitted, built and compiled.
+        x: arrays (a single one, or several in a tuple, list or dict), whose row numbers are ids; or a PyDataset.
+        y, sample_weight: arrays, with arrays for x.
+        method: how to select, for example `sb.selective_backprop(selectivity=1/3)`.
+        num_epochs: the length of the run, that of `fit(epochs=)`.
+        batch_size: examples in a training batch; by default 32, or as many as the PyDataset's batches have.
+        candidate_batch_size: examples that are scored together, with arrays; by default batch_size.
+        loss_fn: what examples are scored by: a Keras loss, whose reduction does not matter, its name, or a function
+            from (y_true, y_pred) to losses. By default the compiled loss.
+        shuffle: offer candidates in a new order each epoch.
+        seed: of that order, and of selection.
+
+    >>> import numpy as np, selective_backprop as sb
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 2
+    >>> dataset = SelectiveDataset(model, x, y, method=sb.selective_backprop(0.5), batch_size=8, num_epochs=2)
+    >>> history = model.fit(dataset, epochs=2, callbacks=[SelectionCallback(dataset)], verbose=0)
+    >>> dataset.loader.stats.offered, sorted(history.history)[:3]
+    (128, ['loss', 'selection/seconds_loading', 'selection/seconds_scoring'])
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        method: Method,
+        num_epochs: int,
+        batch_size: int | None = None,
+        candidate_batch_size: int | None = None,
+        loss_fn: Any = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(workers=1, use_multiprocessing=False)
+        if (backend := keras.backend.backend()) not in BACKENDS:
+            raise ValueError(
+                f"selection works with Keras on {' or '.join(BACKENDS)}, this is {backend}: see docs/keras.md"
+            )
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
+        check_method(method)
+        if isinstance(x, keras.utils.PyDataset):
+            if y is not None or sample_weight is not None:
+                raise ValueError("y and sample_weight come from the PyDataset: leave them out")
+            if candidate_batch_size is not None:
+                raise ValueError("the PyDataset's own batches are the candidates: leave out candidate_batch_size")
+            if method.needs_ids:
+                raise ValueError(
+                    f"{method.name} knows examples by id, and a PyDataset gives none: pass arrays, whose rows are ids"
+                )
+            source: Any = PyDatasetBatches(x, shuffle, seed)
+        elif y is None:
+            raise ValueError("examples are scored by their loss, which needs y=; for an autoencoder y=x")
+        else:
+            data = (x, y) if sample_weight is None else (x, y, sample_weight)
+            batch_size = 32 if batch_size is None else batch_size
+            source = rows_loader(data, candidate_batch_size or batch_size, shuffle, seed)
+            if candidate_batch_size in (None, batch_size):
+                batch_size = None  # as long as everything is kept, batches pass as they are
+        losses = PerExampleLosses(model, loss_fn)
+        self.loader = SelectiveLoader(
+            source,
+            model if isinstance(model, nn.Module) else StandIn(),
+            lambda scores, _: scores,
+            method,
+            batch_size=batch_size,
+            forward=lambda _, batch: (losses(batch), None),
+            device="cpu",
+            num_epochs=num_epochs,
+            seed=seed,
+        )
+        """The loader at work, with its stats, ledger and progress."""
+        self.model = model
+        self._example = example(source)
+        self._weighted = gives_weights(method.policy)
+        # Keras on JAX fails after an epoch without a step, if it is the first of fit().
+        self._steps = SelectedSteps(self.loader, may_be_empty=backend != "jax")
+        self._random: Tensor | None = None  # to go on with
+        self._loaded = self._running = False
+        self._epoch_began_with = Stats()
+        model._selective_backprop = Saved(self)
+
+    # ---- what Keras asks for
+
+    @property
+    def num_batches(self) -> EpochLength:
+        """The most batches an epoch can have, which counts as reached as soon as there is no more in it."""
+        return EpochLength(self)
+
+    def __getitem__(self, index: int) -> Any:
+        """The batch of the step that begins; the index does not matter, as there is only this one."""
+        if self._only_looked_at:
+            batch = self._example
+        elif (taken := self._steps.take()) is not None:
+            batch = taken
+        else:
+            raise RuntimeError(
+                "batches are given out one at a time, in fit(): selection goes by the weights after the step before. "
+                "Keras asks for more at once with steps_per_execution above 1"
+            )
+        data = batch.data
+        if self._weighted:
+            data = (*data[:2], data[2] * batch.weights if len(data) == 3 else batch.weights)
+        return keras.tree.map_structure(to_numpy, data)
+
+    def on_epoch_begin(self) -> None:
+        self._steps.ahead = batches_ahead()
+        if not self._steps.resumed:
+            self._restore_random()
+
+    def on_epoch_end(self) -> None:
+        self._steps.restart()
+
+    @property
+    def workers(self) -> int:
+        return 1
+
+    @workers.setter
+    def workers(self, value: int) -> None:
+        raise ValueError(f"selection has to wait for each training step, in the process that trains: workers={value}")
+
+    @property
+    def use_multiprocessing(self) -> bool:
+        return False
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, value: bool) -> None:
+        raise ValueError("selection has to wait for each training step, in the process that trains")
+
+    # ---- what callbacks ask for
+
+    def has_batch_for(self, step: int) -> bool:
+        """Whether this step of Keras' epoch has a batch; it is selected now, by the weights after the step before."""
+        if self._only_looked_at:
+            if step > 0:
+                raise RuntimeError("a loaded state needs SelectionCallback(dataset) among the callbacks of fit()")
+            return True
+        if step > 0:
+            self._random = None
+        elif self._steps.resumed:
+            self._restore_random()  # Keras begins an epoch by a draw of its own, which this one had long before
+        if self._steps.has_batch_for(step):
+            return True
+        self._random = None
+        if self._steps.run_over:
+            self.model.stop_training = True  # after a resume, Keras may count an epoch more than there are left
+        return False
+
+    @property
+    def _only_looked_at(self) -> bool:
+        """Whether Keras takes a batch to build metrics by: what is left of the run may have none."""
+        return self._loaded and not self._running
+
+    def begin_run(self) -> None:
+        """Batches are trained on from now on."""
+        self._running = True
+
+    def end_run(self) -> None:
+        self._running = False
+
+    def end_step(self) -> None:
+        """The batch under way has been trained on."""
+        self._steps.end_step()
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are over. To go on with a loaded state: `fit(initial_epoch=dataset.epoch)`."""
+        return self._steps.epoch
+
+    @property
+    def batch(self) -> Batch:
+        """The batch under way, with its ids, weights and probabilities."""
+        return self._steps.batch
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the run's candidates offered before the step under way: what a learning rate should go by."""
+        return self._steps.progress
+
+    def epoch_values(self) -> dict[str, float]:
+        """What selection did in the epoch that is over now; the next call begins there."""
+        now, then = self.loader.stats, self._epoch_began_with
+        offered = now.offered - then.offered
+        selected = now.trained + now.queued - then.trained - then.queued
+        values = {"selectivity": selected / max(1, offered), "trained": float(now.trained - then.trained)}
+        values |= {f"seconds_{phase}": now.seconds[phase] - then.seconds[phase] for phase in PHASES}
+        self._epoch_began_with = dataclasses.replace(now, seconds=dict(now.seconds))
+        return {f"selection/{name}": value for name, value in values.items()}
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on exactly, between two steps; Keras' own files of the model have it, too."""
+        return {
+            "steps": self._steps.state_dict(),
+            "epoch_began_with": self._epoch_began_with.state_dict(),
+            "random": random_state(self.model),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the state was saved, in the middle of an epoch too."""
+        self._steps.load_state_dict(state["steps"])
+        self._loaded = True
+        self._epoch_began_with.load_state_dict(state["epoch_began_with"])
+        load_seeds(self.model, state["random"])
+        self._random = state["random"]["torch"] if keras.backend.backend() == "torch" else None
+
+    def _restore_random(self) -> None:
+        # Again and again until the first step: to build metrics, Keras may look at a batch before it begins.
+        if self._random is not None:
+            torch.set_rng_state(self._random)
+
+
+def batches_ahead() -> int:
+    """How many batches Keras takes before their step: with JAX, one where that may save time."""
+    if keras.backend.backend() != "jax" or keras.distribution.distribution() is not None:
+        return 0
+    import jax
+
+    return 0 if jax.default_backend() == "cpu" else 1

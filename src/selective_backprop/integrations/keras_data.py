@@ -1,0 +1,129 @@
+"""Candidates from what Keras' users train on: arrays, whose rows have ids, or a PyDataset, whose batches have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from selective_backprop.no_trace import preserved_rng
+from selective_backprop.types import Batch
+
+
+def to_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """An array that shares memory where it can; np.memmap stays on disk."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def to_tensor(value: Any) -> Tensor:
+    """A tensor on the CPU; floats in Keras' precision, as Keras' own array adapter makes them."""
+    array = to_numpy(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"cannot select from an array of {array.dtype}: make it numbers first, as with keras.layers.StringLookup"
+        )
+    if array.dtype.kind == "f":
+        array = array.astype(keras.config.floatx(), copy=False)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+class Rows(Dataset[Any]):
+    """Arrays side by side, in tuples and dicts as they come; a row number is an id."""
+
+    def __init__(self, data: Any) -> None:
+        self._arrays = keras.tree.map_structure(to_numpy, data)
+        lengths = {len(array) if array.ndim else None for array in keras.tree.flatten(self._arrays)}
+        if len(lengths) != 1 or None in lengths:
+            shapes = keras.tree.map_structure(lambda array: array.shape, self._arrays)
+            raise ValueError(f"x, y and sample_weight need one row per example, got shapes {shapes}")
+        (self._length,) = lengths
+        if not self._length:
+            raise ValueError("x is empty: there is nothing to train on")
+        self.__getitems__([0])  # what cannot be converted is found now
+
+    def __len__(self) -> int:
+        assert self._length is not None
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """All rows of a batch at once, which torch's DataLoader asks for where it can."""
+        return keras.tree.map_structure(lambda array: to_tensor(array[indices]), self._arrays)
+
+
+def rows_loader(data: Any, batch_size: int, shuffle: bool, seed: int) -> DataLoader[Any]:
+    """Batches of rows, in an order that follows from the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(Rows(data), batch_size, shuffle=shuffle, collate_fn=_as_is, generator=generator)
+
+
+def example(source: DataLoader[Any] | PyDatasetBatches) -> Batch:
+    """A batch to look at."""
+    data = source.first if isinstance(source, PyDatasetBatches) else source.dataset[0]
+    size = len(keras.tree.flatten(data)[0])
+    return Batch(data, None, torch.ones(size), torch.ones(size, dtype=torch.float64))
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+class PyDatasetBatches:
+    """The batches of a PyDataset, in an order that follows from the seed alone; can go on from any of them."""
+
+    def __init__(self, dataset: keras.utils.PyDataset, shuffle: bool, seed: int) -> None:
+        if dataset.workers > 1 or dataset.use_multiprocessing:
+            raise ValueError(
+                "candidates are loaded in the order in which they are scored, in the process that trains: make the "
+                f"PyDataset with workers=1 and use_multiprocessing=False, got {dataset.workers} and "
+                f"{dataset.use_multiprocessing}"
+            )
+        if not dataset.num_batches:
+            raise ValueError(f"the PyDataset needs a number of batches, above 0, got {dataset.num_batches}")
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.generator = torch.Generator().manual_seed(seed)
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._position = 0
+        self._resumed = False
+        with preserved_rng(torch.device("cpu")):
+            self.first = keras.tree.map_structure(to_tensor, _checked(dataset[0]))  # what cannot work is found now
+        self.batch_size = len(keras.tree.flatten(self.first)[0])
+
+    def __len__(self) -> int:
+        return int(self.dataset.num_batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._resumed:
+            self.dataset.on_epoch_begin()
+            count = len(self)
+            self._order = torch.randperm(count, generator=self.generator) if self.shuffle else torch.arange(count)
+            self._position = 0
+        self._resumed = False
+        while self._position < len(self._order):
+            batch = self.dataset[int(self._order[self._position])]
+            self._position += 1
+            yield keras.tree.map_structure(to_tensor, _checked(batch))
+        self.dataset.on_epoch_end()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self._order.clone(), "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._order, self._position, self._resumed = state["order"], state["position"], True
+
+
+def _checked(batch: Any) -> tuple[Any, ...]:
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise TypeError(
+            f"the PyDataset's batches have to be (x, y) or (x, y, sample_weight), got {type(batch).__name__}"
+            + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+        )
+    return tuple(batch)

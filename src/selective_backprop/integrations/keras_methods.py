@@ -1,0 +1,57 @@
+"""Which methods work with a Keras model: those that need its losses in a selection pass, or nothing of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from selective_backprop.policies import (
+    ClippedScorePolicy,
+    GroupedPolicy,
+    ImportancePolicy,
+    PercentilePolicy,
+    TopKPolicy,
+    UniformPolicy,
+)
+from selective_backprop.schedule import VariableStart
+from selective_backprop.scorers import ForwardScorer
+from selective_backprop.scorers.wrapping import Wrapping
+from selective_backprop.types import Method, Policy, Scorer
+
+
+def check_method(method: Any) -> None:
+    """Raise for a method whose parts cannot work with a Keras model."""
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a Method, such as sb.selective_backprop(1/3), got {method!r}")
+    if isinstance(method.schedule, VariableStart):
+        raise ValueError(f"{method.name} starts by losses of training, which fit() keeps: pass variable_start=False")
+    _check_scorer(method.scorer, method.name)
+
+
+def _check_scorer(scorer: Scorer, name: str) -> None:
+    if scorer.needs.training_pass or scorer.needs.training_losses:
+        raise ValueError(
+            f"this {name} goes by the losses of training, which fit() does not give out example by example. Methods "
+            "with a selection pass, such as selective_backprop and stale_selective_backprop, work, and random_backprop"
+        )
+    if isinstance(scorer, Wrapping):
+        if isinstance(getattr(scorer, "reference", None), nn.Module):
+            raise ValueError(f"{name} in Keras takes the reference model's losses by id, not a torch module")
+        _check_scorer(scorer.fresh, name)
+    elif isinstance(scorer, ForwardScorer):
+        exact = scorer.mode == "eval" and scorer.scale_factor == 1 and scorer.model_copy is None
+        if not exact or scorer.measure is not None:
+            what = "scoring='eval'" if not exact else "the loss for a score"
+            raise ValueError(f"{name} in Keras works with {what} only: other selection passes are written in torch")
+    elif scorer.needs.selection_pass:
+        raise ValueError(f"{type(scorer).__name__} runs torch modules; in Keras, {name} works with scoring='eval' only")
+
+
+def gives_weights(policy: Policy) -> bool:
+    """Whether examples may have weights other than 1; a policy that is not known here may give some."""
+    if isinstance(policy, GroupedPolicy):
+        return gives_weights(policy.policy)
+    if isinstance(policy, (PercentilePolicy, ImportancePolicy)):
+        return policy.unbiased
+    return not isinstance(policy, (ClippedScorePolicy, TopKPolicy, UniformPolicy))

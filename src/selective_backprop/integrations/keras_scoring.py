@@ -1,0 +1,111 @@
+"""The loss of each example under a Keras model, without a trace on it.
+
+# N = candidates
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from keras.src.losses.losses import LossFunctionWrapper  # what compile() wraps functions in; has no public name
+from torch import Tensor, nn
+
+from selective_backprop.integrations.keras_data import to_numpy
+
+
+class PerExampleLosses:
+    """From a batch (x, y) or (x, y, sample_weight) to (N,) losses in inference mode.
+
+    Args:
+        model: built and, without a loss_fn, compiled.
+        loss_fn: a Keras loss, whose reduction does not matter, its name, or a function from (y_true, y_pred) to losses;
+            by default the one that the model was compiled with. Several losses of an example are averaged, those that a
+            mask leaves out excepted.
+    """
+
+    def __init__(self, model: keras.Model, loss_fn: Any = None) -> None:
+        if not model.built:
+            raise ValueError("the model has no weights yet: give it an Input layer, or call model.build(input_shape)")
+        if loss_fn is None and not model.compiled:
+            raise ValueError("examples are scored by the compiled loss: call model.compile(loss=...), or pass loss_fn=")
+        self.model = model
+        self._loss = _unreduced(model.loss if loss_fn is None else loss_fn)
+        self._function = self._jitted() if keras.backend.backend() == "jax" else self._eager
+        self._rows = 0
+
+    def __call__(self, batch: Any) -> Tensor:
+        batch = keras.tree.map_structure(to_numpy, batch)
+        rows = len(keras.tree.flatten(batch)[0])
+        if keras.backend.backend() == "jax":
+            # In the midst of fit the weights are not in the model but in a state on their way from step to step.
+            self.model.jax_state_sync()
+            # Compiled functions are made anew for every shape, and the last candidates of an epoch are fewer.
+            self._rows = max(self._rows, rows)
+            batch = keras.tree.map_structure(lambda array: _padded(array, self._rows), batch)
+        losses = to_numpy(self._function(*batch))
+        return torch.from_numpy(np.array(losses[:rows], dtype=np.float32))
+
+    def _eager(self, x: Any, y: Any, sample_weight: Any = None) -> Any:
+        x, y = keras.tree.map_structure(keras.ops.convert_to_tensor, (x, y))
+        # What a layer would write to its variables meanwhile goes to the scope, and is forgotten with it.
+        with keras.StatelessScope():
+            return self._per_example(self.model(x, training=False), y, sample_weight)
+
+    def _jitted(self) -> Callable[..., Any]:
+        import jax
+
+        def losses(trainable: Any, others: Any, x: Any, y: Any, sample_weight: Any = None) -> Any:
+            outputs, _ = self.model.stateless_call(trainable, others, x, training=False)
+            return self._per_example(outputs, y, sample_weight)
+
+        compiled = losses if self.model.run_eagerly else jax.jit(losses)
+
+        def call(*batch: Any) -> Any:
+            variables = self.model.trainable_variables, self.model.non_trainable_variables
+            return compiled(*([variable.value for variable in group] for group in variables), *batch)
+
+        return call
+
+    def _per_example(self, outputs: Any, y: Any, sample_weight: Any) -> Any:
+        if keras.tree.is_nested(outputs):
+            raise ValueError("a model with several outputs has no one loss per example: give it one output for scoring")
+        values = self._loss(y, outputs, sample_weight)
+        if not values.shape or values.shape[0] != outputs.shape[0]:
+            raise ValueError(
+                f"the loss gave losses of shape {tuple(values.shape)} for {outputs.shape[0]} examples; one per example "
+                "is needed: pass loss_fn=, a function from (y_true, y_pred) to losses without reduction"
+            )
+        if len(values.shape) == 1:
+            return values
+        mask = getattr(outputs, "_keras_mask", None)
+        if mask is None or tuple(mask.shape) != tuple(values.shape):
+            return keras.ops.mean(values, axis=tuple(range(1, len(values.shape))))
+        counted = keras.ops.sum(keras.ops.cast(mask, values.dtype), axis=-1)
+        return keras.ops.sum(values, axis=-1) / keras.ops.maximum(counted, 1)  # masked ones are zero already
+
+
+def _unreduced(loss: Any) -> keras.losses.Loss:
+    if loss is None or isinstance(loss, (dict, list, tuple)) or loss in ("crossentropy", "ce"):
+        raise ValueError(
+            f"no single loss can be told from loss={loss!r}: pass loss_fn=, such as keras.losses.MeanSquaredError()"
+        )
+    found = keras.losses.get(loss)
+    if not isinstance(found, keras.losses.Loss):
+        return LossFunctionWrapper(found, reduction="none")
+    found = copy.copy(found)
+    found.reduction = "none"
+    return found
+
+
+def _padded(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
+    missing = rows - len(array)
+    return np.concatenate([array, np.repeat(array[:1], missing, axis=0)]) if missing else array
+
+
+class StandIn(nn.Module):
+    """In place of a model that is no torch module, for parts of the loader that expect one."""

@@ -1,0 +1,58 @@
+"""The folder of a run that several ranks make: rank 0 alone reads and writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from selective_backprop.lab.ranks import collect, from_first, hand_out, number_of_ranks
+from selective_backprop.lab.records import RunFolder
+
+_OF_EACH = ("loader", "random")  # parts of a checkpoint that differ between ranks; the model and the optimizer do not
+
+
+class RankedFolder:
+    """As `RunFolder`, whose arguments and methods it has; all ranks call each method together.
+
+    In the checkpoint, what rank 0 has is where it is in that of a single process, and what the others have is in
+    "other_ranks".
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        self._opened: list[RunFolder] = []  # on rank 0
+        from_first(lambda: self._opened.append(RunFolder(path, settings)))
+
+    def close(self) -> None:
+        """Let other processes work on it."""
+        for folder in self._opened:
+            folder.close()
+
+    def records(self) -> list[dict[str, Any]]:
+        """A record per finished epoch."""
+        return from_first(lambda: self._opened[0].records())
+
+    def save(self, checkpoint: dict[str, Any], records: list[dict[str, Any]]) -> None:
+        others = collect({name: checkpoint[name] for name in _OF_EACH})[1:]
+        from_first(lambda: self._opened[0].save(checkpoint | {"other_ranks": others}, records))
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        """What this rank saved last, or None."""
+        states: list[dict[str, Any]] = []
+
+        def read() -> bool:
+            if (saved := self._opened[0].checkpoint()) is not None:
+                others = saved.pop("other_ranks")
+                states.extend([saved, *(saved | own for own in others)])
+            return bool(states)
+
+        found: dict[str, Any] | None = hand_out(states) if from_first(read) else None
+        return found
+
+
+Folder = RunFolder | RankedFolder
+
+
+def open_folder(path: Path, settings: dict[str, Any]) -> Folder:
+    """The folder of a run, for this process or for all ranks."""
+    return RunFolder(path, settings) if number_of_ranks() == 1 else RankedFolder(path, settings)

@@ -1,0 +1,137 @@
+"""A Keras model on digits that the tests train, in their own process or as a script in another one, on any backend."""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+import numpy as np
+
+import selective_backprop as sb
+from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
+from selective_backprop.integrations.keras_data import to_numpy
+from tests.helpers import digits
+
+METHODS = {
+    "everything": sb.selective_backprop(1.0),
+    "sb": sb.selective_backprop(0.4, history_size=64),
+    "stale": sb.stale_selective_backprop(0.4, every=2, history_size=64),
+    "random": sb.random_backprop(0.4),
+    "unbiased": sb.selective_backprop(0.4, unbiased=True, history_size=64),
+}
+
+
+def arrays(count=203):
+    inputs, targets = digits(count).tensors
+    return inputs.numpy(), targets.numpy()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Counting(keras.layers.Layer):
+    """Writes to a variable whenever it is called, in inference too."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign(self.calls + 1)
+        return inputs
+
+
+def make_model(dropout_seed=None, **options):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(32), keras.layers.BatchNormalization(), keras.layers.ReLU(), Counting()]
+    dropout = keras.layers.Dropout(0.2, seed=dropout_seed)  # without a seed, in torch, from the global random state
+    model = keras.Sequential([keras.Input((64,)), *layers, dropout, keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"], **options)
+    return model
+
+
+class Watch(keras.callbacks.Callback):
+    """What was trained on in each step, and how far selection was then."""
+
+    def __init__(self, dataset):
+        super().__init__()
+        self.dataset, self.ids, self.weights, self.rates, self.ahead, self.queued = dataset, [], [], [], [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        loader = self.dataset.loader
+        self.ids.append(None if self.dataset.batch.ids is None else self.dataset.batch.ids.tolist())
+        self.weights.append(self.dataset.batch.weights.numpy())
+        self.rates.append(float(self.model.optimizer.learning_rate))
+        self.ahead.append(loader.stats.batches - len(self.ids))
+        self.queued.append(loader.stats.queued)
+
+
+class Killer(keras.callbacks.Callback):
+    """Ends the process for good in a training step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.step -= 1
+        if self.step < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit(method, *, epochs=3, callbacks=(), learning_rate=None, model=None, data=None, fit_options=None, **options):
+    """Train; returns the model, the data set and what was seen."""
+    model = model or make_model()
+    settings = {"batch_size": 16, "num_epochs": epochs, **options}
+    data = arrays() if data is None else data
+    dataset = SelectiveDataset(model, *data, method=METHODS.get(method, method), **settings)
+    watch = Watch(dataset)
+    # Watch first, so that it sees a step before the selection for the next one could begin.
+    callbacks = [watch, *callbacks, SelectionCallback(dataset, learning_rate)]
+    model.fit(dataset, epochs=epochs, callbacks=callbacks, verbose=0, **(fit_options or {}))
+    return model, dataset, watch
+
+
+class Replay(keras.utils.PyDataset):
+    """Batches of these ids, as plain Keras takes them."""
+
+    def __init__(self, batches, weights=None):
+        super().__init__()
+        self.batches, self.weights = batches, weights
+        self.data = arrays()
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        batch = tuple(array[self.batches[index]] for array in self.data)
+        return batch if self.weights is None else (*batch, self.weights[index])
+
+
+def state_of(model):
+    """Everything that a training step can change."""
+    model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    return [to_numpy(variable.value).copy() for variable in variables]
+
+
+def same_state(a, b):
+    a, b = (model if isinstance(model, list) else state_of(model) for model in (a, b))
+    # Two layers of the same kind in one process have different names, but the same order.
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--die-at", type=int, default=10**9, help="training step in which to be killed")
+    arguments = parser.parse_args()
+    backup = keras.callbacks.BackupAndRestore(str(arguments.folder / "backup"), save_freq=2, delete_checkpoint=False)
+    model, dataset, _ = fit("sb", epochs=4, callbacks=[Killer(arguments.die_at), backup])
+    assert dataset.loader.stats.offered == 4 * 203
+    np.savez(arguments.folder / "result.npz", *state_of(model))
+
+
+if __name__ == "__main__":
+    main()

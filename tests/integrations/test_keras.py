@@ -1,0 +1,464 @@
+"""Keras' own fit on real digits: equal to it without selection, exact after a kill, with the weights of now."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("keras", reason="needs the extra keras")
+
+import keras
+
+import selective_backprop as sb
+from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
+from selective_backprop.integrations.keras_scoring import PerExampleLosses
+from tests.integrations.keras_run import METHODS, Replay, Watch, arrays, fit, make_model, same_state, state_of
+from tests.test_processes import ENVIRONMENT, ROOT
+
+# Keras' own, when it turns torch tensors into arrays.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+
+def plain(*data, epochs=3, dropout_seed=None, **options):
+    model = make_model(dropout_seed)
+    history = model.fit(*data, epochs=epochs, shuffle=False, verbose=0, **options)
+    return model, history.history
+
+
+def test_selectivity_1_is_keras_own_run_to_the_bit():
+    validation = {"validation_data": arrays(40), "validation_batch_size": 32}
+    expected, history = plain(*arrays(), batch_size=16, **validation)
+    model, dataset, watch = fit("everything", shuffle=False, fit_options=validation)
+    assert same_state(model, expected)
+    assert {name: model.history.history[name] for name in history} == history
+    assert dataset.loader.stats.trained == dataset.loader.stats.scored == 3 * 203
+    assert len(watch.ids) == 3 * 13 and [len(ids) for ids in watch.ids[:13]] == [16] * 12 + [11]
+
+
+def test_shuffled_runs_are_keras_own_on_the_same_order_to_the_bit():
+    model, _, watch = fit("everything", model=make_model(1))
+    epochs = [[id_ for ids in watch.ids[i : i + 13] for id_ in ids] for i in (0, 13, 26)]
+    assert all(sorted(ids) == list(range(203)) for ids in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert watch.ids == fit("everything")[2].ids != fit("everything", seed=1, epochs=1)[2].ids
+    expected, _ = plain(Replay(watch.ids), epochs=1, dropout_seed=1)
+    assert same_state(model, expected)
+
+
+def test_a_pydataset_is_keras_own_run_to_the_bit():
+    batches = np.split(np.arange(203), range(16, 203, 16))
+    expected, _ = plain(Replay(batches))
+    model, dataset, _ = fit("everything", data=(Replay(batches),), shuffle=False, batch_size=None)
+    assert same_state(model, expected)
+    assert dataset.loader.stats.trained == 3 * 203 and not len(dataset.loader.ledger)
+
+
+def test_sb_trains_on_full_batches_selected_by_the_weights_of_now():
+    model, dataset, watch = fit("sb", epochs=6)
+    stats = dataset.loader.stats
+    assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1)
+    assert len(watch.ids) == stats.batches == int(model.optimizer.iterations)
+    assert stats.offered == stats.scored == 6 * 203 and stats.queued == 0
+    assert abs(stats.selectivity - 0.4) < 0.06  # 4 standard deviations of 1218 draws
+    assert set(watch.ahead) == {0}  # no batch was selected before the step of the one before it
+    assert max(watch.queued) < 16  # nor more candidates scored than it took to fill it
+    hardest = dataset.loader.ledger.selected.double().topk(60).indices
+    assert dataset.loader.ledger.scores[hardest, 0].mean() > dataset.loader.ledger.score.mean()
+
+
+@pytest.mark.parametrize("method", ["unbiased", "sb"])
+def test_batches_and_weights_are_what_keras_trains_on(method):
+    model, _, watch = fit(method, model=make_model(1))
+    weighted = method == "unbiased"
+    assert weighted == any((weights != 1).any() for weights in watch.weights)
+    expected, _ = plain(Replay(watch.ids, watch.weights if weighted else None), epochs=1, dropout_seed=1)
+    assert same_state(model, expected)
+
+
+@pytest.mark.parametrize("method", ["stale", "random"])
+def test_what_known_scores_reject_is_never_loaded(method):
+    class Watched:
+        def __init__(self, array):
+            self.array, self.loaded = array, []
+
+        def __getitem__(self, indices):
+            self.loaded += indices
+            return self.array[indices]
+
+    model = make_model()
+    dataset = SelectiveDataset(model, *arrays(), method=METHODS[method], batch_size=16, num_epochs=2)
+    rows = dataset.loader._source.user_loader.dataset
+    rows._arrays = (watched := Watched(rows._arrays[0]), rows._arrays[1])
+    trained = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: trained.extend(dataset.batch.ids.tolist())
+    )
+    model.fit(dataset, epochs=2, callbacks=[note, SelectionCallback(dataset)], verbose=0)
+    stats = dataset.loader.stats
+    assert stats.offered == 406 and stats.scored == (203 if method == "stale" else 0)
+    assert len(watched.loaded) == 406 - stats.skipped_before_loading
+    if method == "stale":
+        assert sorted(watched.loaded[:203]) == list(range(203))  # the first epoch scores them all
+        assert watched.loaded[203:] == trained[-len(watched.loaded) + 203 :] and 40 < len(watched.loaded) - 203 < 122
+    else:
+        assert watched.loaded == trained and 0.3 < len(trained) / 406 < 0.5  # 4 standard deviations
+
+
+def test_a_pydataset_in_batches_of_another_size():
+    batches = np.split(np.arange(192), 4)
+    _, dataset, watch = fit("everything", data=(Replay(batches),), epochs=2)
+    assert watch.ids == [None] * 24 and dataset.loader.stats.trained == 384
+    _, dataset, watch = fit(sb.kath18(3, variable_start=False), candidate_batch_size=48)
+    assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1) and len(watch.ids) == 13
+
+
+def test_scoring_leaves_no_trace():
+    model = make_model()
+    x, y = arrays()
+    model.fit(x, y, batch_size=16, verbose=0)
+    dataset = SelectiveDataset(model, x, y, method=METHODS["sb"], batch_size=16, num_epochs=1)
+    before, metrics = state_of(model), {name: float(value) for name, value in model.get_metrics_result().items()}
+    flags = [module.training for module in model.modules()]
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert dataset.has_batch_for(0) and dataset.loader.stats.scored >= 32
+    assert same_state(before, model)
+    assert metrics == {name: float(value) for name, value in model.get_metrics_result().items()}
+    assert flags == [module.training for module in model.modules()]
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+def test_what_is_logged_and_the_learning_rate_by_progress():
+    model, dataset, watch = fit("everything", learning_rate=lambda progress: 0.1 * (1 - progress), shuffle=False)
+    assert watch.rates == pytest.approx([0.1 * (1 - step / 39) for step in range(39)])
+    model, dataset, watch = fit("sb", learning_rate=lambda progress: 0.1 * (1 - progress))
+    assert watch.rates == sorted(watch.rates, reverse=True) and watch.rates[0] == pytest.approx(0.1)
+    assert watch.rates[-1] < 0.015
+    history = model.history.history
+    assert sum(history["selection/trained"]) == dataset.loader.stats.trained
+    assert all(0.15 < share < 0.65 for share in history["selection/selectivity"])
+    for phase, seconds in dataset.loader.stats.seconds.items():
+        assert sum(history[f"selection/seconds_{phase}"]) == pytest.approx(seconds) and seconds > 0
+
+
+# ---- saving
+
+
+@pytest.mark.parametrize(
+    ("save_freq", "name", "method"), [(3, "{epoch}-{batch}.weights.h5", "sb"), ("epoch", "{epoch}.keras", "stale")]
+)
+def test_any_checkpoint_of_keras_resumes_exactly(save_freq, name, method, tmp_path):
+    checkpoint = keras.callbacks.ModelCheckpoint(
+        str(tmp_path / name), save_freq=save_freq, save_weights_only=name.endswith("h5")
+    )
+    seed = 1 if method == "stale" else None  # dropout from a state of its own, or from the global one
+    undisturbed, _, watch = fit(method, epochs=4, callbacks=[checkpoint], model=make_model(seed))
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) >= 4
+    for path in paths:
+        model = make_model(seed)
+        dataset = SelectiveDataset(model, *arrays(), method=METHODS[method], batch_size=16, num_epochs=4)
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(path)
+        ids = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, d=dataset, i=ids: i.append(d.batch.ids)
+        )
+        options = {"epochs": 4, "initial_epoch": dataset.epoch, "verbose": 0}
+        model.fit(dataset, callbacks=[SelectionCallback(dataset), note], **options)
+        assert same_state(model, undisturbed), path
+        assert [batch.tolist() for batch in ids] == watch.ids[len(watch.ids) - len(ids) :]
+    if name.endswith("keras"):
+        assert keras.models.load_model(paths[-1]).predict(arrays(2)[0], verbose=0).shape == (2, 10)
+
+
+def run(script, folder, *options, backend="torch"):
+    environment = ENVIRONMENT | {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).parent / script), str(folder), *options]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_killed_for_real_and_resumed_by_backup_and_restore(tmp_path):
+    undisturbed, *_ = fit("sb", epochs=4)
+    killed = run("keras_run.py", tmp_path, "--die-at", "7")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run("keras_run.py", tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    with np.load(tmp_path / "result.npz") as file:
+        assert same_state([file[name] for name in file.files], undisturbed)
+
+
+def test_jax(tmp_path):
+    pytest.importorskip("jax", reason="needs JAX")
+    done = run("keras_jax.py", tmp_path, backend="jax")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_fit_again_after_a_stop_goes_on_where_it_was():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = int(self.model.optimizer.iterations) in (1, 4)
+
+    undisturbed, _, expected = fit("sb", model=make_model(1))
+    model = make_model(1)
+    dataset = SelectiveDataset(model, *arrays(), method=METHODS["sb"], batch_size=16, num_epochs=3)
+    watch = Watch(dataset)
+    for _ in range(3):
+        options = {"epochs": 3, "initial_epoch": dataset.epoch, "verbose": 0}
+        model.fit(dataset, callbacks=[watch, Stop(), SelectionCallback(dataset)], **options)
+    assert watch.ids == expected.ids
+    assert same_state(model, undisturbed)
+
+
+def test_without_a_callback_and_with_a_progress_bar(capsys):
+    undisturbed, *_ = fit("sb")
+    model = make_model()
+    dataset = SelectiveDataset(model, *arrays(), method=METHODS["sb"], batch_size=16, num_epochs=3)
+    model.fit(dataset, epochs=3)
+    assert same_state(model, undisturbed)
+    assert "Epoch 3/3" in capsys.readouterr().out
+
+
+def test_an_epoch_without_a_full_batch_goes_together_with_the_next():
+    _, dataset, watch = fit(sb.random_backprop(0.3), data=arrays(20), epochs=6)
+    assert dataset.loader.stats.offered == 120 and dataset.loader.stats.queued == 0
+    assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1) and 0 < len(watch.ids) < 6
+
+
+# ---- scores
+
+
+def losses_of(model, *batch, loss_fn=None):
+    return PerExampleLosses(model, loss_fn)(batch).numpy()
+
+
+def test_scores_are_the_losses_of_keras():
+    model, (x, y) = make_model(), arrays(8)
+    logits = torch.tensor(model.predict(x, verbose=0))
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(y), reduction="none").numpy()
+    weights = np.linspace(0, 2, 8, dtype=np.float32)
+    assert losses_of(model, x, y) == pytest.approx(expected, abs=1e-5)
+    assert losses_of(model, x, y, weights) == pytest.approx(expected * weights, abs=1e-5)
+    targets = np.eye(10, dtype=np.float32)[y]
+    squares = ((logits.numpy() - targets) ** 2).mean(1)
+    by_hand = lambda y_true, y_pred: keras.ops.square(y_true - y_pred)  # noqa: E731, several losses of each example
+    for loss_fn in ("mse", keras.losses.MeanSquaredError(reduction="sum"), keras.losses.mean_squared_error, by_hand):
+        assert losses_of(model, x, targets, loss_fn=loss_fn) == pytest.approx(squares, abs=1e-5)
+
+
+def test_a_column_of_predictions_and_a_model_without_a_training_argument():
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    x, y = arrays(8)
+    model = Plain()
+    model(x)
+    model.compile("sgd", "mae")
+    assert losses_of(model, x, y) == pytest.approx(np.abs(model.predict(x, verbose=0)[:, 0] - y), abs=1e-4)
+
+
+def test_masked_tokens_do_not_count():
+    layers = [keras.layers.Embedding(5, 4, mask_zero=True), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.array([[1, 2, 3, 4, 1, 2], [3, 0, 0, 0, 0, 0]], dtype=np.int32)
+    y = np.array([[0, 1, 2, 0, 1, 2], [1, 0, 0, 0, 0, 0]])
+    logits = torch.tensor(model.predict(x, verbose=0)).transpose(1, 2)
+    tokens = torch.nn.functional.cross_entropy(logits, torch.tensor(y), reduction="none").numpy()
+    assert losses_of(model, x, y) == pytest.approx([tokens[0].mean(), tokens[1, 0]], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple"])
+def test_several_inputs_and_sample_weights(kind):
+    inputs = {"left": keras.Input((32,), name="left"), "right": keras.Input((32,), name="right")}
+    outputs = keras.layers.Dense(10)(keras.layers.Concatenate()(list(inputs.values())))
+    model = keras.Model(inputs if kind == "dict" else tuple(inputs.values()), outputs)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = arrays(64)
+    halves = {"left": x[:, :32], "right": x[:, 32:]}
+    weights = np.ones(64)
+    data = (halves if kind == "dict" else tuple(halves.values()), y, weights)
+    _, dataset, _ = fit("unbiased", model=model, data=data)
+    assert dataset.loader.stats.scored == 3 * 64 and 0.2 < dataset.loader.stats.selectivity < 0.7
+
+
+def test_arrays_of_any_kind_are_the_same_run(tmp_path):
+    x, y = arrays()
+    on_disk = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=x.shape)
+    on_disk[:] = x
+    on_disk.flush()
+    expected, *_ = fit("sb", epochs=1)
+    read_only = np.memmap(tmp_path / "x", dtype=np.float32, mode="r", shape=x.shape)
+    for data in ((torch.tensor(x), torch.tensor(y)), (x.astype(np.float64), y.astype(np.int32)), (read_only, y)):
+        assert same_state(fit("sb", epochs=1, data=data)[0], expected)
+
+
+def test_a_loss_that_is_not_finite_stops_at_once():
+    x, y = arrays()
+    x = x.copy()
+    x[7] = np.nan
+    with pytest.raises(
+        ValueError, match=r"not finite: loss in a selection pass is nan for the examples with ids \[7\]"
+    ):
+        fit("sb", data=(x, y), shuffle=False)
+
+
+# ---- what cannot work
+
+
+class Inputs(keras.utils.PyDataset):
+    def __init__(self, batch=None, count=3, **options):
+        super().__init__(**options)
+        self.batch, self.count = batch, count
+
+    @property
+    def num_batches(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.batch
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("sb", "method must be a Method"),
+        (sb.ledger_backprop(), "goes by the losses of training"),
+        (sb.infobatch(), "goes by the losses of training"),
+        (sb.selective_backprop(0.5, scoring="reuse"), "goes by the losses of training"),
+        (sb.kath18(), "variable_start=False"),
+        (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
+        (sb.selective_backprop(0.5, scoring="half"), "scoring='eval' only"),
+        (sb.stale_selective_backprop(0.5, scoring="int8"), "scoring='eval' only"),
+        (sb.selective_backprop(0.5, scoring="pipelined"), "PipelinedScorer runs torch modules"),
+        (sb.selective_backprop(0.5, scoring=sb.proxy(torch.nn.Linear(64, 10))), "ProxyScorer runs torch modules"),
+        (sb.distance_backprop(), "the loss for a score only"),
+        (sb.reducible_loss(torch.nn.Linear(64, 10)), "losses by id, not a torch module"),
+        (sb.composer_backprop(scale_factor=0.5), "scoring='eval' only"),
+    ],
+)
+def test_methods_that_cannot_work_are_refused(method, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        SelectiveDataset(make_model(), *arrays(), method=method, num_epochs=1)
+
+
+def record():
+    found = sb.SelectionRecord(203)
+    for epoch in range(3):
+        found.add_ids(torch.arange(epoch, 203, 3))
+    return found
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        sb.traditional(),
+        sb.predicted_selective_backprop(0.4),
+        sb.expected_selective_backprop(0.5),
+        sb.composer_backprop(),
+        sb.top_k(0.4),
+        sb.reducible_loss(torch.zeros(203), 0.4),
+        sb.repeated_random(0.4),
+        sb.recorded_backprop(record()),
+        sb.selective_backprop(0.4, classes=torch.arange(203) % 2),
+        sb.diet(sb.selective_backprop(0.4), torch.arange(203.0), 0.5),
+        sb.selective_backprop(0.4).guard(window=2),
+    ],
+    ids=lambda method: method.name,
+)
+def test_methods_that_work(method):
+    model, dataset, watch = fit(method)
+    assert len(watch.ids) == dataset.loader.stats.batches > 0
+    assert all(np.isfinite(weights).all() for weights in model.get_weights())
+    assert dataset.loader.stats.offered == 3 * (101 if method.keep is not None else 203)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ((arrays()[0],), {}, "needs y="),
+        ((arrays()[0], arrays(100)[1]), {}, r"one row per example, got shapes \(\(203, 64\), \(100,\)\)"),
+        ((arrays()[0][:0], arrays()[1][:0]), {}, "x is empty"),
+        ((np.array(["a", "b"]), np.arange(2)), {}, "cannot select from an array of <U1"),
+        (arrays(), {"num_epochs": 0}, "num_epochs must be at least 1"),
+        (arrays(), {"batch_size": 0}, "batch_size"),
+        (arrays(), {"method": sb.composer_backprop(), "num_epochs": None}, "pass num_epochs="),
+        (arrays(), {"loss_fn": {"a": "mse"}}, "no single loss can be told"),
+        ((Inputs(arrays(8)), arrays()[1]), {}, "leave them out"),
+        ((Inputs(arrays(8)),), {"method": METHODS["stale"]}, "a PyDataset gives none"),
+        ((Inputs(arrays(8)),), {"candidate_batch_size": 8}, "leave out candidate_batch_size"),
+        ((Inputs(arrays(8), workers=2),), {}, "workers=1 and use_multiprocessing=False, got 2"),
+        ((Inputs(arrays(8), count=None),), {}, "needs a number of batches"),
+        ((Inputs({"x": 1}),), {}, r"have to be \(x, y\) or"),
+    ],
+)
+def test_data_that_cannot_work_is_refused(data, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        SelectiveDataset(make_model(), *data, **({"method": METHODS["sb"], "num_epochs": 1} | options))
+
+
+def test_models_and_fits_that_cannot_work_are_refused():
+    def dataset_for(model, **options):
+        return SelectiveDataset(model, *arrays(), method=METHODS["sb"], **({"num_epochs": 1} | options))
+
+    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
+        dataset_for(torch.nn.Linear(64, 10))
+    with pytest.raises(ValueError, match="the model has no weights yet"):
+        dataset_for(keras.Sequential([keras.layers.Dense(10)]))
+    with pytest.raises(ValueError, match="compiled loss"):
+        dataset_for(keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)]))
+    model = make_model()
+    dataset = dataset_for(model)
+    with pytest.raises(ValueError, match="in the process that trains: workers=2"):
+        dataset.workers = 2
+    with pytest.raises(ValueError, match="in the process that trains"):
+        dataset.use_multiprocessing = True
+    with pytest.raises(RuntimeError, match="one at a time"):
+        dataset[0]
+    callbacks = [SelectionCallback(dataset)]
+    with pytest.raises(ValueError, match="made for another model"):
+        make_model().fit(dataset, callbacks=callbacks, verbose=0)
+    with pytest.raises(ValueError, match="leave out steps_per_epoch=4"):
+        model.fit(dataset, steps_per_epoch=4, callbacks=callbacks, verbose=0)
+    with pytest.raises(ValueError, match="num_epochs=1"):
+        model.fit(dataset, epochs=2, callbacks=callbacks, verbose=0)
+    with pytest.raises(ValueError, match="nothing was selected"):
+        fit(sb.random_backprop(0.001), data=arrays(20), epochs=1)
+
+
+def test_a_state_of_another_run_is_refused():
+    state = fit("sb", epochs=1)[1].state_dict()
+    other = SelectiveDataset(make_model(), *arrays(), method=METHODS["stale"], batch_size=16, num_epochs=1)
+    with pytest.raises(ValueError, match="saved by the method selective_backprop"):
+        other.load_state_dict(state)
+
+
+def test_a_loaded_state_needs_the_callback():
+    state = fit("sb", epochs=1)[1].state_dict()
+    model = make_model()
+    dataset = SelectiveDataset(model, *arrays(), method=METHODS["sb"], batch_size=16, num_epochs=2)
+    dataset.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"SelectionCallback\(dataset\) among the callbacks"):
+        model.fit(dataset, epochs=2, initial_epoch=1, verbose=0)
+
+
+def test_other_backends_are_refused(monkeypatch):
+    model = make_model()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
+    with pytest.raises(ValueError, match="works with Keras on torch or jax, this is tensorflow"):
+        SelectiveDataset(model, *arrays(), method=METHODS["sb"], num_epochs=1)
+
+
+def test_a_missing_extra_names_its_pip_line():
+    code = "import sys; sys.modules['keras'] = None; import selective_backprop.integrations.keras"
+    failed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert failed.returncode == 1 and "pip install 'selective-backprop[keras]'" in failed.stderr

@@ -1,0 +1,48 @@
+"""Every method on every rank: plain training at selectivity 1, a run at 0.4, and the same run stopped and resumed."""
+
+import random
+
+import torch
+
+from tests.contracts.methods import METHODS
+from tests.ranks.runs import Run
+
+
+def names():
+    return [name for name in METHODS if "forward reuse" not in name]
+
+
+def job():
+    plain = Run()
+    plain_batches = plain.train_plainly()
+    results = {}
+    for name in names():
+        results[name] = compare(METHODS[name], plain, plain_batches, random.Random(name))
+    return results
+
+
+def compare(make, plain, plain_batches, chance):
+    everything = Run(make(1))
+    inputs = []
+    everything.train(lambda step: inputs.append(everything.loader.batch.data[0].clone()))
+    files = []
+    run = Run(make(0.4))
+    run.train(lambda step: files.append(run.save()))
+    resumed = {}
+    for step in (chance.randint(1, len(files) - 2), len(files) - 1):  # the last batches have a way of their own
+        again = Run(make(0.4)).load(files[step - 1]).train()
+        resumed[step] = {"batches": again.batches, "weights": again.weights, "parameters": again.parameters}
+    return {
+        "same batches as plain": len(inputs) == len(plain_batches) and all(map(torch.equal, inputs, plain_batches)),
+        "same parameters as plain": torch.equal(everything.parameters, plain.parameters),
+        "batches": run.batches,
+        "sizes": run.sizes,
+        "weights": run.weights,
+        "selected": [i for ids in run.selected for i in ids],
+        "queued": run.queued,
+        "parameters": run.parameters,
+        "lengths": run.loader._queue.lengths,
+        "trained": run.loader.stats.trained,
+        "offered": run.loader.stats.offered,
+        "resumed": resumed,
+    }

@@ -1,0 +1,94 @@
+"""What is sent to other ranks; run by every rank."""
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+import selective_backprop as sb
+from selective_backprop.ranks import current_ranks
+from selective_backprop.sharded_ledger import ShardedLedger
+from tests.ranks.numbers import Losses, cut, go_through, make
+
+CANDIDATES, BATCHES = 6, 5
+
+
+class Stream(IterableDataset):
+    """Without ids, so that nothing is sent about examples."""
+
+    def __iter__(self):
+        return iter(torch.rand(CANDIDATES * BATCHES))
+
+
+def job():
+    return {
+        "rounds": {scope: rounds(scope) for scope in ("global", "local")},
+        "plan": {scope: plan(scope) for scope in ("global", "local")},
+        "ledger": ledger(),
+        "epochs": {
+            name: {scope: epochs(make_method(0.5), scope) for scope in ("global", "local")}
+            for name, make_method in (("selection pass", sb.selective_backprop), ("planned", sb.random_backprop))
+        },
+    }
+
+
+def rounds(scope):
+    """An epoch of rounds, and the word that it is over."""
+    model = Losses()
+    loader = sb.SelectiveLoader(
+        DataLoader(Stream(), batch_size=CANDIDATES),
+        model,
+        lambda outputs, targets: outputs,
+        sb.selective_backprop(0.5),
+        forward=lambda model, batch: (model(batch), None),
+        batch_size=1000,  # no queue gets so long that examples move
+        scope=scope,
+    )
+    before = loader._rounds.ranks.bytes_sent
+    assert list(loader) == []
+    return loader._rounds.ranks.bytes_sent - before
+
+
+def plan(scope):
+    """Selecting before loading, from 30 examples of each rank."""
+    ids = range(dist.get_rank() * 30, dist.get_rank() * 30 + 30)
+    model, loader = make(sb.ledger_backprop(0.5), 30 * dist.get_world_size(), cut(ids, 6), epochs=3, scope=scope)
+    go_through(model, loader, 1)
+    ranks, scores = loader._rounds.ranks, torch.rand(30)
+    before = ranks.bytes_sent
+    loader._rounds.select_planned(
+        scores, None, lambda scores, groups: loader.policy.select(scores, loader._selector.generator)
+    )
+    return ranks.bytes_sent - before
+
+
+def ledger():
+    """Every rank writes about as many ids of each owner, and asks for two columns of them."""
+    ranks = current_ranks()
+    count = 12 * ranks.size
+    ids = torch.arange(ranks.rank, count, ranks.size)  # 12, dealt out evenly
+    ledger = ShardedLedger(count, 1, ranks)
+    ledger.record_scores(ids, torch.rand(12), 0)
+    ledger.record_probabilities(ids, torch.rand(12))
+    ledger.count_offered(ids)
+    ledger.count_selected(ids)
+    ledger.record_losses(ids, torch.rand(12), 0)
+    ledger.deliver()
+    delivered, rows = ranks.bytes_sent, ledger.rows(ids)
+    assert bool(rows.loss.isfinite().all()) and not rows.loss_epoch.any()
+    return {"delivered": delivered, "delivered and asked": ranks.bytes_sent - delivered, "rows": len(ledger.block)}
+
+
+def epochs(method, scope, count=4):
+    """All of a run, without what was sent to even out queues; random_backprop knows all scores and asks for none."""
+    own = range(dist.get_rank(), 300 * dist.get_world_size(), dist.get_world_size())
+    model, loader = make(method, 300 * dist.get_world_size(), cut(own, 30), epochs=count, scope=scope)
+    ranks, even_out, moving = loader._rounds.ranks, loader._queue.even_out, []
+
+    def spy():
+        before = ranks.bytes_sent
+        even_out()
+        moving.append(ranks.bytes_sent - before)
+
+    loader._queue.even_out, before = spy, ranks.bytes_sent
+    go_through(model, loader, count)
+    return {"sent": ranks.bytes_sent - before - sum(moving), "trained": loader.stats.trained / loader.stats.offered}

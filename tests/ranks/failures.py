@@ -1,0 +1,72 @@
+"""Ranks that fail; run by every rank."""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+import selective_backprop as sb
+from tests.ranks import numbers
+from tests.ranks.numbers import Numbers, cut, go_through, make
+from tests.ranks.runs import Run
+
+
+def loader_of_both(method, count, **options):
+    """Over the first half of the numbers on rank 0, over the second on rank 1."""
+    half, rank = count // 2, dist.get_rank()
+    return make(method, count, cut(range(rank * half, rank * half + half), 4), epochs=2, **options)
+
+
+def not_finite(scope):
+    """What is said when example 21, which is rank 1's, has a loss that is not a number; all ranks stay in step."""
+    model, loader = loader_of_both(sb.selective_backprop(0.5), 24, scope=scope)
+    forward = model.forward
+    model.forward = lambda values: torch.where(values == 21, float("nan"), forward(values))
+    try:
+        go_through(model, loader, 2)
+    except ValueError as error:
+        return str(error)
+
+
+def wrong_states():
+    """What is said of a state that another rank saved, or other ranks."""
+    rank = dist.get_rank()
+    run, messages = Run(sb.selective_backprop(0.5)), []
+    state = run.loader.state_dict()
+    for saved in ({"rank": 1 - rank, "size": 2}, {"rank": 0, "size": 1}):
+        try:
+            run.loader.load_state_dict(state | {"ranks": saved})
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+class Broken(Numbers):
+    """One example of rank 1 cannot be loaded."""
+
+    def __getitem__(self, index):
+        if index == 40:
+            raise OSError("cannot read image 40")
+        return super().__getitem__(index)
+
+
+def worker():
+    """A worker of rank 1 raises."""
+    numbers.Numbers = Broken
+    go_through(*loader_of_both(sb.selective_backprop(0.5), 48, loader_options={"num_workers": 1}), 2)
+
+
+def killed():
+    """Rank 1 is killed in its third step."""
+
+    def die(step):
+        if step == 3 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    go_through(*loader_of_both(sb.selective_backprop(0.5), 48), 2, die)
+
+
+if __name__ == "__main__":  # under torchrun
+    dist.init_process_group("gloo")
+    killed()

@@ -1,0 +1,74 @@
+"""A task whose losses follow from id and epoch alone, to the bit, however examples are batched."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import selective_backprop as sb
+from tests.ranks.runs import Ids
+
+
+class Numbers(Dataset):
+    """Example i is i."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+
+class Losses(nn.Module):
+    """The loss of example i in an epoch: any number, other ones in other epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.epoch = 0
+
+    def forward(self, values):
+        return self.scale * ((values + 1).sqrt() * 7.3 * (self.epoch + 1) % 5)
+
+
+def make(method, count, batches, *, epochs, **options):
+    """A model, and a loader over these batches of ids."""
+    model, loader_options = Losses(), options.pop("loader_options", {})
+    loader = sb.SelectiveLoader(
+        DataLoader(Numbers(count), batch_sampler=batches, **loader_options),
+        model,
+        lambda outputs, targets: outputs,
+        method,
+        forward=lambda model, batch: (model(batch), None),
+        num_epochs=epochs,
+        **options,
+    )
+    return model, loader
+
+
+def cut(ids, size):
+    """Batches of this size."""
+    return [list(part) for part in torch.utils.data.BatchSampler(Ids(ids), size, drop_last=False)]
+
+
+def go_through(model, loader, epochs, on_step=lambda step: None):
+    """Ids of every batch, by epoch; and those selected in each round."""
+    rounds, add, given, steps = [], loader._queue.add, [], 0
+
+    def spy(columns, selection, ids, **options):
+        rounds.append(ids[selection.positions].tolist())
+        add(columns, selection, ids, **options)
+
+    loader._queue.add = spy
+    for epoch in range(loader.epoch, epochs):
+        model.epoch = epoch
+        given.append([])
+        for batch in loader:
+            loader.loss(model(batch), None).backward()
+            assert batch.tolist() == loader.batch.ids.tolist()
+            given[-1].append(batch.long().tolist())
+            steps += 1
+            on_step(steps)
+    return given, rounds

@@ -1,0 +1,228 @@
+"""Data that is spread over ranks unevenly, in many shapes; run by every rank."""
+
+import logging
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+import selective_backprop as sb
+from selective_backprop.testing import same
+from tests.helpers import digits, make_loader, make_model
+from tests.ranks import failures
+from tests.ranks.runs import BATCH, Ids, Run
+
+
+def facts(run):
+    """What the tests look at."""
+    return {
+        "batches": run.batches,
+        "sizes": run.sizes,
+        "selected": run.selected,
+        "queued": run.queued,
+        "parameters": run.parameters,
+        "moved": run.loader._queue.moved,
+        "stats": {name: getattr(run.loader.stats, name) for name in ("offered", "scored", "trained", "queued")},
+    }
+
+
+def job():
+    rank = dist.get_rank()
+    return {
+        "three times the data": facts(uneven([150, 50][rank], [0, 150][rank], sb.selective_backprop(0.5))),
+        "three times the data, local": facts(
+            uneven([150, 50][rank], [0, 150][rank], sb.selective_backprop(0.5), scope="local")
+        ),
+        "three times the data, everything": facts(uneven([150, 53][rank], [0, 150][rank], sb.traditional())),
+        "three times the data, planned": facts(
+            uneven([150, 50][rank], [0, 150][rank], sb.ledger_backprop(0.5), epochs=4)
+        ),
+        "one batch": facts(uneven([187, 16][rank], [0, 187][rank], sb.selective_backprop(0.5))),
+        "interrupted": facts(uneven([50, 150][rank], [0, 50][rank], sb.selective_backprop(0.4, interrupt=3))),
+        "skewed": skewed(),
+        "columns": columns(),
+        "accumulated": accumulated(),
+        "without ids": without_ids(),
+        "workers": workers(),
+        "guard": guarded(),
+        "kath18": facts(Run(sb.kath18(2, threshold=1.0 if rank == 0 else 1e9)).train()),
+        "everything on both": logged(),
+        "not finite": [failures.not_finite(scope) for scope in ("global", "local")],
+        "state of another rank": failures.wrong_states(),
+    }
+
+
+def uneven(count, first, method, epochs=2, **options):
+    return Run(method, sampler=Ids(range(first, first + count)), dataset=digits(), epochs=epochs, **options).train()
+
+
+def skewed():
+    """All that is hard is on rank 0: labels that are wrong."""
+    inputs, targets = digits(200)[:]
+    targets = torch.where(torch.arange(200) < 100, (targets + 1) % 10, targets)
+    own = Ids(range(100) if dist.get_rank() == 0 else range(100, 200))
+    model = trained_model()
+    run = Run(
+        sb.selective_backprop(0.5, history_size=64),
+        dataset=torch.utils.data.TensorDataset(inputs, targets),
+        sampler=own,
+        model=model,
+        epochs=6,
+    )
+    for group in run.optimizer.param_groups:
+        group["lr"] = 0.0  # the one stays hard and the other easy
+    longest, count = [0], run.loader._queue.count
+
+    def spy(added):
+        longest.append(max(before + more for before, more in zip(run.loader._queue.lengths, added, strict=True)))
+        count(added)
+
+    run.loader._queue.count = spy
+    selected = run.train().selected
+    return facts(run) | {"longest": max(longest), "share": sum(map(len, selected)) / 600}
+
+
+def trained_model():
+    model = make_model()
+    optimizer, (inputs, targets) = torch.optim.Adam(model.parameters(), lr=0.01), digits(200)[:]
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return model
+
+
+class Sentences(torch.utils.data.Dataset):
+    """Dicts with a tensor of any length, a string and a nested tensor."""
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        tokens = torch.arange(1 + index % 7) + index
+        return {"tokens": tokens, "name": f"number {index}", "more": (torch.tensor(float(index)),)}
+
+
+def collate(examples):
+    tokens = nn.utils.rnn.pad_sequence([example["tokens"] for example in examples], batch_first=True)
+    more = torch.stack([example["more"][0] for example in examples])
+    return {"tokens": tokens, "name": [example["name"] for example in examples], "more": (more,)}
+
+
+class Hardness(nn.Module):
+    """The loss of example i is i, so that one rank's are all harder; with a parameter, as DDP needs one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, values):
+        return self.scale * values
+
+
+def columns():
+    own = Ids(range(60) if dist.get_rank() == 0 else range(60, 120))
+    model = DistributedDataParallel(Hardness())
+    loader = sb.SelectiveLoader(
+        DataLoader(Sentences(), batch_size=10, sampler=own, collate_fn=collate),
+        model,
+        lambda outputs, targets: outputs,
+        sb.selective_backprop(0.5, history_size=60),
+        forward=lambda model, batch: (model(batch["more"][0]), None),
+        pad=sb.pad_to_longest({"tokens": 0}),
+        num_epochs=3,
+    )
+    names, wrong = [], 0
+    for _ in range(3):
+        for batch in loader:
+            loader.loss(model(batch["more"][0]), None).backward()
+            names += batch["name"]
+            for row, i in enumerate(loader.batch.ids.tolist()):
+                expected = Sentences()[i]
+                length = len(expected["tokens"])
+                tokens = batch["tokens"][row]
+                wrong += batch["name"][row] != expected["name"] or batch["more"][0][row] != float(i)
+                wrong += not torch.equal(tokens[:length], expected["tokens"]) or bool(tokens[length:].any())
+    foreign = sum(name not in {f"number {i}" for i in own} for name in names)
+    return {"count": len(names), "wrong": wrong, "foreign": foreign, "moved": loader._queue.moved}
+
+
+def accumulated():
+    """Two batches to a step, gradients exchanged at the second alone; against the mean gradient by hand."""
+    run = Run(sb.selective_backprop(0.5), dataset=digits())
+    steps = kept = 0
+    for epoch in range(run.epochs):
+        run.sampler.set_epoch(epoch)
+        iterator = iter(run.loader)
+        for inputs, targets in iterator:
+            with run.model.no_sync():
+                run.loader.loss(run.model(inputs), targets).backward()
+            if (second := next(iterator, None)) is None:
+                run.optimizer.zero_grad()
+                break
+            run.loader.loss(run.model(second[0]), second[1]).backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            steps, kept = steps + 1, kept + len(targets) + len(second[1])
+    return {"steps": steps, "trained": kept, "parameters": run.parameters}
+
+
+class Endless(IterableDataset):
+    """So many examples, without ids; more on rank 1."""
+
+    def __iter__(self):
+        count = 40 if dist.get_rank() == 0 else 90
+        yield from (digits()[i] for i in range(count))
+
+
+def without_ids():
+    model = DistributedDataParallel(make_model())
+    loader = sb.SelectiveLoader(
+        DataLoader(Endless(), batch_size=BATCH), model, nn.CrossEntropyLoss(), sb.selective_backprop(0.5), num_epochs=3
+    )
+    sizes = []
+    for _ in range(3):
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets).backward()
+            sizes.append(len(targets))
+    return {"sizes": sizes, "offered": loader.stats.offered, "queued": loader.stats.queued}
+
+
+def workers():
+    """As without them."""
+    results = []
+    for count in (0, 2):
+        run = Run(
+            sb.stale_selective_backprop(0.5, every=2), dataset=digits(), loader_options={"num_workers": count}
+        ).train()
+        results.append([run.batches, run.weights, run.parameters])
+    return {"same": same(*results), "batches": len(results[0][0])}
+
+
+def guarded():
+    """Each rank's clock says something else; that of rank 0 decides."""
+    ticks = iter(range(10**6))
+    slows_down = dist.get_rank() == 0  # so that selection, which is tried second, looks slower; on rank 1 it does not
+    run = Run(sb.selective_backprop(0.4).guard(window=3, patience=6), dataset=digits(), epochs=6)
+    schedule = run.loader._selector.schedule
+    object.__setattr__(schedule, "clock", lambda: float(next(ticks)) ** 2 if slows_down else 0.0)
+    return facts(run.train()) | {"settled on": schedule._state["settled_on"]}
+
+
+def logged():
+    """What is said, on each rank, when all ranks go through all the data, and when they share it."""
+    messages = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    logger, handler = logging.getLogger("selective_backprop"), Handler()
+    logger.addHandler(handler)
+    make_loader(sb.selective_backprop(0.5), model=DistributedDataParallel(make_model()))
+    alone = len(messages)
+    Run(sb.selective_backprop(0.5))
+    logger.removeHandler(handler)
+    return {"messages": messages, "about shared data": len(messages) - alone}

@@ -1,0 +1,41 @@
+"""FSDP2 on two ranks."""
+
+import pytest
+import torch
+
+from tests.ranks.launch import run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return run("sharded_model:job", tmp_path_factory.mktemp("fsdp"))
+
+
+def test_2_selectivity_1_is_plain_fsdp(runs):
+    assert all(ranks["same batches as plain"] and ranks["same parameters as plain"] for ranks in runs)
+
+
+@pytest.mark.parametrize("name", ["half", "uneven", "planned", "warm-up"])
+def test_ranks_stay_in_step(runs, name):
+    first, second = (ranks[name] for ranks in runs)
+    assert first["sizes"] == second["sizes"] and len(first["batches"]) > 3
+    assert torch.equal(first["parameters"], second["parameters"])
+
+
+def test_a_rank_without_candidates_attends(runs):
+    first, second = (ranks["uneven"] for ranks in runs)
+    assert (first["scored"], second["scored"]) == (320, 32)
+    assert first["steps left"] == second["steps left"] > 2
+    assert first["steps after resume"] == second["steps after resume"] > 2
+
+
+def test_1_scoring_leaves_no_trace(runs):
+    assert all(ranks["no trace"] for ranks in runs)
+
+
+def test_what_cannot_work_is_refused(runs):
+    for ranks in runs:
+        *copies, reuse = ranks["refused"]
+        assert len(copies) == 3
+        assert all("sharded by FSDP" in message and "not with a copy of it" in message for message in copies)
+        assert "forward reuse works on one rank" in reuse

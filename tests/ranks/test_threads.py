@@ -1,0 +1,168 @@
+"""Any number of ranks, any sizes: threads stand in for processes, the loader is the real one."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import selective_backprop as sb
+from selective_backprop.testing import same
+from tests.ranks.numbers import cut, go_through, make
+from tests.ranks.threads import run_loaders
+
+ROUNDWISE = {
+    "selective_backprop": sb.selective_backprop,
+    "interrupted": lambda selectivity: sb.selective_backprop(selectivity, interrupt=3),
+    "fixed size": lambda selectivity: sb.selective_backprop(selectivity, fixed_size=True),
+    "unbiased": lambda selectivity: sb.selective_backprop(selectivity, unbiased=True),
+    "noise guard": lambda selectivity: sb.selective_backprop(selectivity, noise_guard=0.9),
+    "window": lambda selectivity: sb.selective_backprop(selectivity, start=0.3, end=0.9),
+    "warm-up": lambda selectivity: sb.selective_backprop(selectivity, warmup_epochs=0.5),
+    "top_k": sb.top_k,
+    "composer": lambda keep: sb.composer_backprop(start=0.2, end=0.8, keep=keep, interrupt=2),
+    "kath18": lambda selectivity: sb.kath18(1 / selectivity, unbiased=True, variable_start=False),
+}
+PLANNED = {
+    "stale": lambda selectivity: sb.stale_selective_backprop(selectivity, every=2),
+    "ledger": sb.ledger_backprop,
+    "infobatch": lambda selectivity: sb.infobatch(1 - selectivity, until=0.8),
+    "predicted": lambda selectivity: sb.predicted_selective_backprop(selectivity, max_age=2),
+    "random": sb.random_backprop,
+    "repeated": sb.repeated_random,
+}
+METHODS = {"traditional": lambda selectivity: sb.traditional()} | ROUNDWISE | PLANNED
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(sorted(METHODS)),
+    shards=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    candidates=st.integers(1, 9),
+    batch_size=st.none() | st.integers(1, 7),
+    selectivity=st.sampled_from([0.2, 0.5, 0.9, 1.0]),
+    epochs=st.integers(1, 4),
+    scope=st.sampled_from(["global", "local"]),
+    stop=st.integers(1, 30),
+)
+def test_any_ranks(name, shards, candidates, batch_size, selectivity, epochs, scope, stop):
+    """As many, equally full batches; nothing is lost or repeated; resumed exactly; the ledger knows all of it."""
+    ends = torch.tensor([0, *shards]).cumsum(0).tolist()
+    states = {}
+
+    def work(rank):
+        batches = cut(range(ends[rank], ends[rank + 1]), candidates)
+
+        def new():
+            options = {"epochs": epochs, "scope": scope, "batch_size": batch_size}
+            return make(METHODS[name](selectivity), sum(shards), batches, **options)
+
+        def save(step):
+            if step == stop:
+                states[rank] = copy.deepcopy(loader.state_dict())
+
+        model, loader = new()
+        given, rounds = go_through(model, loader, epochs, save)
+        if rank in states:
+            again, resumed = new()
+            resumed.load_state_dict(states[rank])
+            rest, _ = go_through(again, resumed, epochs)
+            assert sum(rest, []) == sum(given, [])[stop:]  # noqa: RUF017
+            assert same(resumed.ledger.state_dict(), loader.ledger.state_dict())
+        queued = [i for rows in loader._queue._pieces for i in rows.ids.tolist()]
+        assert loader.stats.queued == len(queued)
+        return given, rounds, queued, loader.ledger.whole(), loader.batch_size
+
+    results = run_loaders(len(shards), work)
+    sizes = [[[len(batch) for batch in epoch] for epoch in given] for given, *_ in results]
+    assert all(other == sizes[0] for other in sizes)
+    full, k = results[0][-1], len(shards)
+    for epoch in sizes[0]:
+        may_end_smaller = epoch is sizes[0][-1] or k * sum(epoch) > sum(shards) - k
+        assert set(epoch[:-1] if may_end_smaller else epoch) <= {full}
+        assert not epoch or epoch[-1] <= full
+    given_out = Counter(i for given, *_ in results for epoch in given for batch in epoch for i in batch)
+    selected = Counter(i for _, rounds, *_ in results for ids in rounds for i in ids)
+    queued = Counter(i for _, _, waiting, *_ in results for i in waiting)
+    assert given_out + queued == selected
+    assert queued.total() < 2 * k
+    ledgers = [ledger for *_, ledger, _ in results]
+    assert all(same(vars(other), vars(ledgers[0])) for other in ledgers)
+    assert ledgers[0].offered.tolist() == [epochs] * sum(shards)
+    assert ledgers[0].selected.tolist() == [selected[i] for i in range(sum(shards))]
+    assert (ledgers[0].loss_epoch >= 0).tolist() == [given_out[i] > 0 for i in range(sum(shards))]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", sorted(ROUNDWISE))
+def test_ranks_select_what_one_process_would(name, size):
+    """The same candidates in the same order: the same ids in every round, whose batches are dealt out to ranks."""
+    count, candidates, epochs = 120, 5, 3
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def work(rank, ranks=size):
+        share = candidates * size // ranks
+        batches = [part[rank * share : (rank + 1) * share] for part in cut(order, candidates * size)]
+        model, loader = make(ROUNDWISE[name](0.4), count, batches, epochs=epochs, batch_size=4 * size // ranks)
+        _, rounds = go_through(model, loader, epochs)
+        return rounds, loader.policy.state_dict(), sum(map(len, rounds))
+
+    (rounds, policy, total), *_ = run_loaders(1, lambda rank: work(rank, ranks=1))
+    results = run_loaders(size, work)
+    together = [sum(parts, []) for parts in zip(*(result[0] for result in results), strict=True)]  # noqa: RUF017
+    assert together == rounds and total < epochs * count
+    assert all(same(result[1], policy) for result in results)
+
+
+class Swapped:
+    """Candidates that are another rank's in the next epoch."""
+
+    def __init__(self, shards, rank):
+        self.shards, self.rank, self.epoch = shards, rank, -1
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(self.shards[(self.rank + self.epoch) % len(self.shards)])
+
+    def __len__(self):
+        return len(self.shards[0])
+
+
+@pytest.mark.parametrize("name", ["stale", "predicted", "ledger"])
+def test_scores_follow_examples_to_other_ranks(name):
+    """What one rank learned about an example decides about it before another loads it."""
+    shards = [cut(range(first, first + 30), 5) for first in (0, 30, 60)]
+
+    def work(rank):
+        model, loader = make(PLANNED[name](0.5), 90, Swapped(shards, rank), epochs=2)
+        go_through(model, loader, 1)
+        scored = loader.stats.scored
+        go_through(model, loader, 2)
+        return loader.stats.scored - scored, loader.stats.skipped_before_loading
+
+    results = run_loaders(3, work)
+    assert all(scored == 0 for scored, _ in results)
+    assert sum(skipped for _, skipped in results) > 20
+
+
+def test_ranks_that_could_not_agree_are_refused():
+    batches = cut(range(20), 5)
+    for by_rank, message in (
+        (lambda rank: {"batch_size": 4 + rank}, r"the same batch_size=; by rank, these have \[4, 5\]"),
+        (lambda rank: {"seed": rank}, r"the same seed=; by rank, these have \[0, 1\]"),
+        (lambda rank: {"scope": ["global", "local"][rank]}, "the same scope="),
+        (lambda rank: {"count": 20 + rank}, r"number of examples in the data set.*\[20, 21\]"),
+    ):
+
+        def work(rank, by_rank=by_rank):
+            make(sb.selective_backprop(0.5), batches=batches, epochs=1, **({"count": 20} | by_rank(rank)))
+
+        with pytest.raises(ValueError, match=message):
+            run_loaders(2, work)
+
+
+def test_seeds_may_differ_where_each_rank_decides_for_itself():
+    batches = cut(range(20), 5)
+    run_loaders(2, lambda rank: make(sb.top_k(0.5), 20, batches, epochs=1, seed=rank, scope="local"))
