@@ -19,6 +19,8 @@ LAYERS = [
     ["sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],
     ["selector", "feedback", "reuse", "offering"],
     ["loader"],
+    ["agreeing", "redealing"],
+    ["checkpoint_files", "checkpoint_ledger", "checkpoint_parts", "safe_reading", "checkpoint"],
     ["example_scores", "pruning"],
     ["timing", "candidate_batch", "costs", "advice"],
     ["methods", "progress", "testing"],

@@ -78,6 +78,19 @@ def test_reading_delivers_what_was_written_by_any_rank():
     assert run_threads(2, work) == [[0, 1]] * 2
 
 
+def test_a_report_changes_nothing():
+    def work(ranks):
+        ledger = ShardedLedger(4, 1, ranks)
+        for loss in (1.0, 2.0):
+            if ranks.rank == (loss == 1):  # rank 1 first, then rank 0
+                ledger.record_losses(torch.tensor([3]), torch.tensor([loss]), epoch=0)
+            assert ledger.whole().loss[3] == loss if loss == 1 else True
+        ledger.deliver()
+        return float(ledger.rows(torch.tensor([3])).loss)
+
+    assert run_threads(2, work) == [1, 1]  # rank by rank, as without a report in between
+
+
 def test_a_delivery_is_two_exchanges_and_a_column_one():
     def work(ranks):
         ledger = ShardedLedger(100, 2, ranks)

@@ -2,6 +2,7 @@
 
 from selective_backprop import functional, testing
 from selective_backprop.advice import Advice, advise
+from selective_backprop.checkpoint import load_checkpoint, save_checkpoint
 from selective_backprop.costs import Costs
 from selective_backprop.example_scores import average_scores, el2n, grand, score_examples
 from selective_backprop.guard import Guard
@@ -136,6 +137,7 @@ __all__ = [
     "kath18",
     "keep_after_pruning",
     "ledger_backprop",
+    "load_checkpoint",
     "load_scores",
     "mean_of_largest",
     "overlap",
@@ -147,6 +149,7 @@ __all__ = [
     "recorded_backprop",
     "reducible_loss",
     "repeated_random",
+    "save_checkpoint",
     "save_scores",
     "score_examples",
     "selective_backprop",

@@ -26,7 +26,7 @@ class Ranks:
     """
 
     def __init__(self, group: Any) -> None:
-        self._group = group
+        self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.bytes_sent = 0
@@ -56,7 +56,7 @@ class Ranks:
         result = [torch.empty_like(values) for _ in range(self.size)]
         self.bytes_sent += values.nbytes * (self.size - 1)
         with self._reporting():
-            work = dist.all_gather(result, values.contiguous(), group=self._group, async_op=True)
+            work = dist.all_gather(result, values.contiguous(), group=self.group, async_op=True)
 
         def finish() -> list[Tensor]:
             with self._reporting():
@@ -70,9 +70,9 @@ class Ranks:
         sizes = torch.tensor([len(part) for part in parts])
         coming = torch.empty_like(sizes)
         with self._reporting():
-            dist.all_to_all_single(coming, sizes, group=self._group)
+            dist.all_to_all_single(coming, sizes, group=self.group)
             result = parts[0].new_empty(int(coming.sum()))
-            dist.all_to_all_single(result, torch.cat(parts), coming.tolist(), sizes.tolist(), group=self._group)
+            dist.all_to_all_single(result, torch.cat(parts), coming.tolist(), sizes.tolist(), group=self.group)
         own = parts[self.rank].nbytes
         self.bytes_sent += 8 * (self.size - 1) + sum(part.nbytes for part in parts) - own
         return list(torch.split(result, coming.tolist()))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -98,19 +99,22 @@ class ShardedLedger:
 
     def deliver(self) -> None:
         """Send what was written to the owners, who apply it. By all ranks."""
+        self._deliver_to(self.block)
+        self._writes = []
+
+    def _deliver_to(self, block: Ledger) -> None:
         codes: list[list[Tensor]] = [[] for _ in range(self._ranks.size)]
         values: list[list[Tensor]] = [[torch.empty(0)] for _ in range(self._ranks.size)]
         for kind in _KINDS:
             for owner, (part, numbers) in enumerate(self._by_owner(kind)):
                 codes[owner].append(part)
                 values[owner].append(numbers)
-        self._writes = []
         # One message of whole numbers and one of values, whatever was written: the lengths go first.
         lengths = [torch.tensor([len(part) for part in parts]) for parts in codes]
         codes_in = self._ranks.exchange([torch.cat([n, *parts]) for n, parts in zip(lengths, codes, strict=True)])
         values_in = self._ranks.exchange([torch.cat(parts) for parts in values])
         for kind, *parts in zip(_KINDS, *map(_split, codes_in, values_in), strict=True):
-            self._apply(kind, torch.cat([code for code, _ in parts]), torch.cat([value for _, value in parts]))
+            self._apply(block, kind, torch.cat([code for code, _ in parts]), torch.cat([value for _, value in parts]))
 
     def _by_owner(self, kind: str) -> list[tuple[Tensor, Tensor]]:
         """For each owner, what was written of its ids: epoch * M + id as one number, and the values."""
@@ -132,16 +136,16 @@ class ShardedLedger:
             return [(part, values) for part in parts]
         return list(zip(parts, torch.split(values[order], counts), strict=True))
 
-    def _apply(self, kind: str, codes: Tensor, values: Tensor) -> None:
+    def _apply(self, block: Ledger, kind: str, codes: Tensor, values: Tensor) -> None:
         ids = codes % max(1, len(self)) - self._first
         if kind not in _WITH_VALUES:
-            return Write(kind, ids, values, 0).apply(self.block)
+            return Write(kind, ids, values, 0).apply(block)
         epochs = (codes // max(1, len(self))).to(torch.int32)
         # All ids at once, and again for those that were written twice: not write by write, of which there are many.
         occurrence = _occurrence(ids)
         for number in range(int(occurrence.max()) + 1 if len(ids) else 0):
             rows = (occurrence == number).nonzero().flatten()
-            Write(kind, ids[rows], values[rows], epochs[rows]).apply(self.block)
+            Write(kind, ids[rows], values[rows], epochs[rows]).apply(block)
 
     # ---- reading
 
@@ -172,10 +176,12 @@ class ShardedLedger:
 
     def whole(self) -> Ledger:
         """All rows, for reports; as large on every rank as a ledger that is not shared. By all ranks."""
-        self.deliver()
-        result = Ledger(len(self), self.block.scores.shape[1])
+        # To a copy: a report must not change in which order the ranks' writes are applied, and so the run.
+        block = copy.deepcopy(self.block)
+        self._deliver_to(block)
+        result = Ledger(len(self), block.scores.shape[1])
         for name in COLUMNS:
-            column: Tensor = getattr(self.block, name)
+            column: Tensor = getattr(block, name)
             parts = self._ranks.gather(column.flatten())
             setattr(result, name, torch.cat(parts).view(len(self), *column.shape[1:]))
         return result

@@ -101,16 +101,29 @@ def run_processes(size, work, folder, *args):
 
     work is a function of a module; ranks is None where there is only one. The folder is new to every call.
     """
+    return run_phases([(size, work, args)], folder)[0]
+
+
+def run_phases(phases, folder):
+    """One `run_processes` of (size, work, args) after the other; the processes stay, as starting them takes long."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.multiprocessing.spawn(_run, args=(size, work, folder, args), nprocs=size)
-    return [torch.load(folder / f"result-{rank}.pt", weights_only=True) for rank in range(size)]
+    largest = max(size for size, _, _ in phases)
+    torch.multiprocessing.spawn(_run, args=(phases, folder), nprocs=largest)
+    return [
+        [torch.load(folder / f"result-{number}-{rank}.pt", weights_only=True) for rank in range(size)]
+        for number, (size, _, _) in enumerate(phases)
+    ]
 
 
-def _run(rank, size, work, folder, args):
+def _run(rank, phases, folder):
     torch.set_num_threads(1)
-    if size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
-    torch.save(work(current_ranks(), folder, *args), folder / f"result-{rank}.pt")
-    if size > 1:
-        dist.barrier()  # rank 0 holds the connections of the others
-        dist.destroy_process_group()
+    for number, (size, work, args) in enumerate(phases):
+        if rank >= size:
+            continue
+        if size > 1:
+            where = f"file://{folder}/rendezvous-{number}"
+            dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+        torch.save(work(current_ranks(), folder, *args), folder / f"result-{number}-{rank}.pt")
+        if size > 1:
+            dist.barrier()  # rank 0 holds the connections of the others
+            dist.destroy_process_group()

@@ -1,0 +1,283 @@
+"""Checkpoints of several ranks, in real processes: exact with as many, nothing lost with more or fewer."""
+
+import copy
+import os
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import selective_backprop as sb
+from selective_backprop.ledger import COLUMNS
+from selective_backprop.testing import same
+from tests.helpers import digits, make_model
+from tests.ranks.threads import run_phases
+from tests.test_checkpoint import RandomState
+
+EXAMPLES = 120  # as many for each of two or three ranks
+ROWS = 121  # of the ledger: blocks of ranks differ in size
+EPOCHS = 2
+
+
+class Run:
+    """Digits trained by DDP where there are several ranks; every rank has its own random state."""
+
+    def __init__(self, ranks, method):
+        rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        torch.manual_seed(rank)
+        self.model = make_model()
+        wrapped = self.model if ranks is None else DistributedDataParallel(self.model)
+        self.sampler = DistributedSampler(range(EXAMPLES), num_replicas=size, rank=rank)
+        data = DataLoader(digits(ROWS), batch_size=8, sampler=self.sampler)
+        self.loader = sb.SelectiveLoader(data, wrapped, nn.CrossEntropyLoss(), method, num_epochs=EPOCHS)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.parts = {"model": wrapped, "optimizer": self.optimizer, "random": RandomState()}
+        self.wrapped = wrapped
+        self.ids = []
+
+    def train(self, *, until=EPOCHS, on_step=lambda step: None):
+        for _ in range(self.loader.epoch, until):
+            self.sampler.set_epoch(self.loader.epoch)
+            for inputs, targets in self.loader:
+                self.optimizer.zero_grad()
+                self.loader.loss(self.wrapped(inputs), targets).backward()
+                self.optimizer.step()
+                self.ids.append(self.loader.batch.ids.clone())
+                on_step(self.loader.stats.batches)
+
+    def result(self):
+        whole = self.loader.ledger.whole()
+        result = {
+            "ids": self.ids,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ledger": {name: getattr(whole, name) for name in COLUMNS},
+            "queued": self.loader.stats.queued,
+        }
+        return copy.deepcopy(result)  # training goes on
+
+
+def begin(ranks, folder, name, method, step):
+    """Save after some steps, and go on."""
+    run, saved = Run(ranks, method()), {}
+
+    def save(now):
+        if now == step:
+            sb.save_checkpoint(folder / name, run.loader, **run.parts)
+            saved.update(run.result())
+
+    run.train(on_step=save)
+    return run.result() | {"saved": saved}
+
+
+def resume(ranks, folder, name, method, until=EPOCHS):
+    run = Run(ranks, method())
+    torch.manual_seed(99)  # what the checkpoint has to undo
+    assert sb.load_checkpoint(folder / name, run.loader, **run.parts)
+    loaded = run.result()
+    run.train(until=until)
+    return run.result() | {"loaded": loaded}
+
+
+def by_percentile():
+    return sb.selective_backprop(0.5)
+
+
+def by_ledger():
+    return sb.ledger_backprop(0.5)
+
+
+def counts(results):
+    return Counter(i for result in results for ids in result["ids"] for i in ids.tolist())
+
+
+def test_as_many_ranks_go_on_exactly(tmp_path):
+    phases = []
+    for name, method, step in (("percentile", by_percentile, 4), ("ledger", by_ledger, 10)):
+        phases += [(2, begin, (name, method, step)), (2, resume, (name, method))]
+    results = run_phases(phases, tmp_path)
+    for saved, resumed in (results[:2], results[2:]):
+        for before, after in zip(saved, resumed, strict=True):
+            assert same(after["ids"], before["ids"][len(before["saved"]["ids"]) :])
+            assert same(after["model"], before["model"])
+            assert same(after["optimizer"], before["optimizer"])
+            assert same(after["ledger"], before["ledger"])
+
+
+def test_another_number_of_ranks_loses_nothing(tmp_path):
+    saving = {
+        "alone": (1, begin, ("alone", by_percentile, 2)),
+        "two": (2, begin, ("two", by_percentile, 2)),
+        "three": (3, begin, ("three", by_percentile, 2)),
+        "planned": (2, begin, ("planned", by_ledger, 10)),  # in the second epoch, which is decided about at its start
+        "plain": (2, begin, ("plain", sb.traditional, 3)),
+    }
+    changes = [("two", 1, 1), ("alone", 2, 1), ("two", 3, 1), ("three", 2, 2), ("planned", 3, 2), ("plain", 1, 1)]
+    loading = [(size, resume, (*saving[name][2][:2], epochs)) for name, size, epochs in changes]
+    results = run_phases([*saving.values(), *loading], tmp_path)
+    saved_by_name = dict(zip(saving, results, strict=False))
+    for (name, _, epochs), resumed in zip(changes, results[len(saving) :], strict=True):
+        check_nothing_lost(saved_by_name[name], resumed, epochs)
+
+
+def check_nothing_lost(saved, resumed, epochs):
+    ledger = resumed[0]["ledger"]
+    assert ledger["offered"].tolist() == [epochs] * EXAMPLES + [0]
+    selected = Counter({i: count for i, count in enumerate(ledger["selected"].tolist()) if count})
+    trained = counts(result["saved"] for result in saved) + counts(resumed)
+    assert trained <= selected
+    left = selected.total() - trained.total() - sum(result["queued"] for result in resumed)
+    # The last batch of the run is as small on all ranks, and leaves out fewer examples than there are ranks.
+    assert 0 <= left < (len(resumed) if epochs == EPOCHS else 1)
+    assert len({len(result["ids"]) for result in resumed}) == 1
+    for result in resumed:
+        for part in ("model", "optimizer", "ledger"):
+            assert same(result["loaded"][part], saved[0]["saved"][part])
+
+
+class Net(nn.Module):
+    """Sizes that two or three ranks cannot share evenly."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(64, 7), nn.Linear(7, 10)
+
+    def forward(self, inputs):
+        return self.second(self.first(inputs).relu())
+
+
+def shard(ranks, folder, save):
+    """A model whose parameters are spread over the ranks, where there are several."""
+    model = Net()
+    if ranks is not None:
+        for module in (model.first, model.second, model):
+            fully_shard(module, mesh=DeviceMesh.from_group(ranks.group, "cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    sampler = DistributedSampler(digits(EXAMPLES), *((ranks.size, ranks.rank) if ranks is not None else (1, 0)))
+    data = DataLoader(digits(EXAMPLES), batch_size=8, sampler=sampler)
+    loader = sb.SelectiveLoader(data, model, nn.CrossEntropyLoss(), sb.selective_backprop(0.5))
+    parts = {"net": model, "optimizer": optimizer}
+    if save:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loader.loss(model(inputs), targets).backward()
+            optimizer.step()
+        sb.save_checkpoint(folder / "checkpoints", loader, **parts)
+    else:
+        assert sb.load_checkpoint(folder / "checkpoints", loader, **parts)
+    tensors = dict(model.state_dict())
+    for number, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"{number}.{name}": value for name, value in values.items()}
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()}
+
+
+def test_models_spread_over_ranks_are_spread_anew(tmp_path):
+    saved, *loaded = run_phases([(2, shard, (True,)), (3, shard, (False,)), (1, shard, (False,))], tmp_path)
+    assert any(name.endswith("exp_avg") for name in saved[0])
+    for results in loaded:
+        for result in results:
+            assert same(result, saved[0])
+
+
+# ---- few examples, failures, damage
+
+
+def make_small(ranks, examples):
+    """A loader with fewer examples than ranks could have rows of, and what is in its ledger."""
+    model = nn.Linear(64, 10)
+    loader = sb.SelectiveLoader(
+        DataLoader(digits(examples), batch_size=2), model, nn.CrossEntropyLoss(), sb.ledger_backprop(0.5)
+    )
+    return loader, model
+
+
+class Fails:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def state_dict(self):
+        if self.rank == 1:
+            raise OSError("no space left")
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def save_small(ranks, folder):
+    loader, model = make_small(ranks, 4)
+    loader.ledger.record_losses(torch.tensor([ranks.rank, 3]), torch.tensor([1.0, ranks.rank]), epoch=0)
+    loader.ledger.deliver()
+    loader.ledger.count_selected(torch.tensor([ranks.rank]))  # not delivered
+    sb.save_checkpoint(folder / "small", loader, model=model)
+    sb.save_checkpoint(folder / "small", loader, model=model)
+    whole = loader.ledger.whole().state_dict()
+    problem = ""
+    try:
+        sb.save_checkpoint(folder / "small", loader, model=model, odd=Fails(ranks.rank))
+    except (OSError, RuntimeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if ranks.rank == 0:
+        damaged = folder / "small" / "checkpoint-2" / "rank-1.pt"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    return {"ledger": whole, "problem": problem}
+
+
+def load_small(ranks, folder):
+    loader, model = make_small(ranks, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sb.load_checkpoint(folder / "small", loader, model=model)
+    return {"ledger": loader.ledger.whole().state_dict(), "warnings": [str(warning.message) for warning in caught]}
+
+
+def test_few_examples_failures_and_damage(tmp_path):
+    saved, *loaded = run_phases([(3, save_small, ()), *((size, load_small, ()) for size in (3, 2, 1))], tmp_path)
+    assert saved[0]["ledger"]["selected"].tolist() == [1, 1, 1, 0]
+    assert [result["problem"] for result in saved] == [
+        "RuntimeError: rank 1 failed: OSError: no space left",
+        "OSError: no space left",
+        "RuntimeError: rank 1 failed: OSError: no space left",
+    ]
+    for results in loaded:
+        for rank, result in enumerate(results):
+            assert same(result["ledger"], saved[0]["ledger"])
+            told = [text for text in result["warnings"] if "as newer checkpoints are damaged: checkpoint-2" in text]
+            assert len(told) == (rank == 0)
+
+
+# ---- ranks that die
+
+
+def torchrun(folder, *kills):
+    folder.mkdir()
+    script = Path(__file__).with_name("elastic_run.py")
+    # --standalone: a free port of its own.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    # Or ranks that start again may find addresses of those that died (pytorch issue 135712).
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run([*command, script, folder, *kills], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return [torch.load(folder / f"result-{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_a_killed_run_ends_with_the_same_weights(tmp_path):
+    undisturbed = torchrun(tmp_path / "undisturbed")
+    # Before the first checkpoint, and between two of them in the second epoch.
+    disturbed = torchrun(tmp_path / "disturbed", "1:1", "0:5")
+    starts = [[(tmp_path / "disturbed" / f"start-{i}-{rank}").read_text() for rank in range(2)] for i in range(3)]
+    assert starts == [["none"] * 2, ["none"] * 2, ["4"] * 2]
+    for one, other in zip(disturbed, undisturbed, strict=True):
+        for part in ("model", "optimizer", "ledger"):
+            assert same(one[part], other[part])
+        assert same(one["ids"], other["ids"][4:])

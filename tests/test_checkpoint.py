@@ -1,0 +1,290 @@
+"""Checkpoints of one process: exactness, damage, malice. Those of several ranks are in tests/ranks."""
+
+import json
+import os
+import pickle
+import shutil
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+import selective_backprop as sb
+from selective_backprop import checkpoint_files as files
+from selective_backprop.testing import same
+from tests.helpers import digits, make_loader, make_model, train
+
+
+class RandomState:
+    """torch's global one, for dropout."""
+
+    def state_dict(self):
+        return {"torch": torch.get_rng_state()}
+
+    def load_state_dict(self, state):
+        torch.set_rng_state(state["torch"])
+
+
+def make_run(method=None, **options):
+    model = make_model()
+    generator = torch.Generator().manual_seed(3)
+    loader = make_loader(
+        method or sb.selective_backprop(0.5),
+        model=model,
+        num_epochs=3,
+        loader_options={"generator": generator},
+        **options,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return loader, {"model": model, "optimizer": optimizer, "random": RandomState()}
+
+
+def go_on(loader, parts, epochs=3, on_step=None):
+    return train(loader, parts["model"], epochs, optimizer=parts["optimizer"], on_step=on_step)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [sb.selective_backprop(0.5), sb.ledger_backprop(0.5), sb.predicted_selective_backprop(0.5), sb.traditional()],
+    ids=lambda method: method.name,
+)
+def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path, method):
+    loader, parts = make_run(method)
+    torch.manual_seed(5)
+
+    def save(step, optimizer):
+        if step == 9:
+            sb.save_checkpoint(tmp_path, loader, **parts)
+
+    batches = go_on(loader, parts, on_step=save)
+    resumed, new_parts = make_run(method)
+    assert sb.load_checkpoint(tmp_path, resumed, **new_parts)
+    assert go_on(resumed, new_parts) == batches[9:]
+    assert same(new_parts["model"].state_dict(), parts["model"].state_dict())
+    assert same(new_parts["optimizer"].state_dict(), parts["optimizer"].state_dict())
+    assert same(resumed.ledger.state_dict(), loader.ledger.state_dict())
+
+
+def test_the_first_start_has_nothing_to_load(tmp_path):
+    loader, parts = make_run()
+    assert sb.load_checkpoint(tmp_path / "new", loader, **parts) is False
+    assert not (tmp_path / "new").exists()
+
+
+def test_saving_changes_nothing(tmp_path):
+    loader, parts = make_run()
+    before = parts["optimizer"].state_dict()
+    sb.save_checkpoint(tmp_path, loader, **parts)  # before the first step
+    assert same(parts["optimizer"].state_dict(), before) and not before["state"]
+    assert all(parameter.grad is None for parameter in parts["model"].parameters())
+    resumed, new_parts = make_run()
+    assert sb.load_checkpoint(tmp_path, resumed, **new_parts)
+    assert not new_parts["optimizer"].state_dict()["state"]
+
+
+def saved_twice(folder):
+    """A folder with two checkpoints, and the model's weights in each."""
+    loader, parts = make_run()
+    weights = []
+    for _ in range(2):
+        go_on(loader, parts, epochs=loader.epoch + 1)
+        sb.save_checkpoint(folder, loader, **parts)
+        weights.append({name: value.clone() for name, value in parts["model"].state_dict().items()})
+    return weights
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two") / "run"
+    return folder, saved_twice(folder)
+
+
+@pytest.fixture
+def copied(two_checkpoints, tmp_path):
+    folder, weights = two_checkpoints
+    return shutil.copytree(folder, tmp_path / "run"), weights
+
+
+@pytest.mark.parametrize("harm", [flip_a_bit, truncate, os.unlink])
+@pytest.mark.parametrize("name", ["rank-0.pt", "__0_0.distcp", ".metadata", "checksums.json"])
+def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(copied, name, harm):
+    folder, weights = copied
+    harm(folder / "checkpoint-2" / name)
+    loader, parts = make_run()
+    with pytest.warns(
+        UserWarning, match=r"going on from .*checkpoint-1, as newer checkpoints are damaged: checkpoint-2: "
+    ):
+        assert sb.load_checkpoint(folder, loader, **parts)
+    assert same(parts["model"].state_dict(), weights[0])
+    assert loader.epoch == 1
+
+
+def test_nothing_is_loaded_when_all_are_damaged(copied):
+    folder, _ = copied
+    flip_a_bit(folder / "checkpoint-2" / "rank-0.pt")
+    truncate(folder / "checkpoint-1" / "__0_0.distcp")
+    loader, parts = make_run()
+    expected = r"no checkpoint in .* can be used: checkpoint-2: rank-0.pt damaged; checkpoint-1: __0_0.distcp damaged"
+    with pytest.raises(ValueError, match=expected):
+        sb.load_checkpoint(folder, loader, **parts)
+    assert same(parts["model"].state_dict(), make_model().state_dict())
+
+
+def test_the_newest_two_are_kept(copied):
+    folder, _ = copied
+    loader, parts = make_run()
+    sb.save_checkpoint(folder, loader, **parts)
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_a_save_that_does_not_finish_leaves_the_others_as_they_are(copied, monkeypatch):
+    folder, weights = copied
+    loader, parts = make_run()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sb.save_checkpoint(folder, loader, **parts)
+    assert (folder / "checkpoint-3.unfinished").exists()
+    assert sb.load_checkpoint(folder, loader, **parts)
+    assert same(parts["model"].state_dict(), weights[1])
+    sb.save_checkpoint(folder, loader, **parts)
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_the_first_save_that_does_not_finish_is_a_first_start(tmp_path):
+    files.begin(tmp_path)
+    loader, parts = make_run()
+    assert sb.load_checkpoint(tmp_path, loader, **parts) is False
+
+
+# ---- what does not fit
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_changed(copied):
+    folder, _ = copied
+    loader, parts = make_run()
+    before = loader.ledger.state_dict()
+    with pytest.raises(ValueError, match=r"the checkpoint has \['model', 'optimizer', 'random'\], asked for were"):
+        sb.load_checkpoint(folder, loader, model=parts["model"])
+    with pytest.raises(ValueError, match=r"parts/model/6.weight is \(10, 16\) in the checkpoint and \(9, 16\) here"):
+        sb.load_checkpoint(folder, loader, **parts | {"model": make_model(classes=9)})
+    with pytest.raises(ValueError, match=r"parts/model does not fit the checkpoint: .* only there, nothing only here"):
+        sb.load_checkpoint(folder, loader, **parts | {"model": make_model()[:3]})
+    with pytest.raises(ValueError, match=r"parts/optimizer has groups of \[2\] parameters, the checkpoint of \[10\]"):
+        sb.load_checkpoint(folder, loader, **parts | {"optimizer": torch.optim.AdamW(nn.Linear(2, 2).parameters())})
+    assert same(loader.ledger.state_dict(), before) and loader.epoch == 0
+    assert same(parts["model"].state_dict(), make_model().state_dict())
+
+
+def test_another_data_set_or_method_is_refused(copied):
+    folder, _ = copied
+    _, parts = make_run()
+    other = make_loader(sb.selective_backprop(0.5), dataset=digits(100))
+    with pytest.raises(
+        ValueError, match=r"ledger/scores is \(203, 1\) in the checkpoint and \(100, 1\) here: was it saved"
+    ):
+        sb.load_checkpoint(folder, other, **parts)
+    with pytest.raises(ValueError, match="saved by the method selective_backprop, this loader has random_backprop"):
+        sb.load_checkpoint(folder, make_run(sb.random_backprop(0.5))[0], **parts)
+    assert same(parts["model"].state_dict(), make_model().state_dict())
+
+
+class Odd:
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_what_could_not_be_read_safely_is_refused_when_it_is_saved(tmp_path):
+    loader, parts = make_run()
+    with pytest.raises(TypeError, match="state_dict of parts/odd has more in it than plain data and tensors"):
+        sb.save_checkpoint(tmp_path, loader, **parts, odd=Odd({"object": Odd(1)}))
+    with pytest.raises(TypeError, match="parts/steps has no state_dict and load_state_dict: int"):
+        sb.save_checkpoint(tmp_path, loader, **parts, steps=3)
+    assert not list(tmp_path.iterdir())
+    sb.save_checkpoint(tmp_path, loader, odd=Odd({"steps": 3, "values": [torch.ones(2), None, "text"]}))
+    odd = Odd(None)
+    sb.load_checkpoint(tmp_path, loader, odd=odd)
+    assert odd.state["steps"] == 3 and odd.state["values"][0].tolist() == [1, 1]
+
+
+# ---- malice
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def sign(folder):
+    """Whoever can change a file can change its checksum."""
+    names = json.loads((folder / "checksums.json").read_text())
+    (folder / "checksums.json").write_text(json.dumps({name: files.checksum(folder / name) for name in names}))
+
+
+@pytest.mark.parametrize("name", [".metadata", "rank-0.pt"])
+def test_no_code_in_a_checkpoint_is_run(copied, tmp_path, name):
+    folder, _ = copied
+    target, bomb = folder / "checkpoint-2", Bomb(tmp_path / "exploded")
+    if name == ".metadata":
+        (target / name).write_bytes(pickle.dumps(bomb))
+    else:
+        torch.save({"loader": bomb, "parts": {}}, target / name)
+    sign(target)
+    loader, parts = make_run()
+    with pytest.raises(pickle.UnpicklingError):
+        sb.load_checkpoint(folder, loader, **parts)
+    assert not bomb.path.exists()
+
+
+def test_a_description_cannot_reach_other_values_or_other_files(copied, tmp_path):
+    folder, _ = copied
+    target = folder / "checkpoint-2"
+    original = (target / ".metadata").read_bytes()
+
+    def change(work):
+        description = pickle.loads(original)
+        work(description)
+        (target / ".metadata").write_bytes(pickle.dumps(description))
+        sign(target)
+
+    loader, parts = make_run()
+    change(lambda description: description.state_dict_metadata.update({"parts/model/0.bias": BytesStorageMetadata()}))
+    with pytest.raises(pickle.UnpicklingError, match=r"parts/model/0\.bias in the checkpoint is not a tensor"):
+        sb.load_checkpoint(folder, loader, **parts)
+
+    def elsewhere(description):
+        next(iter(description.storage_data.values())).relative_path = "../../secret.pt"
+
+    change(elsewhere)
+    with pytest.raises(pickle.UnpicklingError, match=r"refers to '../../secret.pt', which is not part of it"):
+        sb.load_checkpoint(folder, loader, **parts)
+    for harmless in (time.sleep, getattr, eval):
+        (target / ".metadata").write_bytes(pickle.dumps(harmless))
+        sign(target)
+        with pytest.raises(pickle.UnpicklingError, match="damaged or was tampered with"):
+            sb.load_checkpoint(folder, loader, **parts)
