@@ -1,6 +1,6 @@
 """What torchrun starts in a test: a run that loads, trains, saves, and may be killed.
 
-    torchrun --nproc-per-node=2 --max-restarts=2 tests/ranks/elastic_run.py FOLDER [RANK:STEP ...]
+    torchrun --nproc-per-node=2 --max-restarts=2 -m tests.ranks.elastic_run FOLDER [RANK:STEP ...]
 
 Rank RANK is killed after step STEP, the first at the first start, the second at the second one.
 """
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # torchrun starts files, not modules of a package
 
 import selective_backprop as sb
 from selective_backprop.ranks import current_ranks

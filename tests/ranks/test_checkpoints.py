@@ -261,12 +261,13 @@ def test_few_examples_failures_and_damage(tmp_path):
 
 def torchrun(folder, *kills):
     folder.mkdir()
-    script = Path(__file__).with_name("elastic_run.py")
     # --standalone: a free port of its own.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     # Or ranks that start again may find addresses of those that died (pytorch issue 135712).
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run([*command, script, folder, *kills], env=environment, capture_output=True, text=True)
+    command += ["-m", "tests.ranks.elastic_run", str(folder), *kills]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-5000:]
     return [torch.load(folder / f"result-{rank}.pt", weights_only=True) for rank in range(2)]
 
