@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .PHONY: test check torture demo benchmark clean
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -29,8 +29,16 @@ def fixed_seed():
 
 
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if "gpu" in item.keywords:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        # Tests that share something costly go to one worker (--dist loadgroup), or each would make it anew.
+        if shared := _shared_with_others(item):
+            item.add_marker(pytest.mark.xdist_group(min(shared)))
+
+
+def _shared_with_others(item):
+    """Where the fixtures of a test come from that live longer than it."""
+    information = getattr(item, "_fixtureinfo", None)  # doctests have none
+    fixtures = [made[-1] for made in information.name2fixturedefs.values()] if information is not None else []
+    return {fixture.baseid for fixture in fixtures if fixture.scope in ("module", "session") and fixture.baseid}
