@@ -65,3 +65,50 @@ def test_the_example_runs():
     assert result.returncode == 0, result.stderr
     assert "epoch 2: " in result.stdout and "learning rate 0.00000" in result.stdout
     assert "offered 8,192, scored 8,192" in result.stdout
+
+
+RANKS = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+import selective_backprop as sb
+from selective_backprop.testing import same
+from tests.helpers import digits, make_model
+
+torch.set_num_threads(1)
+accelerator = Accelerator(cpu=True)
+
+def train(method):
+    model = make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    sampler = DistributedSampler(digits(), seed=1)
+    loader, loss_fn = DataLoader(digits(), batch_size=16, sampler=sampler), nn.CrossEntropyLoss()
+    if method is not None:
+        loader = sb.SelectiveLoader(loader, model, loss_fn, method, num_epochs=3)
+    torch.manual_seed(accelerator.process_index)
+    sizes = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            accelerator.backward((loss_fn if method is None else loader.loss)(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+            sizes.append(len(targets))
+    return accelerator.unwrap_model(model).state_dict(), sizes
+
+plain, everything, selected = train(None), train(sb.selective_backprop(1.0)), train(sb.selective_backprop(0.4))
+print(f"{same(plain, everything)} {len(selected[1])} {sorted(set(selected[1][:-1]))}\\n", end="", flush=True)
+"""
+
+
+def test_two_ranks(tmp_path):
+    (tmp_path / "run.py").write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    result = subprocess.run(
+        [*command, str(tmp_path / "run.py")], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.splitlines()
+    assert first == second, "as many batches on each"
+    assert first.startswith("True ") and first.endswith(" [16]"), "plain training at selectivity 1; full batches"
