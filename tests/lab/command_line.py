@@ -41,7 +41,9 @@ class Running:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self._process.kill()  # or a test that failed would wait for a command that does not end by itself
         self.communicate()
 
     @property

@@ -4,7 +4,9 @@ import csv
 import json
 import re
 import shutil
+import signal
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -121,7 +123,10 @@ def test_watch_follows_runs(experiment, tmp_path, visit):
     runs.mkdir()
     with start("watch", runs) as process:
         try:
-            url = re.match(r"(http://127\.0\.0\.1:\d+/) ", process.stdout.readline())[1]
+            while "\n" not in process.output():
+                assert process.poll() is None
+                time.sleep(0.01)
+            url = re.match(r"(http://127\.0\.0\.1:\d+/) ", process.output())[1]
             assert "No run has finished an epoch yet" in ask(url)
             shutil.copytree(experiment / "traditional", runs / "traditional")
             opened = visit(url=url)
@@ -130,8 +135,7 @@ def test_watch_follows_runs(experiment, tmp_path, visit):
             opened.page.wait_for_selector(".chip[data-name=sb]", timeout=20_000)
             assert {asked.rpartition("/")[0] + "/" for asked in opened.asked if asked.startswith("http")} == {url}
         finally:
-            process.terminate()
-            process.communicate(timeout=20)
+            process.send_signal(signal.SIGTERM)
     opened.page.wait_for_function("document.getElementById('live').textContent.includes('stopped')", timeout=20_000)
 
 
