@@ -83,11 +83,15 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise RuntimeError(
-                f"rank {self.rank} of {self.size} lost another rank while they agreed on what to train on: it ended, "
-                "or did not answer in time. See its own output for why; start again from the last checkpoint, or let "
-                "torchrun do so (--max-restarts)"
-            ) from error
+            raise lost_another(self.rank, self.size, "agreed on what to train on") from error
+
+
+def lost_another(rank: int, size: int, doing: str) -> RuntimeError:
+    """What a broken connection means, to be raised."""
+    return RuntimeError(
+        f"rank {rank} of {size} lost another rank while they {doing}: it ended, or did not answer in time. See its own "
+        "output for why; start again from the last checkpoint, or let torchrun do so (--max-restarts)"
+    )
 
 
 _GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

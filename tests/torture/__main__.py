@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.torture.faults import KILLS, OTHERS, killed_runs
+from tests.torture.faults import KILLS, OTHERS, killed_ranks, killed_runs
 from tests.torture.files import NotHere
 
 
@@ -31,13 +31,18 @@ def main():
     parser = argparse.ArgumentParser(prog="make torture", description=__doc__)
     parser.add_argument("--kills", type=int, default=KILLS, help="runs killed, over all methods")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which runs are killed")
+    parser.add_argument("--only", metavar="TEXT", default="", help="faults whose names have this in them")
     options = parser.parse_args()
     console = Console()
     table = Table("fault", title="What was tried, and what was survived", title_justify="left")
     for heading in ("tried", "survived", "seconds"):
         table.add_column(heading, justify="right")
     failures, tried = {}, 0
-    for fault in [*killed_runs(options.kills, options.seed), *OTHERS]:
+    faults = [*killed_runs(options.kills, options.seed), *OTHERS, *killed_ranks(options.seed)]
+    chosen = [fault for fault in faults if options.only in fault.name]
+    if not chosen:
+        parser.error(f"no fault has {options.only!r} in its name; there are: {', '.join(f.name for f in faults)}")
+    for fault in chosen:
         began = time.monotonic()
         happened, error, not_here = try_out(fault)
         if error:

@@ -1,14 +1,11 @@
-"""Every fault there is, by name. Each is a function of an empty folder, and fails by an error if it is not survived.
-
-Faults of several ranks go into this table too: `Fault("a rank is killed", times, function)`.
-"""
+"""Every fault there is, by name. Each is a function of an empty folder, and fails by an error if it is not survived."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.torture import files, kills, loaders
+from tests.torture import files, kills, loaders, ranked_checkpoints, ranks
 from tests.torture.runs import METHODS
 
 KILLS = 50
@@ -38,6 +35,31 @@ def killed_runs(kills_in_all, seed=0):
 
 def _killed(method, count, seed, scratch):
     return kills.survive_chance(method, scratch, count, seed)
+
+
+def killed_ranks(seed=0):
+    """Two ranks that are killed together, or one of them; starting torchrun takes too long for `make test`."""
+    together = {"sb": 4, "stale": 3, "ledger": 3, ranks.LOOP: 5}
+    return [
+        *(
+            Fault(
+                f"two ranks, all killed, {_run(method)}", count, partial(ranks.all_killed, method, count, seed), False
+            )
+            for method, count in together.items()
+        ),
+        Fault("one of two ranks killed: the other ends", 4, partial(ranks.one_killed_of_two, seed), False),
+        *(
+            Fault(
+                f"one of two ranks killed, {_run(name)}", 3, partial(ranks.one_killed_under_torchrun, name, seed), False
+            )
+            for name in ("stale", ranks.LOOP)
+        ),
+        Fault("newest save_checkpoint of two ranks damaged", 1, ranked_checkpoints.damaged, False),
+    ]
+
+
+def _run(method):
+    return "save_checkpoint" if method == ranks.LOOP else method
 
 
 OTHERS = [

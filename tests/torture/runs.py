@@ -37,7 +37,7 @@ def finish(method, folder, **options):
 
 
 @functools.cache
-def _place():
+def place():
     """Made when it is needed: processes that are killed import this module too, and would leave it behind."""
     return tempfile.TemporaryDirectory(prefix="undisturbed-")
 
@@ -45,19 +45,20 @@ def _place():
 @functools.cache
 def undisturbed(method):
     """The folder of a run that nothing happened to; for all faults the same."""
-    folder = Path(_place().name) / method.replace(", ", "-")
+    folder = Path(place().name) / method.replace(", ", "-")
     finish(method, folder)
     return folder
 
 
-def check_same_outcome(method, folder):
+def check_same_outcome(method, folder, other=None):
     """The final state to the bit, the ids selected in every epoch and all records are those of the undisturbed run."""
-    folders = undisturbed(method), folder
+    other = undisturbed(method) if other is None else other
+    folders = other, folder
     expected, found = (_without_seconds(read_checkpoint(path / "checkpoint.pt")) for path in folders)
     assert found.keys() == expected.keys()
     for name in expected:
         assert same(found[name], expected[name]), f"{name} is another"
-    assert without_seconds(folder) == without_seconds(undisturbed(method))
+    assert without_seconds(folder) == without_seconds(other)
     assert len(found["records"]) == EPOCHS
     ledgers = [read_ledger_log(path) for path in folders]
     for column in ("selected", "loss", "probability"):
@@ -69,7 +70,8 @@ def check_same_outcome(method, folder):
 def _without_seconds(state):
     """Of a checkpoint, all that does not depend on how fast the machine was."""
     state = copy.deepcopy(state)
-    del state["loader"]["stats"]["seconds"]
+    for rank in (state, *state.get("other_ranks", ())):
+        del rank["loader"]["stats"]["seconds"]
     for record in state["records"]:
         del record["seconds"]
     return state

@@ -8,6 +8,8 @@ from tests.torture.__main__ import try_out
 from tests.torture.faults import OTHERS, Fault, killed_runs
 from tests.torture.files import NotHere
 from tests.torture.kills import kill_at_instant, kill_at_operation, kill_while_writing, survive
+from tests.torture.mortal import End
+from tests.torture.ranks import the_other_ends
 
 FEW = {
     # Three ways, one after the other, on one run; the numbers are those of operations within an epoch's save.
@@ -31,6 +33,10 @@ def test_other_faults(fault, tmp_path):
         fault.happen(tmp_path)
     except NotHere as reason:
         pytest.skip(str(reason))
+
+
+def test_a_rank_that_waits_for_the_gradients_of_a_dead_one_says_so(tmp_path):
+    the_other_ends(End(1, "trained layer", 100), tmp_path / "run")
 
 
 def test_what_is_not_survived_is_told():

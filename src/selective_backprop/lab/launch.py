@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from selective_backprop.ranks import current_ranks
+from selective_backprop.ranks import current_ranks, lost_another
 
 _PATIENCE = timedelta(seconds=5)  # for rank 0 to come to the same error
 
@@ -43,7 +43,7 @@ def joined() -> Iterator[None]:
         with _only_first_prints(rank, said):
             yield
     except BaseException as error:
-        _fail(error, rank, size, store, said.getvalue())
+        _fail(_in_plain_words(error, rank, size), rank, size, store, said.getvalue())
     finally:
         dist.destroy_process_group()
         signal.signal(signal.SIGINT, usual)
@@ -70,6 +70,15 @@ def _only_first_prints(rank: int, said: io.StringIO) -> Iterator[None]:
         return
     with redirect_stdout(io.StringIO()), redirect_stderr(said):
         yield
+
+
+def _in_plain_words(error: BaseException, rank: int, size: int) -> BaseException:
+    """What a rank that sums gradients says when another one is gone is about sockets."""
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error)):
+        plain = lost_another(rank, size, "trained")
+        plain.__cause__ = error
+        return plain
+    return error
 
 
 def _fail(error: BaseException, rank: int, size: int, store: Any, said: str) -> NoReturn:
