@@ -8,6 +8,9 @@ import torch
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported; its own default is TensorFlow
 
+# A script for a process of its own. JAX in this one would make every fork a warning, and Keras has one backend.
+collect_ignore = ["integrations/keras_jax.py"]
+
 # Several test processes share the cores; and sums in a fixed order make "to the bit" meaningful.
 torch.set_num_threads(1)
 
