@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -97,11 +98,20 @@ def lost_another(rank: int, size: int, doing: str) -> RuntimeError:
 _GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
+def _close_groups() -> None:
+    """While there is an interpreter: the threads of a group that is left to it end the process with an abort."""
+    for group in list(_GROUPS.values()):
+        with suppress(Exception):  # gone with the default group, as a rule
+            dist.destroy_process_group(group)
+
+
 def current_ranks() -> Ranks | None:
     """The ranks that this process trains with; None where it trains alone."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     default = dist.group.WORLD
     if default not in _GROUPS:  # one for all loaders: connections are not free
+        if not _GROUPS:
+            atexit.register(_close_groups)
         _GROUPS[default] = dist.new_group(backend="gloo")
     return Ranks(_GROUPS[default])

@@ -99,6 +99,7 @@ def train(method):
 
 plain, everything, selected = train(None), train(sb.selective_backprop(1.0)), train(sb.selective_backprop(0.4))
 print(f"{same(plain, everything)} {len(selected[1])} {sorted(set(selected[1][:-1]))}\\n", end="", flush=True)
+accelerator.end_training()
 """
 
 

@@ -367,6 +367,7 @@ spy = Spy(trainer)
 result["sb"] = finished(trainer)
 result["sizes"], result["selectivity"] = spy.sizes, trainer.selective_loader.stats.selectivity
 torch.save(result, f"{folder}/result_{rank}.pt")
+torch.distributed.destroy_process_group()
 """
 
 
