@@ -66,7 +66,7 @@ def run(method, folder, die_at=-1):
 @pytest.mark.parametrize("method", ["sb", "stale", "pipelined"])
 def test_5_killed_and_resumed_in_another_process(method, tmp_path):
     assert run(method, tmp_path / "undisturbed") == 0
-    for die_at in (4, 8, 11):  # each time between two checkpoints
+    for die_at in (4, 11):  # each time between two checkpoints
         assert run(method, tmp_path / "killed", die_at) == -signal.SIGKILL
     assert run(method, tmp_path / "killed") == 0
     results = [torch.load(tmp_path / name / "result.pt", weights_only=True) for name in ("undisturbed", "killed")]
