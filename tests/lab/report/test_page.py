@@ -40,11 +40,15 @@ def test_charts_are_drawn_as_the_reader_comes_near(visit, page_file):
 
 
 def test_names_are_shown_and_never_run(seen):
-    toggle = "all => all.forEach(details => { details.open = !details.open })"
-    seen.page.locator("main figure > details").evaluate_all(toggle)
-    seen.page.wait_for_timeout(100)
+    # The browser tells of an opened table later than it opens it: wait for the last one to be filled, and emptied.
+    turn = "all => all.forEach(details => { details.open = !details.open })"
+    filled = "n => document.querySelectorAll('main figure > details table').length === n"
+    tables = seen.page.locator("main figure > details")
+    tables.evaluate_all(turn)
+    seen.page.wait_for_function(filled, arg=tables.count())
     text = seen.page.inner_text("main")
-    seen.page.locator("main figure > details").evaluate_all(toggle)
+    tables.evaluate_all(turn)
+    seen.page.wait_for_function(filled, arg=0)
     assert seen.said == []
     assert HOSTILE in text
     assert HOSTILE_DATA in text
@@ -62,7 +66,7 @@ def test_the_legend_switches_methods_off_in_every_chart(seen):
     seen.page.keyboard.press("Enter")  # a button: the keyboard works too
     assert chip.get_attribute("aria-pressed") == "false"
     seen.page.wait_for_function("document.querySelectorAll('#error-by-compute-c0 .mark-line path').length === 1")
-    assert seen.page.locator(lines).count() == before / 2
+    seen.page.wait_for_function(f"document.querySelectorAll('{lines}').length === {before // 2}")
     assert all(hidden == ["sb"] for hidden in seen.page.evaluate(shown))
     chip.click()
     seen.page.wait_for_function("document.querySelectorAll('#error-by-compute-c0 .mark-line path').length === 2")
@@ -122,8 +126,11 @@ def test_charts_have_text_alternatives_and_tables(seen):
     ]
     figure = seen.page.locator("#selectivity-c0")
     figure.locator("summary", has_text="Data").click()
+    figure.locator("tbody tr").first.wait_for()
     assert figure.locator("tbody tr").count() == 2 * 3
     assert figure.locator("details a[download$=csv]").get_attribute("download") == "selectivity-c0.csv"
+    figure.locator("summary", has_text="Data").click()
+    figure.locator("tbody").wait_for(state="detached")
 
 
 def test_numbers_are_those_of_the_records(seen, experiment):
