@@ -5,6 +5,7 @@ import functools
 import io
 import itertools
 import logging
+import threading
 
 import pytest
 import torch
@@ -192,6 +193,79 @@ def test_ranges_of_activations_are_observed_again():
     exact = plain_losses(model, larger)
     off = [float((scorer.score(candidates_of(larger), task_of(model)) - exact).abs().mean()) for _ in range(3)]
     assert off[0] == off[1] > 5 * off[2]
+
+
+class Residual(nn.Module):
+    """One block. What `shortcut` gives is added to a convolution; `later` may read it once more."""
+
+    def __init__(self, shortcut=lambda x: x, later=lambda result, x: result):
+        super().__init__()
+        self.first, self.conv = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 10)
+        self.shortcut, self.later = shortcut, later
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        summand = self.shortcut(x)
+        result = self.later(torch.relu(self.norm(self.conv(x)) + summand), summand)
+        return self.head(result.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("fused", "parts"),
+    [
+        (True, {}),
+        (True, {"shortcut": lambda x: F.pad(x[:, :8], (0, 0, 0, 0, 4, 4))}),
+        (False, {"later": lambda result, x: result - 3 * x}),  # what is overwritten is read later
+        (False, {"shortcut": lambda x: x[:32], "later": lambda result, x: result - 3 * x.mean()}),  # so is a view of it
+        (False, {"shortcut": lambda x: x.mean((2, 3), keepdim=True)}),  # another shape: a crash in oneDNN
+    ],
+    ids=["block", "padded", "read later", "view read later", "broadcast"],
+)
+def test_sums_of_residual_blocks_are_fused_where_that_is_safe(fused, parts):
+    data = images(32)
+    torch.manual_seed(0)
+    model = train(Residual(**parts), data, lr=0.01)
+    scorer = forced(sb.Int8Copy)
+    scores = scorer.score(candidates_of(data), task_of(model))
+    assert scorer.model_copy.used
+    found = {type(module).__name__ for module in scorer.model_copy._module.modules()}
+    if "onednn" in torch.backends.quantized.supported_engines:
+        assert ("ConvAddReLU2d" in found) == fused
+    exact = plain_losses(model, data)
+    assert float((scores - exact).abs().max()) < 0.05 * float(exact.std()) + 0.05
+
+
+def test_a_batch_of_one_fuses_nothing():
+    """A shortcut of one row has the shape of a result of one row, and no longer that of 32."""
+    torch.manual_seed(0)
+    model = Residual(shortcut=lambda x: x.mean(0, keepdim=True)).eval()
+    scorer, (inputs, labels) = forced(sb.Int8Copy), images(32)
+    scorer.score(candidates_of((inputs[:1], labels[:1])), task_of(model))
+    scores = scorer.score(candidates_of((inputs, labels)), task_of(model))
+    torch.testing.assert_close(scores, plain_losses(model, (inputs, labels)), atol=0.05, rtol=0.05)
+
+
+def test_copies_in_threads_leave_the_engine_of_the_user():
+    engine, data, errors = torch.backends.quantized.engine, images(32), []
+    pairs = [(forced(sb.Int8Copy), Residual().eval()) for _ in range(3)]
+    for scorer, model in pairs:  # torch.fx traces in one thread at a time
+        scorer.score(candidates_of(data), task_of(model))
+
+    def score(scorer, model):
+        try:
+            for _ in range(20):
+                scorer.score(candidates_of(data), task_of(model))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=score, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert torch.backends.quantized.engine == engine
 
 
 @pytest.fixture(scope="module")

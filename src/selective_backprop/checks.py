@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,17 +86,19 @@ def check_ranks(model: nn.Module, method: Method) -> None:
         )
 
 
-def introduce(rounds: Rounds, source: Source, *, batch_size: int | None, seed: int) -> None:
+def introduce(rounds: Rounds, source: Source, method: Method, *, batch_size: int | None, seed: int) -> None:
     """Tell other ranks what they have to know of this one; raise where they differ in what all have to agree on.
 
     To be called by all ranks. Ranks that decide differently would wait for each other forever.
     """
     size, num_batches = batch_size or source.batch_size or 0, source.num_batches or 0
+    together = rounds.scope == "global"
     agreed = {
         "batch_size=": size,
-        "scope=": rounds.scope == "global",
-        "seed=": seed * (rounds.scope == "global"),
+        "scope=": together,
+        "seed=": seed * together,
         "number of examples in the data set, whose indices are their ids": source.num_examples or 0,
+        "method with the same options (of which these are checksums)": _checksum(method) * together,
     }
     own = torch.tensor([num_batches, source.batch_size or 0, *agreed.values()])
     told = torch.stack(rounds.ranks.gather(own, [len(own)] * rounds.ranks.size))
@@ -114,6 +117,18 @@ def introduce(rounds: Rounds, source: Source, *, batch_size: int | None, seed: i
             source.num_examples,
             rounds.ranks.size,
         )
+
+
+def _checksum(method: Method) -> int:
+    """Of its name and of its options that are numbers or words."""
+    parts = (method.policy, method.scorer, method.schedule)
+    options = [
+        f"{type(part).__name__}.{name}={value}"
+        for part in parts
+        for name, value in sorted(getattr(part, "__dict__", {}).items())
+        if isinstance(value, bool | int | float | str) and not name.startswith("_")
+    ]
+    return zlib.crc32(" ".join([method.name, *options]).encode())
 
 
 def runs_the_model_alone(scorer: Any) -> bool:

@@ -92,7 +92,7 @@ class SelectiveLoader:
         ranks = current_ranks()
         self._rounds = None if ranks is None else Rounds(ranks, scope)
         if self._rounds is not None:
-            introduce(self._rounds, self._source, batch_size=batch_size, seed=seed)
+            introduce(self._rounds, self._source, method, batch_size=batch_size, seed=seed)
         num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
         self.ledger: AnyLedger = Ledger(num_examples, past_scores)
         if ranks is not None:

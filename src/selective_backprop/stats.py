@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 PHASES = ("loading", "scoring", "selecting", "training")
@@ -47,6 +47,25 @@ class Stats:
     def selectivity(self) -> float:
         """Achieved so far: selected among offered candidates."""
         return (self.trained + self.queued) / self.offered if self.offered else float("nan")
+
+    def copy(self) -> Stats:
+        """As they are now."""
+        return replace(self, seconds=dict(self.seconds))
+
+    def since(self, then: Stats) -> dict[str, float]:
+        """What an epoch did, to be logged; `then` is a copy from its beginning.
+
+        >>> then = Stats(offered=100, trained=100)
+        >>> now = Stats(offered=200, trained=120, queued=5)
+        >>> {name: value for name, value in now.since(then).items() if value}
+        {'selectivity': 0.25, 'trained': 20.0}
+        """
+        selected = self.trained + self.queued - then.trained - then.queued
+        values = {
+            "selectivity": selected / max(1, self.offered - then.offered),
+            "trained": float(self.trained - then.trained),
+        }
+        return values | {f"seconds_{phase}": self.seconds[phase] - then.seconds[phase] for phase in PHASES}
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:

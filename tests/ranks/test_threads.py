@@ -154,10 +154,13 @@ def test_ranks_that_could_not_agree_are_refused():
         (lambda rank: {"seed": rank}, r"the same seed=; by rank, these have \[0, 1\]"),
         (lambda rank: {"scope": ["global", "local"][rank]}, "the same scope="),
         (lambda rank: {"count": 20 + rank}, r"number of examples in the data set.*\[20, 21\]"),
+        (lambda rank: {"method": [sb.selective_backprop, sb.top_k][rank](0.5)}, "the same method"),
+        (lambda rank: {"method": sb.selective_backprop([0.5, 0.4][rank])}, "the same method with the same options"),
     ):
 
         def work(rank, by_rank=by_rank):
-            make(sb.selective_backprop(0.5), batches=batches, epochs=1, **({"count": 20} | by_rank(rank)))
+            options = {"count": 20, "method": sb.selective_backprop(0.5)} | by_rank(rank)
+            make(batches=batches, epochs=1, **options)
 
         with pytest.raises(ValueError, match=message):
             run_loaders(2, work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from selective_backprop.integrations.keras_steps import SelectedSteps
 from selective_backprop.loader import SelectiveLoader
-from selective_backprop.stats import PHASES, Stats
+from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Method
 
 try:
@@ -224,12 +223,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def epoch_values(self) -> dict[str, float]:
         """What selection did in the epoch that is over now; the next call begins there."""
-        now, then = self.loader.stats, self._epoch_began_with
-        offered = now.offered - then.offered
-        selected = now.trained + now.queued - then.trained - then.queued
-        values = {"selectivity": selected / max(1, offered), "trained": float(now.trained - then.trained)}
-        values |= {f"seconds_{phase}": now.seconds[phase] - then.seconds[phase] for phase in PHASES}
-        self._epoch_began_with = dataclasses.replace(now, seconds=dict(now.seconds))
+        values = self.loader.stats.since(self._epoch_began_with)
+        self._epoch_began_with = self.loader.stats.copy()
         return {f"selection/{name}": value for name, value in values.items()}
 
     # ---- saving

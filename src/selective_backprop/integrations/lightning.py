@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_map
 from selective_backprop.forward import default_forward
 from selective_backprop.integrations.pacing import PacedLoader
 from selective_backprop.losses import Reducer
-from selective_backprop.stats import PHASES, Stats
+from selective_backprop.stats import Stats
 from selective_backprop.types import Forward, Method
 
 try:
@@ -141,15 +140,11 @@ class SelectiveBackprop(Callback):
             trainer.fit_loop.epoch_loop.batch_progress.increment_started()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        now, then = self.loader.stats, self._epoch_began_with
-        offered = now.offered - then.offered
-        selected = now.trained + now.queued - then.trained - then.queued
-        values = {"selectivity": selected / max(1, offered), "trained": float(now.trained - then.trained)}
-        values |= {f"seconds_{phase}": now.seconds[phase] - then.seconds[phase] for phase in PHASES}
-        for name, value in values.items():  # batch_size: the last slot may have no batch to tell it
+        for name, value in self.loader.stats.since(self._epoch_began_with).items():
             in_bar, on_ranks = name == "selectivity", trainer.world_size > 1
+            # batch_size: the last slot may have no batch to tell it
             pl_module.log(f"selection/{name}", value, prog_bar=in_bar, sync_dist=on_ranks, batch_size=1)
-        self._epoch_began_with = dataclasses.replace(now, seconds=dict(now.seconds))
+        self._epoch_began_with = self.loader.stats.copy()
 
     # ---- checkpoints
 

@@ -11,7 +11,7 @@ from selective_backprop.no_trace import device_of, preserved_rng
 from selective_backprop.scorers.cheap_copy import CheapCopy, losses_of
 from selective_backprop.scorers.folded import checked_folding
 from selective_backprop.scorers.folding import Folding, restore, same_tensors, snapshot
-from selective_backprop.scorers.quantising import forget_ranges, observing, quantised, quantising, requantise
+from selective_backprop.scorers.quantising import Quantised, forget_ranges, observing, quantising
 from selective_backprop.types import Candidates, Task
 
 
@@ -52,6 +52,7 @@ class Int8Copy(CheapCopy):
         self.calibration_batches = calibration_batches
         self._folding: Folding | None = None
         self._observed: fx.GraphModule | None = None
+        self._followed: dict[str, Tensor] | None = None  # the weights of the model that are in use
 
     def _due(self, batch: int) -> bool:
         return super()._due(batch) or self._observes(batch)
@@ -61,12 +62,25 @@ class Int8Copy(CheapCopy):
 
     def _make(self, candidates: Candidates, task: Task, exact: Tensor) -> nn.Module:
         self._folding = checked_folding(candidates, task, exact, channels_last=False)
-        self._observed = observing(self._folding.module)
-        self._observe(candidates, task)
-        module = quantised(self._observed)
+        self._observed = self._with_observers(candidates, task)
+        module = Quantised(self._observed)
         with quantising():  # its first call warns too
             losses_of(module, candidates, task)
         return module
+
+    def _with_observers(self, candidates: Candidates, task: Task) -> fx.GraphModule:
+        """The network to observe, having seen these candidates."""
+        from selective_backprop.scorers.fusing import SumsSeen, may_overwrite, relus_as_modules  # needs torch.ao
+
+        assert self._folding is not None and isinstance(self._folding.module, fx.GraphModule)
+        relus_as_modules(self._folding.module)
+        self._observed, sums = observing(self._folding.module), SumsSeen()
+        with sums.watching(self._observed):
+            self._observe(candidates, task)
+        if not (sums.fit and may_overwrite(self._observed)):
+            self._observed = observing(self._folding.module, fuse_sums=False)
+            self._observe(candidates, task)
+        return self._observed
 
     def _observe(self, candidates: Candidates, task: Task) -> None:
         assert self._observed is not None
@@ -74,11 +88,11 @@ class Int8Copy(CheapCopy):
             task.forward(self._observed, candidates.data)
 
     def _follow(self, model: nn.Module) -> None:
-        assert self._folding is not None and self._observed is not None and self._module is not None
-        before = snapshot(self._folding.module)
-        self._folding.follow(model)  # its layers are those of the observed network
-        if not same_tensors(self._folding.module, before):  # most candidate batches are not followed by a step
-            requantise(self._module, self._observed)
+        assert self._folding is not None and self._observed is not None and isinstance(self._module, Quantised)
+        if self._followed is None or not same_tensors(model, self._followed):  # between most batches is no step
+            self._folding.follow(model)  # its layers are those of the observed network
+            self._module.follow(self._observed)
+            self._followed = snapshot(model)
 
     def _refresh(self, candidates: Candidates, task: Task, batch: int) -> None:
         if not self._observes(batch):
@@ -89,7 +103,7 @@ class Int8Copy(CheapCopy):
         if batch >= self.calibration_batches:
             forget_ranges(self._observed)  # they moved with the weights
         self._observe(candidates, task)
-        self._module = quantised(self._observed)
+        self._module, self._followed = Quantised(self._observed), snapshot(task.model)
 
     def _contents(self) -> dict[str, Any]:
         assert self._observed is not None
@@ -98,4 +112,4 @@ class Int8Copy(CheapCopy):
     def _restore(self, contents: dict[str, Any]) -> None:
         assert self._observed is not None
         restore(self._observed, contents["observed"])
-        self._module = quantised(self._observed)
+        self._module, self._followed = Quantised(self._observed), None

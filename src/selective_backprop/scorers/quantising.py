@@ -7,6 +7,7 @@ no int8 copy and the log says so.
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,28 +24,47 @@ _ENGINES = ("onednn", "x86", "fbgemm", "qnnpack")  # the first that this build o
 _PACKED = (F.linear, F.conv1d, F.conv2d, F.conv3d, nn.PReLU)  # packed out of reach of later weights: left in float32
 
 
+class _Engine:
+    """The engine to quantise for and to compute with. It is global in torch: the last to leave restores the user's."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, ""
+
+    def __enter__(self) -> None:
+        quantized = torch.backends.quantized
+        engine = next((name for name in _ENGINES if name in quantized.supported_engines), None)
+        if engine is None:
+            raise RuntimeError(f"this build of torch has none of the engines {', '.join(_ENGINES)}")
+        with self._lock:
+            if not self._inside:
+                self._before, quantized.engine = quantized.engine, engine
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.quantized.engine = self._before
+
+
+_engine = _Engine()
+
+
 @contextmanager
 def quantising() -> Iterator[None]:
-    """The engine to quantise for, which is global in torch; no warnings of torch.ao's move; random states kept.
-
-    New layers draw weights before they are given theirs.
-    """
-    quantized = torch.backends.quantized
-    engine = next((name for name in _ENGINES if name in quantized.supported_engines), None)
-    if engine is None:
-        raise RuntimeError(f"this build of torch has none of the engines {', '.join(_ENGINES)}")
-    before = quantized.engine
-    with warnings.catch_warnings(), preserved_rng(torch.device("cpu")):
+    """In our engine, without warnings of torch.ao's move, random states kept: new layers draw weights first."""
+    with warnings.catch_warnings(), preserved_rng(torch.device("cpu")), _engine:
         warnings.simplefilter("ignore")
-        quantized.engine = engine
-        try:
-            yield
-        finally:
-            quantized.engine = before
+        yield
 
 
-def observing(model: nn.Module) -> fx.GraphModule:
-    """The same network and the same layers, with observers of the ranges of activations between them."""
+def observing(model: nn.Module, *, fuse_sums: bool = True) -> fx.GraphModule:
+    """The same network and the same layers, with observers of the ranges of activations between them.
+
+    Args:
+        model: in eval mode, traced.
+        fuse_sums: make sums of residual blocks part of the convolution before them, where the engine can.
+    """
     with quantising():
         from torch.ao.quantization import QConfig, get_default_qconfig_mapping, observer
         from torch.ao.quantization.quantize_fx import prepare_fx
@@ -56,7 +76,15 @@ def observing(model: nn.Module) -> fx.GraphModule:
             mapping.set_object_type(layer_type, None)
         for name in _last_layers(model):  # logits in 8 bits would make the losses of easy examples equal
             mapping.set_module_name(name, None)
-        return prepare_fx(model, mapping, example_inputs=())
+        return prepare_fx(model, mapping, example_inputs=(), backend_config=_backend(fuse_sums))
+
+
+def _backend(fuse_sums: bool = True) -> Any:
+    """What the engine computes in one go."""
+    from torch.ao.quantization.backend_config import get_native_backend_config, get_onednn_backend_config
+
+    can = torch.backends.quantized.engine == "onednn"
+    return get_onednn_backend_config() if can and fuse_sums else get_native_backend_config()
 
 
 def forget_ranges(observed: nn.Module) -> None:
@@ -72,29 +100,37 @@ def _last_layers(model: nn.Module) -> list[str]:
     return [str(node.target) for end in model.graph.find_nodes(op="output") for node in end.all_input_nodes]
 
 
-def quantised(observed: fx.GraphModule) -> nn.Module:
+class Quantised(nn.Module):
     """The network in 8 bits, for the ranges that were observed."""
-    with quantising():
-        from torch.ao.quantization.quantize_fx import convert_fx
 
-        module: nn.Module = convert_fx(copy.deepcopy(observed))
-        requantise(module, observed)
-        return module
+    def __init__(self, observed: fx.GraphModule) -> None:
+        super().__init__()
+        with quantising():
+            from torch.ao.quantization.quantize_fx import convert_fx
 
+            from selective_backprop.scorers.fusing import slice_before_dequantising
 
-@torch.no_grad()
-def requantise(module: nn.Module, observed: nn.Module) -> None:
-    """Give the quantised network the weights of the observed one; ranges of activations stay."""
-    with quantising():
-        theirs = tensors_of(observed)
-        for name, tensor in tensors_of(module).items():  # of what is not quantised
-            if name in theirs:
-                tensor.copy_(theirs[name])
-        for name, part in module.named_modules():
-            if hasattr(part, "set_weight_bias") and hasattr(part, "scale"):
-                layer: Any = observed.get_submodule(name)
-                layer = layer[0] if isinstance(layer, nn.Sequential) else layer  # joined with its ReLU
-                part.set_weight_bias(_in_8_bits(layer.weight), layer.bias)
+            self.network: fx.GraphModule = convert_fx(copy.deepcopy(observed), backend_config=_backend())
+        slice_before_dequantising(self.network)
+        self.follow(observed)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with _engine:
+            return self.network(*args, **kwargs)
+
+    @torch.no_grad()
+    def follow(self, observed: nn.Module) -> None:
+        """Take over the weights of the observed network; ranges of activations stay."""
+        with quantising():
+            theirs = tensors_of(observed)
+            for name, tensor in tensors_of(self.network).items():  # of what is not quantised
+                if name in theirs:
+                    tensor.copy_(theirs[name])
+            for name, part in self.network.named_modules():
+                if hasattr(part, "set_weight_bias") and hasattr(part, "scale"):
+                    layer: Any = observed.get_submodule(name)
+                    layer = layer[0] if isinstance(layer, nn.Sequential) else layer  # joined with its ReLU or sum
+                    part.set_weight_bias(_in_8_bits(layer.weight), layer.bias)
 
 
 def _in_8_bits(weight: Tensor) -> Tensor:

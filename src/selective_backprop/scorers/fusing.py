@@ -1,0 +1,93 @@
+"""Sums of residual blocks as part of the 8-bit convolution before them, where that is safe.
+
+oneDNN adds the shortcut while it writes a convolution's result: in the shortcut's own memory, and without a look at its
+shape. So nothing may read the shortcut afterwards, and it must have the shape of the result.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.ao.nn import intrinsic
+from torch.nn import functional as F
+
+_SUMS = (intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d)
+_NEW_MODULES = (nn.Conv2d, intrinsic.ConvReLU2d, *_SUMS)  # whose result is in memory of its own
+_NEW_FUNCTIONS = (operator.add, torch.add, F.pad)
+_VIEWS = (int, slice, type(None), type(...))
+
+
+def relus_as_modules(network: fx.GraphModule) -> None:
+    """torch.ao puts a ReLU into a convolution with a sum if it is a module, not if it is a function."""
+    functions = [node for node in network.graph.nodes if node.target in (F.relu, torch.relu)]
+    for number, node in enumerate(functions):
+        name = f"_relu_{number}"
+        network.add_submodule(name, nn.ReLU())
+        with network.graph.inserting_after(node):
+            module = network.graph.call_module(name, node.args[:1])
+        node.replace_all_uses_with(module)
+        network.graph.erase_node(node)
+    network.recompile()
+
+
+class SumsSeen:
+    """Whether all that was added inside convolutions, while a network was observed, has the shape of their results."""
+
+    def __init__(self) -> None:
+        self.fit = True
+
+    @contextmanager
+    def watching(self, observed: nn.Module) -> Iterator[None]:
+        sums = [module for module in observed.modules() if isinstance(module, _SUMS)]
+        handles = [module.register_forward_hook(self._see) for module in sums]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _see(self, _: nn.Module, summands: tuple[Tensor, Tensor], result: Tensor) -> None:
+        # A dimension of size 1 may be stretched in a later, larger batch.
+        self.fit &= summands[1].shape == result.shape and 1 not in result.shape
+
+
+def may_overwrite(observed: fx.GraphModule) -> bool:
+    """Whether nobody reads, after any of the sums, what was added there."""
+    order = {node: place for place, node in enumerate(observed.graph.nodes)}
+    return all(
+        order[user] <= order[node]
+        for node in observed.graph.find_nodes(op="call_module")
+        if isinstance(observed.get_submodule(str(node.target)), _SUMS)
+        for part in _sharing_memory(observed, node.args[1])
+        for user in part.users
+    )
+
+
+def _sharing_memory(network: fx.GraphModule, node: Any) -> Iterator[fx.Node]:
+    """This value and all of which it may be a view."""
+    yield node
+    is_module = node.op == "call_module"
+    is_new = isinstance(network.get_submodule(str(node.target)), _NEW_MODULES) if is_module else False
+    if not is_new and node.target not in _NEW_FUNCTIONS:
+        for earlier in node.all_input_nodes:
+            yield from _sharing_memory(network, earlier)
+
+
+def slice_before_dequantising(network: fx.GraphModule) -> None:
+    """A part of a tensor in 8 bits is a view; torch.ao would bring the whole tensor to 32 bits first."""
+    for node in network.graph.find_nodes(op="call_function", target=operator.getitem):
+        whole, index = node.args
+        parts = index if isinstance(index, tuple) else (index,)
+        in_32_bits = isinstance(whole, fx.Node) and whole.op == "call_method" and whole.target == "dequantize"
+        if in_32_bits and len(whole.users) == 1 and all(isinstance(part, _VIEWS) for part in parts):
+            with network.graph.inserting_before(node):
+                view = network.graph.call_function(operator.getitem, (whole.args[0], index))
+                node.replace_all_uses_with(network.graph.call_method("dequantize", (view,)))
+            network.graph.erase_node(node)
+            network.graph.erase_node(whole)
+    network.recompile()
