@@ -63,6 +63,8 @@ def summary(sets: dict[str, dict[str, list[Curve]]]) -> str:
 
     def times(name, axis):
         def cell(curves):
+            if name not in curves:
+                return ""
             ratios = [speed_up(curves["traditional"], curves[name], factor, axis).mean for factor in (1.1, 1.2)]
             return ", ".join("never" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
 

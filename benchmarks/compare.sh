@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The comparisons in benchmarks/results: about two hours on two cores, with nothing else on the machine.
+# The comparisons in benchmarks/results: about three hours on two cores, with nothing else on the machine.
 #
 #     benchmarks/compare.sh DATA OUT
 #
@@ -26,3 +26,6 @@ for seeds in 1 2; do  # the second time only the second seed is missing
     run fashion_mnist fashion_mnist_small 0.9 $seeds
     run mnist_16_epochs mnist_small 0.9 $seeds --epochs 16 --budget-times 1 --budget-times 2
 done
+run mnist mnist_small 0.9 4 --budget-times 1 --budget-times 2
+selective-backprop compare --recipe svhn_small --model resnet20 --epochs 12 --data-dir "$data" --out "$out/svhn_resnet20" \
+    --seeds 1 --method traditional --method ledger:loss_share=0.8 --budget ledger --budget-by compute --budget-times 2
