@@ -17,6 +17,7 @@ import selective_backprop as sb
 from selective_backprop.forward import default_forward
 from selective_backprop.lab.models import resnet20
 from selective_backprop.losses import PerExampleLoss
+from selective_backprop.no_trace import beside_training
 from selective_backprop.scorers import cheap_copy, scorer_from
 from selective_backprop.scorers.folding import Folding
 from selective_backprop.scorers.fresh import fidelity
@@ -244,6 +245,17 @@ def test_a_batch_of_one_fuses_nothing():
     scorer.score(candidates_of((inputs[:1], labels[:1])), task_of(model))
     scores = scorer.score(candidates_of((inputs, labels)), task_of(model))
     torch.testing.assert_close(scores, plain_losses(model, (inputs, labels)), atol=0.05, rtol=0.05)
+
+
+def test_quantising_beside_training_draws_nothing():
+    """In a thread of its own it could not give back what it drew: others draw from the same state."""
+    model, data = Residual().eval(), images(32)
+    scorer = forced(sb.Int8Copy, calibrate_every=1)  # quantised anew each time
+    with beside_training():
+        scorer.score(candidates_of(data), task_of(model))
+        before = torch.get_rng_state()
+        scorer.score(candidates_of(data), task_of(model))
+        assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_copies_in_threads_leave_the_engine_of_the_user():

@@ -120,12 +120,10 @@ def introduce(rounds: Rounds, source: Source, method: Method, *, batch_size: int
 
 
 def _checksum(method: Method) -> int:
-    """Of its name and of its options that are numbers or words."""
-    parts = (method.policy, method.scorer, method.schedule)
+    """Of its name and of its policy's options that are numbers or words. Rank 0 votes for the schedules of all."""
     options = [
-        f"{type(part).__name__}.{name}={value}"
-        for part in parts
-        for name, value in sorted(getattr(part, "__dict__", {}).items())
+        f"{name}={value}"
+        for name, value in sorted(getattr(method.policy, "__dict__", {}).items())
         if isinstance(value, bool | int | float | str) and not name.startswith("_")
     ]
     return zlib.crc32(" ".join([method.name, *options]).encode())

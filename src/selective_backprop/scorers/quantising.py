@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from selective_backprop.no_trace import preserved_rng
 from selective_backprop.scorers.folding import tensors_of
 
 _ENGINES = ("onednn", "x86", "fbgemm", "qnnpack")  # the first that this build of torch has
 _PACKED = (F.linear, F.conv1d, F.conv2d, F.conv3d, nn.PReLU)  # packed out of reach of later weights: left in float32
+_DRAWS = (nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.xavier_uniform_)
 
 
 class _Engine:
@@ -50,10 +51,22 @@ class _Engine:
 _engine = _Engine()
 
 
+class _WithoutDraws(TorchFunctionMode):
+    """New layers draw weights before they are given theirs: not here, and not in other threads' place either.
+
+    To restore the random state afterwards is no way out: what is drawn while training goes on beside this would count.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def quantising() -> Iterator[None]:
-    """In our engine, without warnings of torch.ao's move, random states kept: new layers draw weights first."""
-    with warnings.catch_warnings(), preserved_rng(torch.device("cpu")), _engine:
+    """In our engine, without warnings of torch.ao's move, and without a trace in random states."""
+    with warnings.catch_warnings(), _WithoutDraws(), _engine:
         warnings.simplefilter("ignore")
         yield
 
