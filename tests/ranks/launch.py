@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from selective_backprop.lab.launch import leave
+
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "OMP_NUM_THREADS": "1"}
 SAFETY_NET = 300  # seconds; nothing is expected to take that long, and no test goes by it
@@ -53,6 +55,7 @@ def main(job, store, rank, size, *arguments):
     torch.save(result, f"{store}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

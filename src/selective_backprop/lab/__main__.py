@@ -2,7 +2,7 @@
 
 import sys
 
-from selective_backprop.lab.launch import joined
+from selective_backprop.lab.launch import alone, joined, leave
 
 
 def main() -> None:
@@ -11,8 +11,13 @@ def main() -> None:
         from selective_backprop.lab.cli import app
     except ImportError as error:
         sys.exit(f"the command line needs the extra lab ({error}): pip install 'selective-backprop[lab]'")
-    with joined():
-        app()
+    try:
+        with joined():
+            app()
+    except SystemExit as end:
+        if not end.code and not alone():
+            leave()
+        raise
 
 
 if __name__ == "__main__":
