@@ -49,6 +49,7 @@ class _Engine:
 
 
 _engine = _Engine()
+_one_at_a_time = threading.RLock()  # whoever leaves catch_warnings restores the filters of all threads
 
 
 class _WithoutDraws(TorchFunctionMode):
@@ -66,7 +67,7 @@ class _WithoutDraws(TorchFunctionMode):
 @contextmanager
 def quantising() -> Iterator[None]:
     """In our engine, without warnings of torch.ao's move, and without a trace in random states."""
-    with warnings.catch_warnings(), _WithoutDraws(), _engine:
+    with _one_at_a_time, warnings.catch_warnings(), _WithoutDraws(), _engine:
         warnings.simplefilter("ignore")
         yield
 
