@@ -199,16 +199,17 @@ def test_ranges_of_activations_are_observed_again():
 class Residual(nn.Module):
     """One block. What `shortcut` gives is added to a convolution; `later` may read it once more."""
 
-    def __init__(self, shortcut=lambda x: x, later=lambda result, x: result):
+    def __init__(self, shortcut=lambda x: x, later=lambda result, x: result, deep=True):
         super().__init__()
         self.first, self.conv = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.between = nn.Conv2d(16, 16, 3, padding=1)
         self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 10)
-        self.shortcut, self.later = shortcut, later
+        self.shortcut, self.later, self.deep = shortcut, later, deep
 
     def forward(self, x):
         x = F.relu(self.first(x))
-        summand = self.shortcut(x)
-        result = self.later(torch.relu(self.norm(self.conv(x)) + summand), summand)
+        summand, inner = self.shortcut(x), F.relu(self.between(x)) if self.deep else x
+        result = self.later(torch.relu(self.norm(self.conv(inner)) + summand), summand)
         return self.head(result.mean((2, 3)))
 
 
@@ -217,11 +218,12 @@ class Residual(nn.Module):
     [
         (True, {}),
         (True, {"shortcut": lambda x: F.pad(x[:, :8], (0, 0, 0, 0, 4, 4))}),
+        (False, {"deep": False}),  # the convolution reads what it would overwrite
         (False, {"later": lambda result, x: result - 3 * x}),  # what is overwritten is read later
         (False, {"shortcut": lambda x: x[:32], "later": lambda result, x: result - 3 * x.mean()}),  # so is a view of it
         (False, {"shortcut": lambda x: x.mean((2, 3), keepdim=True)}),  # another shape: a crash in oneDNN
     ],
-    ids=["block", "padded", "read later", "view read later", "broadcast"],
+    ids=["block", "padded", "of one convolution", "read later", "view read later", "broadcast"],
 )
 def test_sums_of_residual_blocks_are_fused_where_that_is_safe(fused, parts):
     data = images(32)
@@ -234,7 +236,8 @@ def test_sums_of_residual_blocks_are_fused_where_that_is_safe(fused, parts):
     if "onednn" in torch.backends.quantized.supported_engines:
         assert ("ConvAddReLU2d" in found) == fused
     exact = plain_losses(model, data)
-    assert float((scores - exact).abs().max()) < 0.05 * float(exact.std()) + 0.05
+    # In 8 bits 0.02 to 0.04 of the spread of losses; where a sum overwrites what is read, 0.1 to 0.6.
+    assert float((scores - exact).abs().max()) < 0.06 * float(exact.std())
 
 
 def test_a_batch_of_one_fuses_nothing():

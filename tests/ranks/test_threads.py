@@ -167,5 +167,11 @@ def test_ranks_that_could_not_agree_are_refused():
 
 
 def test_seeds_may_differ_where_each_rank_decides_for_itself():
-    batches = cut(range(20), 5)
-    run_loaders(2, lambda rank: make(sb.top_k(0.5), 20, batches, epochs=1, seed=rank, scope="local"))
+    shards = [cut(range(first, first + 20), 5) for first in (0, 20)]
+
+    def work(rank):
+        given, _ = go_through(*make(sb.top_k(0.5), 40, shards[rank], epochs=1, seed=rank, scope="local"), 1)
+        return [len(batch) for batch in given[0]]
+
+    first, second = run_loaders(2, work)
+    assert first == second and sum(first) > 0

@@ -1,7 +1,7 @@
 """Sums of residual blocks as part of the 8-bit convolution before them, where that is safe.
 
 oneDNN adds the shortcut while it writes a convolution's result: in the shortcut's own memory, and without a look at its
-shape. So nothing may read the shortcut afterwards, and it must have the shape of the result.
+shape. So the convolution itself must not read it, nor anything afterwards, and it must have the shape of the result.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class SumsSeen:
 
 
 def may_overwrite(observed: fx.GraphModule) -> bool:
-    """Whether nobody reads, after any of the sums, what was added there."""
+    """Whether nobody reads what is added in any of the sums while it is overwritten, or later."""
     order = {node: place for place, node in enumerate(observed.graph.nodes)}
-    return all(
-        order[user] <= order[node]
-        for node in observed.graph.find_nodes(op="call_module")
-        if isinstance(observed.get_submodule(str(node.target)), _SUMS)
-        for part in _sharing_memory(observed, node.args[1])
-        for user in part.users
-    )
+
+    def fits(node: fx.Node) -> bool:
+        read, added = (set(_sharing_memory(observed, argument)) for argument in node.args[:2])
+        return not read & added and all(order[user] <= order[node] for part in added for user in part.users)
+
+    modules = observed.graph.find_nodes(op="call_module")
+    return all(fits(node) for node in modules if isinstance(observed.get_submodule(str(node.target)), _SUMS))
 
 
 def _sharing_memory(network: fx.GraphModule, node: Any) -> Iterator[fx.Node]:
