@@ -62,3 +62,11 @@ def kept_loss_share(losses, beta):
     """Expected share of the total loss that percentile ** beta keeps."""
     kept = sum(mean_rank_percentile(losses, loss) ** beta * loss for loss in losses)
     return kept / sum(losses)
+
+
+def hardest_with_loss_share(losses, share):
+    """Positions of the largest losses, taken one by one until they have this share of the total."""
+    taken, remaining = [], sorted(range(len(losses)), key=lambda i: losses[i])
+    while sum(losses[i] for i in taken) < share * sum(losses):
+        taken.append(remaining.pop())
+    return taken

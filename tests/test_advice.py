@@ -1,5 +1,7 @@
 """Predictions are arithmetic on costs; how costs are measured is tested by what it leaves alone."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop import candidate_batch
-from selective_backprop.advice import predict, selectivity_of_loss_share
+from selective_backprop.advice import predict
 from selective_backprop.costs import Costs, ScoringCost, measure_costs
 from selective_backprop.testing import global_random_states, model_trace, same
 
@@ -101,11 +103,11 @@ def test_without_ids_it_counts_per_candidate_and_names_no_method_that_needs_them
     assert advice.best.method == "selective_backprop(0.33)"
 
 
-def test_selectivity_of_a_loss_share():
-    assert selectivity_of_loss_share(torch.ones(50), 0.9) == pytest.approx(0.9)  # equal losses: as many as the share
-    assert selectivity_of_loss_share(torch.linspace(0.001, 1, 1000), 1.0) == pytest.approx(1, abs=0.01)
-    redundant = torch.cat([torch.full((900,), 1e-4), torch.ones(100)])
-    assert selectivity_of_loss_share(redundant, 0.9) < 0.3
+def test_a_loss_share_is_predicted_by_how_many_examples_carry_it():
+    redundant = dataclasses.replace(costs(), losses=torch.cat([torch.zeros(900), torch.ones(100)]))
+    of_share = next(option for option in predict(redundant).options if "loss_share" in option.method)
+    assert of_share.method == f"ledger_backprop(loss_share={sb.ledger_backprop().policy.loss_share})"
+    assert of_share.selectivity == pytest.approx(0.1 * sb.ledger_backprop().policy.loss_share)
 
 
 @pytest.fixture

@@ -304,28 +304,61 @@ def test_weights_reset_exactly_when_the_window_ends(num_epochs, until):
 # ---- ledger_backprop
 
 
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.8, 0.9, 0.99])
+def test_a_loss_share_takes_the_hardest_and_not_one_too_many(share):
+    losses = torch.randn(300, generator=generator()).exp()
+    selection = sb.LossSharePolicy(loss_share=share).select(losses, generator())
+    assert selection.positions.tolist() == sorted(reference.hardest_with_loss_share(losses.tolist(), share))
+    kept = selection.probabilities.bool()
+    assert kept.nonzero().flatten().tolist() == selection.positions.tolist()
+    assert losses[kept].min() > losses[~kept].max()
+    assert losses[kept].sum() >= share * losses.sum() > losses[kept].sum() - losses[kept].min()
+
+
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.9, 0.99])
 def test_beta_keeps_the_asked_share_of_the_loss(share):
     losses = torch.randn(300, generator=generator()).exp()
-    policy = sb.LossSharePolicy(loss_share=share)
+    policy = sb.LossSharePolicy(loss_share=share, soft=True)
     selection = policy.select(losses, generator())
     assert reference.kept_loss_share(losses.tolist(), policy.beta) == pytest.approx(share, abs=1e-4)
     assert float((selection.probabilities * losses).sum() / losses.sum()) == pytest.approx(share, abs=1e-4)
+    assert bool((selection.probabilities > 0).all())
 
 
-def test_loss_share_at_its_limits():
-    losses = torch.rand(50)
-    everything = sb.LossSharePolicy(loss_share=1.0).select(losses, generator())
+@pytest.mark.parametrize("soft", [False, True])
+def test_loss_share_at_its_limits(soft):
+    losses = torch.cat([torch.rand(40), torch.zeros(10)])
+    everything = sb.LossSharePolicy(loss_share=1.0, soft=soft).select(losses, generator())
     assert len(everything.positions) == 50
-    assert len(sb.LossSharePolicy(loss_share=0.5).select(torch.zeros(50), generator()).positions) == 50
+    half = sb.LossSharePolicy(loss_share=0.5, soft=soft)
+    assert len(half.select(torch.zeros(50), generator()).positions) == 50  # nothing is known to be easier
+    assert half.select(torch.ones(1), generator()).positions.tolist() == [0]
+    assert len(half.select(torch.ones(0), generator()).positions) == 0
 
 
-def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_is_none():
+def test_a_loss_share_of_equal_losses_is_that_share_of_them_by_lot():
+    policy, draws = sb.LossSharePolicy(loss_share=0.9), generator()
+    selections = [policy.select(torch.full((10,), 0.1), draws) for _ in range(50)]
+    assert {len(selection.positions) for selection in selections} == {9}
+    assert all(selection.probabilities.tolist() == pytest.approx([0.9] * 10) for selection in selections)
+    assert len({tuple(selection.positions.tolist()) for selection in selections}) > 5
+
+
+def test_a_loss_share_takes_fewer_examples_than_chances_with_the_same_share():
+    losses = torch.randn(2000, generator=generator()).mul(2).exp()
+    hard, soft = (
+        float(sb.LossSharePolicy(loss_share=0.9, soft=soft).select(losses, generator()).probabilities.mean())
+        for soft in (False, True)
+    )
+    assert hard < 0.8 * soft
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_is_none(soft):
     even = torch.rand(2000, generator=generator()) * 0.2 + 0.9
     skewed = torch.cat([torch.full((1800,), 1e-3), torch.ones(200)])
-    kept = [
-        float(sb.LossSharePolicy(loss_share=0.9).select(x, generator()).probabilities.mean()) for x in (even, skewed)
-    ]
+    policy = sb.LossSharePolicy(loss_share=0.9, soft=soft)
+    kept = [float(policy.select(x, generator()).probabilities.mean()) for x in (even, skewed)]
     assert kept[0] > 0.85
     assert kept[1] < 0.3
 
@@ -486,6 +519,7 @@ def test_scores_of_another_data_set():
     ("make", "error", "message"),
     [
         (lambda: sb.ledger_backprop(0.5, loss_share=0.9), ValueError, "give selectivity, beta or loss_share, got"),
+        (lambda: sb.ledger_backprop(0.5, soft=True), ValueError, "soft goes with a loss_share"),
         (lambda: sb.ledger_backprop(loss_share=1.5), ValueError, r"loss_share must be in \(0, 1\], got 1.5"),
         (lambda: sb.ledger_backprop(max_age=0), ValueError, "max_age must be at least 1 epoch, got 0"),
         (lambda: sb.infobatch(1.0), ValueError, r"prune must be in \[0, 1\), got 1.0"),

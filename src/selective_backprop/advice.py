@@ -14,7 +14,7 @@ from selective_backprop.costs import Costs, measure_costs
 SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
 _WORTH_IT = 0.95  # of plain training's time: a gain below that is within the error of the prediction
 _STALE_EVERY = 3
-_LOSS_SHARE = 0.9
+_LOSS_SHARE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def predict(costs: Costs) -> Advice:
                 options.append(option(stale, share, load=fresh + (1 - fresh) * share, scoring=fresh * cost))
     if costs.has_ids:
         options += [option(f"ledger_backprop({share:.2f})", share, load=share) for share in SELECTIVITIES]
-        by_share = selectivity_of_loss_share(costs.losses, _LOSS_SHARE)
+        by_share = functional.count_for_loss_share(costs.losses, _LOSS_SHARE) / len(costs.losses)
         options.append(option(f"ledger_backprop(loss_share={_LOSS_SHARE})", by_share, load=by_share))
     options.sort(key=lambda option: option.seconds)
     first = Option(method="traditional()", selectivity=1.0, seconds=plain, speed_up=1.0)
@@ -156,18 +156,6 @@ def _break_even(costs: Costs) -> float:
     if costs.loads_ahead and costs.loading >= costs.training:
         return 0.0  # all wait for the loader, which has to load every candidate
     return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
-
-
-def selectivity_of_loss_share(losses: Tensor, loss_share: float) -> float:
-    """Share of examples that percentile ** beta keeps when it keeps this share of their loss.
-
-    >>> import torch
-    >>> selectivity_of_loss_share(torch.tensor([0.0] * 90 + [1.0] * 10), 0.9) < 0.3
-    True
-    """
-    percentiles = functional.rank_percentiles(losses)
-    beta = functional.beta_from_loss_share(percentiles, losses, loss_share)
-    return float(functional.keep_probability(percentiles, beta).mean())
 
 
 def _batches(by_size: dict[int, float], best: int) -> str:

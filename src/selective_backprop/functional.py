@@ -112,6 +112,37 @@ def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float) -> f
     return _solve_falling(lambda beta: float(torch.exp(logarithms * beta) @ parts) - share)
 
 
+def count_for_loss_share(losses: Tensor, share: float) -> int:
+    """How many of the largest losses it takes to have this share of their sum.
+
+    >>> count_for_loss_share(torch.tensor([0.0, 1.0, 0.0, 2.0]), share=0.6)
+    1
+    """
+    sums = losses.sort(descending=True).values.cumsum(0, dtype=torch.float64)
+    if share == 1 or not len(losses) or sums[-1] <= 0:
+        return len(losses)  # nothing may be skipped, or nothing is known to be easier than anything else
+    # The small allowance keeps 0.9 of ten equal losses from being ten of them.
+    return 1 + int((sums < (share - 1e-9) * sums[-1]).sum())
+
+
+def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Positions of the highest scores, in order, and the chance of each to be among them: ties are decided by lot.
+
+    >>> positions, chances = highest(torch.tensor([1.0, 9.0, 4.0, 1.0]), 3)
+    >>> chances.tolist()
+    [0.5, 1.0, 1.0, 0.5]
+    """
+    if not num_selected:
+        return torch.empty(0, dtype=torch.int64), torch.zeros(len(scores), dtype=torch.float64)
+    lots = torch.randperm(len(scores), generator=generator)
+    chosen = lots[scores[lots].argsort(descending=True, stable=True)[:num_selected]]
+    lowest_kept = scores[chosen[-1]]
+    chances = (scores > lowest_kept).to(torch.float64)
+    tied = scores == lowest_kept
+    chances[tied] = (num_selected - chances.sum()) / tied.sum()
+    return chosen.sort().values, chances
+
+
 def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> float:
     """Where a falling function crosses zero between 0 and the limit, by bisection."""
     if excess(limit) >= 0:

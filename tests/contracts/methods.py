@@ -73,6 +73,7 @@ METHODS = {
     "expected_selective_backprop": some("expected_selective_backprop"),
     "ledger_backprop": some("ledger_backprop"),
     "ledger_backprop, loss share": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),
+    "ledger_backprop, soft loss share": lambda share: methods.ledger_backprop(loss_share=share, soft=True, max_age=2),
     "infobatch": lambda selectivity: methods.infobatch(1 - selectivity, until=0.7),
     "kath18": lambda selectivity: methods.kath18(1 / selectivity, threshold=1.05),
     "kath18, unbiased": lambda selectivity: methods.kath18(

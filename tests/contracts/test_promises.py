@@ -82,6 +82,7 @@ def test_2_selectivity_1_is_plain_training(make, workers, drop_last):
         (lambda: sb.GroupedPolicy(sb.PercentilePolicy(selectivity=0.3)), True),
         (lambda: sb.ExpectedPolicy(selectivity=0.3), True),
         (lambda: sb.LossSharePolicy(loss_share=0.8), True),
+        (lambda: sb.LossSharePolicy(loss_share=0.8, soft=True), True),
         (lambda: sb.ImportancePolicy(selectivity=0.3), True),
         (lambda: sb.ImportancePolicy(selectivity=0.3, unbiased=True), True),
         (lambda: sb.BelowMeanPolicy(prune=0.6), True),

@@ -138,7 +138,7 @@ def test_wrong_probes_are_told_at_once(arguments, message):
 def test_advise_prints_costs_a_table_and_a_verdict():
     result = run("advise", "--seconds", 0.5)
     assert result.returncode == 0, text_of(result)
-    for part in ("Per example: loading", "s per epoch", "selective_backprop(0.33)", "ledger_backprop(loss_share=0.9)"):
+    for part in ("Per example: loading", "s per epoch", "selective_backprop(0.33)", "ledger_backprop(loss_share=0.95)"):
         assert part in text_of(result)
     assert "At a third of the candidates" in text_of(result) or "Nothing pays here" in text_of(result)
 

@@ -74,6 +74,7 @@ def ledger_backprop(
     selectivity: float | None = None,
     *,
     loss_share: float | None = None,
+    soft: bool = False,
     max_age: int | None = 10,
     **options: Unpack[PercentileOptions],
 ) -> Method:
@@ -83,10 +84,12 @@ def ledger_backprop(
     loss in training, which is refreshed whenever it is trained on.
 
     Args:
-        selectivity: expected share of candidates trained on.
-        loss_share: instead of a selectivity, the expected share of the total loss that is trained on. It follows
-            the data: little is trained on where there is much redundancy. 0.9 if neither it nor selectivity nor
-            beta is given.
+        selectivity: expected share of candidates trained on, each with chance percentile ** beta.
+        loss_share: instead of a selectivity, train on the hardest examples, as many as carry this share of the total
+            loss. It follows the data: little is trained on where there is much redundancy. 0.95 if neither it nor
+            selectivity nor beta is given.
+        soft: with a loss_share, draw examples with chance percentile ** beta, beta such that the expected share is
+            trained on. It takes more examples for the same share, and more compute for the same error.
         max_age: train on every example at least once in this many epochs; None: only as chance has it.
         options: as for `selective_backprop`.
 
@@ -95,12 +98,14 @@ def ledger_backprop(
     """
     scorer = TrainingLossScorer(max_age=max_age)
     if selectivity is None and loss_share is None and "beta" not in options:
-        loss_share = 0.9
+        loss_share = 0.95
     if loss_share is None:
+        if soft:
+            raise ValueError("soft goes with a loss_share: by selectivity or beta everything is drawn by chance anyway")
         return percentile_method("ledger_backprop", scorer, selectivity, options)
     if selectivity is not None or "beta" in options:
         raise ValueError(f"give selectivity, beta or loss_share, got selectivity={selectivity} and {loss_share=}")
-    return method_with("ledger_backprop", scorer, LossSharePolicy(loss_share=loss_share), options)
+    return method_with("ledger_backprop", scorer, LossSharePolicy(loss_share=loss_share, soft=soft), options)
 
 
 def infobatch(

@@ -29,10 +29,5 @@ class TopKPolicy(Stateless):
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         # The small allowance keeps 0.1 * 30 from being rounded up to 4.
         num_selected = math.ceil(self.selectivity * len(scores) - 1e-9)
-        lots = torch.randperm(len(scores), generator=generator)
-        highest = lots[scores[lots].argsort(descending=True, stable=True)[:num_selected]]
-        lowest_kept = scores[highest[-1]]
-        probabilities = (scores > lowest_kept).to(torch.float64)
-        tied = scores == lowest_kept
-        probabilities[tied] = (num_selected - probabilities.sum()) / tied.sum()
-        return Selection(highest.sort().values, torch.ones(num_selected), probabilities)
+        positions, chances = functional.highest(scores, num_selected, generator)
+        return Selection(positions, torch.ones(num_selected), chances)
