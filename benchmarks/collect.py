@@ -78,11 +78,12 @@ def summary(sets: dict[str, dict[str, list[Curve]]]) -> str:
         return f"{total[0] / total[1]:.0%}"
 
     heading = ["", *sets]
+    names = {name: label for name, label in NAMES.items() if any(name in curves for curves in sets.values())}
     speed_ups = [
-        TextTable(heading, [row(label, times(name, axis)) for name, label in NAMES.items()]).markdown()
+        TextTable(heading, [row(label, times(name, axis)) for name, label in names.items()]).markdown()
         for axis in ("compute", "seconds")
     ]
-    errors = [row("Traditional", error("traditional")), *(row(label, error(name)) for name, label in NAMES.items())]
+    errors = [row("Traditional", error("traditional")), *(row(label, error(name)) for name, label in names.items())]
     errors += [row("ledger's compute, of Traditional's", share)]
     errors += [row(label, error(name)) for name, label in BASELINES.items()]
     errors += [row("epochs, seeds", lambda c: f"{len(c['traditional'][0].errors)}, {len(c['traditional'])}")]

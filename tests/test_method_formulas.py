@@ -519,6 +519,8 @@ def test_scores_of_another_data_set():
     ("make", "error", "message"),
     [
         (lambda: sb.ledger_backprop(0.5, loss_share=0.9), ValueError, "give selectivity, beta or loss_share, got"),
+        (lambda: sb.ledger_backprop(noise_guard=0.8), ValueError, "noise_guard would do nothing with a loss_share"),
+        (lambda: sb.ledger_backprop(soft="False"), ValueError, "soft must be true or false, got 'False'"),
         (lambda: sb.ledger_backprop(0.5, soft=True), ValueError, "soft goes with a loss_share"),
         (lambda: sb.ledger_backprop(loss_share=1.5), ValueError, r"loss_share must be in \(0, 1\], got 1.5"),
         (lambda: sb.ledger_backprop(max_age=0), ValueError, "max_age must be at least 1 epoch, got 0"),

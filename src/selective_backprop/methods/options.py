@@ -32,10 +32,13 @@ class PercentileOptions(ScheduleOptions, total=False):
     classes: Tensor
 
 
+OF_PERCENTILES = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased", "max_weight")
+"""Those of `PercentilePolicy`."""
+
+
 def percentile_method(name: str, scorer: Scorer, selectivity: float | None, options: PercentileOptions) -> Method:
     """A method whose chances are percentile ** beta."""
-    names = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased", "max_weight")
-    chosen = {key: options[key] for key in names if key in options}  # type: ignore[literal-required]
+    chosen = {key: options[key] for key in OF_PERCENTILES if key in options}  # type: ignore[literal-required]
     if selectivity is None and "beta" not in chosen:
         selectivity = 1 / 3
     return method_with(name, scorer, PercentilePolicy(selectivity=selectivity, **chosen), options)

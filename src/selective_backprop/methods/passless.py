@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, method_with, percentile_method
+from selective_backprop.methods.options import (
+    OF_PERCENTILES,
+    PercentileOptions,
+    ScheduleOptions,
+    method_with,
+    percentile_method,
+)
 from selective_backprop.policies import BelowMeanPolicy, ClippedScorePolicy, LossSharePolicy, TopKPolicy, UniformPolicy
 from selective_backprop.recording import SelectionRecord
 from selective_backprop.schedule import NEVER, Schedule
@@ -91,7 +97,7 @@ def ledger_backprop(
         soft: with a loss_share, draw examples with chance percentile ** beta, beta such that the expected share is
             trained on. It takes more examples for the same share, and more compute for the same error.
         max_age: train on every example at least once in this many epochs; None: only as chance has it.
-        options: as for `selective_backprop`.
+        options: as for `selective_backprop`; with a loss_share those of when alone, and classes.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
@@ -105,6 +111,8 @@ def ledger_backprop(
         return percentile_method("ledger_backprop", scorer, selectivity, options)
     if selectivity is not None or "beta" in options:
         raise ValueError(f"give selectivity, beta or loss_share, got selectivity={selectivity} and {loss_share=}")
+    if of_percentiles := [name for name in OF_PERCENTILES if name in options]:
+        raise ValueError(f"{', '.join(of_percentiles)} would do nothing with a loss_share: give a selectivity instead")
     return method_with("ledger_backprop", scorer, LossSharePolicy(loss_share=loss_share, soft=soft), options)
 
 

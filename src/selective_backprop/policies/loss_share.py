@@ -31,6 +31,8 @@ class LossSharePolicy:
     def __init__(self, *, loss_share: float, soft: bool = False) -> None:
         if not 0 < loss_share <= 1:
             raise ValueError(f"loss_share must be in (0, 1], got {loss_share}")
+        if not isinstance(soft, bool):  # "False" of a command line would count as true
+            raise ValueError(f"soft must be true or false, got {soft!r}")
         self.loss_share, self.soft = loss_share, soft
         self.beta = float("nan")
         """The exponent chosen last, if soft."""
