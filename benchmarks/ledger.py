@@ -16,7 +16,8 @@ from selective_backprop.planning import plan_epoch
 
 BATCH = 128
 METHODS = {
-    "ledger_backprop(loss_share=0.9)": sb.ledger_backprop(),
+    "ledger_backprop()": sb.ledger_backprop(),
+    "ledger_backprop(soft=True)": sb.ledger_backprop(soft=True),
     "ledger_backprop(0.25)": sb.ledger_backprop(0.25),
     "stale_selective_backprop(0.25)": sb.stale_selective_backprop(0.25),
     "predicted_selective_backprop, GP": sb.predicted_selective_backprop(predictor="gaussian_process", past_scores=2),

@@ -134,13 +134,13 @@ def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None
     """
     if not num_selected:
         return torch.empty(0, dtype=torch.int64), torch.zeros(len(scores), dtype=torch.float64)
-    lots = torch.randperm(len(scores), generator=generator)
-    chosen = lots[scores[lots].argsort(descending=True, stable=True)[:num_selected]]
-    lowest_kept = scores[chosen[-1]]
+    lowest_kept = scores.kthvalue(len(scores) - num_selected + 1).values
     chances = (scores > lowest_kept).to(torch.float64)
-    tied = scores == lowest_kept
-    chances[tied] = (num_selected - chances.sum()) / tied.sum()
-    return chosen.sort().values, chances
+    chosen, tied = chances.bool(), (scores == lowest_kept).nonzero().flatten()
+    needed = num_selected - int(chosen.sum())
+    chosen[tied[torch.randperm(len(tied), generator=generator)[:needed]]] = True
+    chances[tied] = needed / len(tied)
+    return chosen.nonzero().flatten(), chances
 
 
 def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> float:
