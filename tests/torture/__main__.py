@@ -7,6 +7,7 @@ import time
 import traceback
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +34,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which runs are killed")
     parser.add_argument("--only", metavar="TEXT", default="", help="faults whose names have this in them")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # as in the processes it starts: other numbers of threads round otherwise
     console = Console()
     table = Table("fault", title="What was tried, and what was survived", title_justify="left")
     for heading in ("tried", "survived", "seconds"):
