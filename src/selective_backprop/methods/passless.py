@@ -96,8 +96,8 @@ def ledger_backprop(
             selectivity nor beta is given.
         soft: with a loss_share, draw examples with chance percentile ** beta, beta such that the expected share is
             trained on. It takes more examples for the same share, and more compute for the same error.
-        max_age: train on every example at least once in this many epochs; None: an example that has become easy may never
-            be seen again.
+        max_age: train on every example at least once in this many epochs; None: an example that has become easy may
+            never be seen again.
         options: as for `selective_backprop`; with a loss_share those of when alone, and classes.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
