@@ -1,0 +1,71 @@
+"""How far one candidate batch travels: calls of the package's functions, distinct functions and files on the way.
+
+    python benchmarks/calls.py
+
+Counted by sys.setprofile, from asking the loader for the next batch to the end of the training step on it, in the
+middle of the second epoch, averaged over the candidate batches of that epoch. Only functions of the package count.
+Wall-clock time plays no part, so the numbers are the same on every machine.
+"""
+
+import itertools
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import selective_backprop as sb
+
+PACKAGE = str(Path(sb.__file__).parent)
+METHODS = {"selective_backprop": sb.selective_backprop(1 / 3), "ledger_backprop": sb.ledger_backprop()}
+
+
+def count(method, num_examples=4096, batch_size=32):
+    """Calls, functions, files and changes of file per candidate batch of the second epoch."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(num_examples, 20), torch.randint(5, (num_examples,)))
+    model = torch.nn.Linear(20, 5)
+    train_loader = DataLoader(data, batch_size=batch_size, shuffle=True)
+    loader = sb.SelectiveLoader(train_loader, model, torch.nn.CrossEntropyLoss(), method, num_epochs=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    calls, path = Counter(), []
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            name = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
+            calls[name, frame.f_code.co_qualname] += 1
+            path.append(name)
+
+    for epoch in range(2):
+        sys.setprofile(profile if epoch == 1 else None)
+        try:
+            for inputs, targets in loader:
+                loss = loader.loss(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            sys.setprofile(None)
+    num_batches = num_examples / batch_size
+    # What runs less than once in two batches is not on the way of an ordinary one.
+    usual = {key: number for key, number in calls.items() if number >= num_batches / 2}
+    return {
+        "calls": sum(usual.values()) / num_batches,
+        "functions": len(usual),
+        "files": len({name for name, _ in usual}),
+        "changes of file": sum(a != b for a, b in itertools.pairwise(path)) / num_batches,
+    }
+
+
+def main():
+    print(f"{'per candidate batch':22}{'calls':>8}{'functions':>11}{'files':>7}{'changes of file':>17}")
+    for name, method in METHODS.items():
+        found = count(method)
+        print(
+            f"{name:22}{found['calls']:8.0f}{found['functions']:11}{found['files']:7}{found['changes of file']:17.0f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
