@@ -11,7 +11,7 @@ SOURCE = Path(sb.__file__).parent
 
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
-    ["no_trace", "batches", "padding", "row_gradients", "ranks"],
+    ["no_trace", "batches", "padding", "row_gradients", "ranks", "description"],
     ["functional"],
     ["losses", "history", "ledger", "sharded_ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from selective_backprop.description import Described
 from selective_backprop.sharded_ledger import AnyLedger
 
 _FILE_VERSION = 1
@@ -28,7 +29,7 @@ class Selecting(Protocol):
     def epochs_done(self) -> float: ...
 
 
-class SelectionRecord:
+class SelectionRecord(Described):
     """The ids selected in each epoch of a run: a bit per example and epoch, 6 kB an epoch for 50,000 examples.
 
     Whether an example was selected is kept, not how often: what a method draws twice in an epoch is in it once.
@@ -49,6 +50,10 @@ class SelectionRecord:
         self.num_examples = num_examples
         self._masks: list[Tensor] = []  # packed, one per epoch
         self._counts = torch.zeros(num_examples, dtype=torch.int32)  # the loader's, when last seen
+
+    def described_by(self) -> dict[str, Any]:
+        masks = torch.stack(self._masks) if self._masks else torch.empty(0)
+        return {"num_examples": self.num_examples, "epochs": len(self), "masks": masks}
 
     def __len__(self) -> int:
         """Epochs recorded."""

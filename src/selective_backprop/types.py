@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.description import arguments, short
 from selective_backprop.guard import Guard
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.losses import PerExampleLoss
@@ -172,6 +173,28 @@ class Method:
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r}")
 
+    def __repr__(self) -> str:
+        """The name, and the options of all parts that are not their defaults.
+
+        >>> from selective_backprop.methods import stale_selective_backprop
+        >>> stale_selective_backprop(0.25, scoring="train")
+        stale_selective_backprop(selectivity=0.25, every=3, scoring=ForwardScorer(mode='train'))
+        """
+        options: list[str] = []
+        if not self.schedule.never_on:
+            policy = getattr(self.policy, "policy", self.policy)  # that of every group, if there are groups
+            options = [*arguments(policy), *_scorer_options(self.scorer), *arguments(self.schedule)]
+        if self.groups is not None:
+            options.append(f"classes=<{len(self.groups):,} labels>")
+        name = self.name.rstrip(")")  # diet(...) encloses what it is made of
+        inner, closing = f"{name}({', '.join(options)})", self.name[len(name) :]
+        kept = "" if self.keep is None else f"keep=<{int(self.keep.sum()):,} of {len(self.keep):,}>"
+        if kept and not closing:
+            inner, kept = f"{inner[:-1]}{', ' if options else ''}{kept})", ""
+        if isinstance(self.schedule, Guard):
+            inner += ".guard()"
+        return f"{inner}{', ' if kept else ''}{kept}{closing}"
+
     @property
     def needs_ids(self) -> bool:
         return self.scorer.needs.ids or self.keep is not None or self.groups is not None
@@ -196,3 +219,13 @@ class Method:
             raise ValueError(f"{self.name} decides by itself when selection is on, by {self.schedule!r}")
         timing = {item.name: getattr(self.schedule, item.name) for item in dataclasses.fields(Schedule)}
         return dataclasses.replace(self, schedule=Guard(**timing, window=window, patience=patience))
+
+
+def _scorer_options(scorer: object) -> list[str]:
+    """The scorer's options in a method's repr; what was given as scoring= under that name."""
+    if hasattr(scorer, "measuring"):
+        found = short(scorer)
+        return [] if found == "ForwardScorer()" else [f"scoring={found}"]
+    fresh = getattr(scorer, "fresh", None)
+    own = [argument for argument in arguments(scorer) if not argument.startswith("fresh=")]
+    return own + (_scorer_options(fresh) if fresh is not None else [])

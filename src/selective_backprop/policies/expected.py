@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.description import Described
 from selective_backprop.policies.percentile import PercentilePolicy
 from selective_backprop.types import Selection
 
 
-class ExpectedPolicy:
+class ExpectedPolicy(Described):
     """Keep everything, weighted by the probability that a percentile policy would have kept it with.
 
     Weights are probability / selectivity: in batches 1 / selectivity times larger, the mean loss then is the

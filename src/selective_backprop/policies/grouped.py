@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.description import Described
 from selective_backprop.types import Policy, Selection
 
 
-class GroupedPolicy:
+class GroupedPolicy(Described):
     """Select within each group by a copy of one policy: with percentiles, a history per class.
 
     Classes that are harder on the whole then take no more than their share.

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.description import Described
 from selective_backprop.history import LossHistory
 from selective_backprop.types import Selection
 
 
-class PercentilePolicy:
+class PercentilePolicy(Described):
     """Keep each candidate with probability CDF_R(score) ** beta.
 
     Args:

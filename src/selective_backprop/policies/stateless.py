@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from selective_backprop.description import Described
 
-class Stateless:
+
+class Stateless(Described):
     """An empty state to save and load."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from selective_backprop.description import Described
 from selective_backprop.no_trace import NoTrace, device_of, wait_for
 from selective_backprop.types import Candidates, Task
 
@@ -16,7 +17,7 @@ _logger = logging.getLogger(__name__)
 _REPETITIONS = 4  # of a timed forward pass, the first of which does not count
 
 
-class CheapCopy(ABC):
+class CheapCopy(Described, ABC):
     """What all copies share: made on first use, kept if it pays, brought up to date every so many candidate batches.
 
     Where it cannot be made or is not faster than the model itself, the model is scored with, and one line of the

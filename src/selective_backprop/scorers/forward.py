@@ -59,6 +59,7 @@ class ForwardScorer(FreshScorer):
         self.measure = measure
         self.scale_factor = scale_factor
         self.model_copy = model_copy
+        self.audit_every = audit_every
         exact = scale_factor == 1 and model_copy is None
         self._audit = None if exact else Audit(ForwardScorer(mode, measure=measure), audit_every)
         self._guard: NoTrace | None = None

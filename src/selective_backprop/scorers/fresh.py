@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from selective_backprop.description import Described
 from selective_backprop.functional import rank_percentiles
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.types import Candidates, Needs, Task
@@ -18,7 +19,7 @@ Measure = Callable[[Any, Any], Tensor]
 """Another score than the loss, from (outputs, targets) to one number per example."""
 
 
-class FreshScorer(ABC):
+class FreshScorer(Described, ABC):
     """Scores loaded candidates by a model, and knows nothing before they are loaded.
 
     What a scorer learns while it works (weights of a copy, of a proxy) is in its state_dict.

@@ -76,6 +76,7 @@ class PredictedScorer(Wrapping):
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         super().__init__(fresh)
         self.predictor = predictor
+        self.past_scores = past_scores
         self.max_age = max_age
         self.needs = Needs(ids=True, selection_pass=True, past_scores=past_scores)
 

@@ -72,6 +72,7 @@ class ProxyScorer(FreshScorer):
         self.train_every = train_every
         self.optimizer = _optimizer_of(self.model, optimizer) if train_every else None
         self.fresh = fresh
+        self.audit_every = audit_every
         self._audit = Audit(ForwardScorer(), audit_every)
         self._batches = 0
 

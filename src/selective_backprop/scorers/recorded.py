@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from selective_backprop.description import Described
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.recording import SelectionRecord
 from selective_backprop.types import Candidates, Needs, Task
 
 
-class RecordedScorer:
+class RecordedScorer(Described):
     """1 for the examples that the record has in this epoch, 0 for the others; known before anything is loaded.
 
     Args:

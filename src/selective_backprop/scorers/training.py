@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from selective_backprop.description import Described
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.types import Candidates, Needs, Task
 
 
-class TrainingLossScorer:
+class TrainingLossScorer(Described):
     """The last loss of each example from training; no selection pass, ever.
 
     An example that was not trained on yet, or not for `max_age` epochs, has no score and is therefore trained on,
@@ -39,7 +40,7 @@ class TrainingLossScorer:
         raise RuntimeError("losses come from training: candidates without one are trained on, not scored")
 
 
-class LeastSelectedScorer:
+class LeastSelectedScorer(Described):
     """The fewer times an example was selected, the higher its score: all are seen before any is seen again."""
 
     needs = Needs(ids=True)

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from selective_backprop.description import Described
 from selective_backprop.types import Candidates, Scorer, Task
 
 
-class Wrapping:
+class Wrapping(Described):
     """Hands loaded candidates to `fresh`, whose fidelity and state are its own."""
 
     fresh: Scorer

@@ -1,0 +1,207 @@
+"""A method's options as plain data: for messages, for saved states and for comparing ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_NOT_COMPARED = ("device", "clock")  # where and by which clock a part works, not what it does
+_KEPT_AS = {"scoring": "fresh"}  # options whose attribute has another name
+_OF_OPTIMIZERS = ("lr", "momentum", "betas", "weight_decay")
+_DEEPEST = 8  # parts inside parts; more is a cycle
+
+
+class Described:
+    """Gives a part a repr that shows its options, and lets it say what else tells it from others."""
+
+    def __repr__(self) -> str:
+        return short(self)
+
+    def described_by(self) -> dict[str, Any]:
+        """What a description of this part has to tell; by default the options that its constructor takes."""
+        return dict(_options(self))
+
+
+def describe(method: object) -> dict[str, Any]:
+    """All options of a method and of its parts, as numbers, words, lists and dicts.
+
+    Only what constructors take is in it, not what parts have learned. The same method made twice, in any process, has
+    the same description. Tensors are given by shape and checksum, models by class and number of parameters, functions
+    by name.
+
+    >>> from selective_backprop.methods import ledger_backprop
+    >>> describe(ledger_backprop(0.25, max_age=5))["scorer"]
+    {'class': 'TrainingLossScorer', 'max_age': 5}
+    """
+    described = {name: _plain(value, 1) for name, value in _options(method)}
+    return {name: described[name] for name in sorted(described)}
+
+
+def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """One phrase for each option in which two descriptions differ, such as "policy.selectivity: 0.5 and 0.25".
+
+    >>> differences({"name": "mine", "policy": {"beta": 1}}, {"name": "mine", "policy": {"beta": 2}})
+    ['policy.beta: 1 and 2']
+    """
+    found = []
+    for key in [*saved, *(key for key in own if key not in saved)]:
+        one, other = (side.get(key, "nothing") for side in (saved, own))
+        if isinstance(one, Mapping) and isinstance(other, Mapping) and one.get("class") == other.get("class"):
+            found += [f"{key}.{rest}" for rest in differences(one, other)]
+        elif one != other:
+            found.append(f"{key}: {_phrase(one)} and {_phrase(other)}")
+    return found
+
+
+def short(part: object) -> str:
+    """A part as the call that makes it, without the options that have their default.
+
+    >>> from selective_backprop.policies import TopKPolicy
+    >>> short(TopKPolicy(selectivity=0.5))
+    'TopKPolicy(selectivity=0.5)'
+    """
+    return f"{type(part).__name__}({', '.join(arguments(part))})"
+
+
+def arguments(part: object) -> Iterator[str]:
+    """The part's options that are not the defaults, such as "selectivity=0.5"."""
+    defaults = dict(_parameters(part))
+    options = dict(_options(part))
+    if "selectivity" in options:
+        options.pop("beta", None)  # which follows from it
+    for name, value in options.items():
+        if name not in defaults or not _same(value, defaults[name]):
+            yield f"{name}={_brief(value)}"
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of a tensor's values; works without numpy."""
+    values = tensor.detach().cpu().flatten()
+    if not values.numel():
+        return 0
+    raw = values.view(torch.uint8)
+    buffer = bytearray(raw.numel())
+    torch.frombuffer(buffer, dtype=torch.uint8).copy_(raw)
+    return zlib.crc32(buffer)
+
+
+def _options(part: object) -> Iterator[tuple[str, Any]]:
+    """Names and values of what the constructor takes, as far as the part kept them."""
+    for name, _ in _parameters(part):
+        kept = name if hasattr(part, name) else _KEPT_AS.get(name, name)
+        if name not in _NOT_COMPARED and hasattr(part, kept):
+            yield kept, getattr(part, kept)
+
+
+def _parameters(part: object) -> list[tuple[str, Any]]:
+    """Names and defaults of what the constructor takes."""
+    if dataclasses.is_dataclass(part):
+        return [(item.name, item.default) for item in dataclasses.fields(part) if item.init]
+    if type(part).__init__ is object.__init__:
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = list(inspect.signature(type(part).__init__).parameters.values())[1:]
+    return [(item.name, item.default) for item in parameters if item.kind in named]
+
+
+def _same(value: Any, default: Any) -> bool:
+    if value is default:
+        return True
+    numbers = isinstance(value, int | float) and isinstance(default, int | float)
+    return (numbers or type(value) is type(default)) and not isinstance(value, Tensor) and bool(value == default)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, float) and value != value:
+        return "nan"  # which is not equal to itself
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 1 and 1.0 are the same option
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        marked = {"true": int(value.sum())} if value.dtype == torch.bool else {}
+        return {"class": "Tensor", "shape": list(value.shape), **marked, "checksum": checksum(value)}
+    if isinstance(value, nn.Module):
+        return {"class": type(value).__name__, "parameters": sum(p.numel() for p in value.parameters())}
+    if isinstance(value, torch.optim.Optimizer):
+        settings = {name: _plain(value.defaults[name], depth) for name in _OF_OPTIMIZERS if name in value.defaults}
+        return {"class": type(value).__name__, **settings}
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    if depth > _DEEPEST:
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(_plain(item, depth + 1)) for item in value)
+    if isinstance(value, functools.partial):
+        function = _plain(value.func, depth + 1)
+        return {"class": function, "args": _plain(value.args, depth), **_plain(value.keywords, depth)}
+    if inspect.isroutine(value) or isinstance(value, type):
+        return _function(value)
+    options = value.described_by() if isinstance(value, Described) else dict(_options(value))
+    return {"class": type(value).__name__, **{name: _plain(item, depth + 1) for name, item in options.items()}}
+
+
+def _function(function: Any) -> str:
+    """Its name; of one made inside another, that one's with the numbers and words that it was made with."""
+    name: str = getattr(function, "__qualname__", type(function).__name__)
+    outer, _, _ = name.partition(".<locals>")
+    if outer == name or not (made_with := _made_with(function)):
+        return name.replace(".<locals>", "")
+    return f"{outer}({', '.join(f'{key}={made_with[key]!r}' for key in sorted(made_with))})"
+
+
+def _made_with(function: Any, depth: int = 0) -> dict[str, Any]:
+    """Numbers and words that a function, or one that it calls, took from the function in which it was made."""
+    found: dict[str, Any] = {}
+    names = function.__code__.co_freevars if inspect.isfunction(function) and depth < _DEEPEST else ()
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # the cell is empty
+            continue
+        if isinstance(value, bool | int | float | str):
+            found[name] = value
+        else:
+            found |= _made_with(value, depth + 1)
+    return found
+
+
+def _brief(value: Any) -> str:
+    """A value as an argument in a repr."""
+    if isinstance(value, str):
+        return repr(value)
+    plain = _plain(value, 0)
+    if not isinstance(plain, dict) or isinstance(value, Tensor | nn.Module | torch.optim.Optimizer):
+        return _phrase(plain)
+    return _phrase(plain) if isinstance(value, Mapping | functools.partial) else short(value)
+
+
+def _phrase(value: Any) -> str:
+    """A plain value in a few characters."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_phrase, value))}]"
+    if not isinstance(value, dict):
+        return str(value)
+    options = dict(value)
+    kind = options.pop("class", "")
+    if kind == "Tensor":
+        kept = f"{options['true']:,} of " if "true" in options else ""
+        return (
+            f"<{kept}{' x '.join(f'{size:,}' for size in options['shape'])} values, checksum {options['checksum']:08x}>"
+        )
+    if set(options) == {"parameters"}:
+        return f"<{kind} of {options['parameters']:,} parameters>"
+    return f"{kind}({', '.join(f'{key}={_phrase(item)}' for key, item in options.items())})"

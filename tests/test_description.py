@@ -1,0 +1,134 @@
+"""A method's options as plain data, and what it looks like when printed."""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import selective_backprop as sb
+from selective_backprop.description import checksum, describe, differences
+from selective_backprop.scorers import Int8Copy
+from tests.contracts.methods import METHODS
+
+LABELS = torch.arange(6) % 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
+    first, second = (describe(METHODS[name](0.5)) for _ in range(2))
+    assert first == second
+    assert json.loads(json.dumps(first)) == first
+    assert describe(copy.deepcopy(METHODS[name](0.5))) == first
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        (sb.selective_backprop(0.5), sb.selective_backprop(0.25), "policy.selectivity: 0.5 and 0.25"),
+        (sb.selective_backprop(), sb.selective_backprop(scoring="int8"), "scorer.model_copy: None and Int8Copy"),
+        (sb.selective_backprop(), sb.selective_backprop(scoring="pipelined"), "scorer: ForwardScorer.* and Pipelined"),
+        (sb.selective_backprop(), sb.selective_backprop(classes=LABELS), "groups: None and <6 values"),
+        (sb.selective_backprop(classes=LABELS), sb.selective_backprop(classes=1 - LABELS), "groups.checksum"),
+        (sb.selective_backprop(), sb.selective_backprop().guard(), "schedule: Schedule.* and Guard"),
+        (sb.stale_selective_backprop(), sb.stale_selective_backprop(every=2), "scorer.every: 3 and 2"),
+        (
+            sb.predicted_selective_backprop(),
+            sb.predicted_selective_backprop(decay=0.25),
+            r"scorer.predictor: exponential_average\(decay=0.5\) and exponential_average\(decay=0.25\)",
+        ),
+        (
+            sb.predicted_selective_backprop(predictor="gaussian_process"),
+            sb.predicted_selective_backprop(predictor="gaussian_process", length_scale=5),
+            "length_scale=3.0.* and .*length_scale=5",
+        ),
+        (sb.predicted_selective_backprop(), sb.predicted_selective_backprop(past_scores=2), "past_scores: 4 and 2"),
+        (sb.ledger_backprop(), sb.ledger_backprop(max_age=None), "scorer.max_age: 10 and None"),
+        (sb.reducible_loss(torch.zeros(4)), sb.reducible_loss(torch.ones(4)), "scorer.reference.checksum"),
+        (
+            sb.top_k(scoring=sb.proxy(nn.Linear(2, 2))),
+            sb.top_k(scoring=sb.proxy(nn.Linear(2, 3))),
+            "scorer.model.parameters: 6 and 9",
+        ),
+        (sb.kath18(), sb.kath18(variable_start=False), "schedule: VariableStart.* and Schedule"),
+        (sb.diet(sb.top_k(), torch.arange(8.0)), sb.diet(sb.top_k(), -torch.arange(8.0)), "keep.checksum"),
+        (sb.diet(sb.top_k(), torch.arange(8.0)), sb.diet(sb.top_k(), torch.arange(8.0), 0.5), "keep.true: 6 and 4"),
+    ],
+)
+def test_different_options_are_told_apart_and_named(one, other, difference):
+    found = differences(describe(one), describe(other))
+    assert any(re.search(difference, phrase) for phrase in found), found
+    assert differences(describe(one), describe(one)) == []
+
+
+def test_whole_numbers_are_the_same_option_however_they_are_written():
+    assert describe(sb.kath18(3)) == describe(sb.kath18(3.0))
+
+
+def test_records_of_other_selections_are_told_apart():
+    first, second = (sb.SelectionRecord(4) for _ in range(2))
+    first.add_ids(torch.tensor([0]))
+    second.add_ids(torch.tensor([1]))
+    assert differences(*(describe(sb.recorded_backprop(record)) for record in (first, second)))
+
+
+def test_checksums_of_any_kind_of_tensor():
+    for tensor in (torch.empty(0), torch.tensor(2.0), torch.ones(3, 2).t(), torch.tensor([True, False])):
+        assert checksum(tensor) == checksum(tensor.clone())
+    assert checksum(torch.tensor([1.0, 2.0])) != checksum(torch.tensor([2.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_addresses_in_what_is_printed(name):
+    method = METHODS[name](0.5)
+    for part in (method, method.policy, method.scorer, method.schedule):
+        assert " at 0x" not in repr(part)
+        assert len(repr(part)) < 250, repr(part)
+
+
+@pytest.mark.parametrize(
+    ("method", "printed"),
+    [
+        (sb.traditional(), "traditional()"),
+        (sb.ledger_backprop(loss_share=0.95), "ledger_backprop(loss_share=0.95, max_age=10)"),
+        (sb.selective_backprop(1 / 3).guard(), "selective_backprop(selectivity=0.3333).guard()"),
+        (
+            sb.selective_backprop(0.5, scoring="int8+pipelined", warmup_epochs=1),
+            "selective_backprop(selectivity=0.5, scoring=PipelinedScorer(fresh=ForwardScorer(model_copy=Int8Copy())), "
+            "warmup_epochs=1)",
+        ),
+        (
+            sb.diet(sb.stale_selective_backprop(0.5, every=2), torch.arange(1000.0)),
+            "diet(stale_selective_backprop(selectivity=0.5, every=2), keep=<750 of 1,000>)",
+        ),
+        (sb.top_k(0.5, scoring="half"), "top_k(selectivity=0.5, scoring=ForwardScorer(scale_factor=0.5))"),
+    ],
+)
+def test_a_method_is_printed_as_a_call(method, printed):
+    assert repr(method) == printed
+
+
+def test_a_part_of_a_users_own_shows_what_it_kept():
+    class Mine(type(sb.top_k().policy)):
+        def __init__(self, *, selectivity, colour="red", lost=3):
+            super().__init__(selectivity=selectivity)
+            self.colour = colour
+
+    policy = Mine(selectivity=0.5, colour="blue")
+    assert repr(policy) == "Mine(selectivity=0.5, colour='blue')"
+    described = describe(sb.Method("mine", sb.top_k().scorer, policy))
+    assert described["policy"] == {"class": "Mine", "selectivity": 0.5, "colour": "blue"}
+    assert repr(Int8Copy(refresh_every=2)) == "Int8Copy(refresh_every=2)"
+
+
+def test_the_description_is_the_same_in_another_process():
+    code = (
+        "import json, selective_backprop as sb; from selective_backprop.description import describe;"
+        "print(json.dumps(describe(sb.predicted_selective_backprop(predictor='gaussian_process'))))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == describe(sb.predicted_selective_backprop(predictor="gaussian_process"))
