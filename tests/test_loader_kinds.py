@@ -320,3 +320,15 @@ def test_set_epoch_reaches_the_users_distributed_sampler():
         sampler.set_epoch(epoch)
         orders.append([loader.batch.ids.tolist() for _ in loader])
     assert orders[0] == orders[2] != orders[1]
+
+
+def test_the_generator_of_a_sampler_inside_a_batch_sampler_is_saved():
+    def new(seed):
+        sampler = RandomSampler(digits(), generator=torch.Generator().manual_seed(seed))
+        train_loader = DataLoader(digits(), batch_sampler=BatchSampler(sampler, 16, drop_last=False))
+        return sb.SelectiveLoader(train_loader, make_model(), CRITERION, sb.traditional())
+
+    loader, resumed = new(1), new(2)
+    list(loader)
+    resumed.load_state_dict(loader.state_dict())
+    assert same(list(loader), list(resumed))

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 
 @dataclass(frozen=True)
@@ -33,16 +41,27 @@ class IndexStream:
     """A batch sampler that remembers what it handed out, so that each loaded batch finds its ids again.
 
     DataLoader asks for indices ahead of time (workers) but returns batches in the order of asking.
+
+    Args:
+        batch_sampler: the user's. Its attributes can be read here, too: subclasses of DataLoader do.
+        num_examples: ids have to be below it.
     """
 
-    def __init__(self, batch_sampler: Any) -> None:
+    def __init__(self, batch_sampler: Any, num_examples: int) -> None:
         self.batch_sampler = batch_sampler
+        self._num_examples = num_examples
         self.tail = torch.empty(0, dtype=torch.int64)  # ids offered where there is no chunk, all of them skipped
         self._source: Iterator[Chunk] = iter(())
         self._handed_out: deque[Chunk] = deque()
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        # Not its state: StatefulDataLoader would save and restore it beside ours.
+        if name == "batch_sampler" or name.startswith("__") or name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return getattr(self.batch_sampler, name)
 
     def begin(self, chunks: Iterator[Chunk]) -> None:
         """Hand out these chunks in the next iteration. Nothing is drawn from the user's sampler before that."""
@@ -63,7 +82,21 @@ class IndexStream:
                 ids = torch.empty(0)
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
                 raise TypeError(f"the sampler has to yield integer indices, which serve as ids; got {indices!r:.200}")
-            yield ids.to(torch.int64)
+            ids = ids.to(torch.int64)
+            if len(ids):
+                lowest, highest = torch.aminmax(ids)
+                if not 0 <= int(lowest) <= int(highest) < self._num_examples:
+                    self._refuse(ids)
+            yield ids
+
+    def _refuse(self, ids: Tensor) -> None:
+        wrong = ids[(ids < 0) | (ids >= self._num_examples)]
+        shown = ", ".join(map(str, wrong[:5].tolist())) + (", ..." if len(wrong) > 5 else "")
+        raise ValueError(
+            f"the sampler yields the indices {shown}, but the data set had {self._num_examples} examples when the "
+            f"SelectiveLoader was made: indices serve as ids, from 0 to {self._num_examples - 1}. Count from the start "
+            "instead of using negative indices, and make a new SelectiveLoader when the data set has grown"
+        )
 
     def take(self) -> Chunk:
         """The chunk of the batch that the DataLoader just returned."""
@@ -85,12 +118,88 @@ def has_ids(loader: Any) -> bool:
 
 def with_index_stream(loader: Any) -> tuple[DataLoader[Any], IndexStream]:
     """A copy of the user's DataLoader, of its own class, that takes its indices from an IndexStream."""
-    stream = IndexStream(loader.batch_sampler)
+    stream = IndexStream(loader.batch_sampler, len(loader.dataset))
     clone = copy.copy(loader)
     # DataLoader refuses to have these set after construction, so that nobody changes a loader in use; this one
     # is not in use yet. Out-of-order batches could not be matched with their ids.
     clone.__dict__.update(batch_sampler=stream, _iterator=None, in_order=True)
     return clone, stream
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Size of the batches, where the loader or its batch sampler says it."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(owner, "batch_size", None)
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+    return None
+
+
+def drops_last(loader: Any) -> bool:
+    """Whether a last batch that is not full is left out."""
+    return any(bool(getattr(owner, "drop_last", False)) for owner in (loader, getattr(loader, "batch_sampler", None)))
+
+
+def num_candidates(loader: Any) -> int | None:
+    """Examples that an epoch of the loader offers, or a few more than that; None where that is not known."""
+    sampler, size = _index_sampler(loader), batch_size_of(loader)
+    try:
+        if sampler is not None:
+            count = len(sampler)
+            return count - count % size if size and drops_last(loader) else count
+        return len(loader) * size if size else None
+    except TypeError:
+        return None
+
+
+def most_kept(loader: Any, keep: Tensor) -> int | None:
+    """The most examples that an epoch can offer if those with keep[id] False are left out.
+
+    Exact for the samplers of torch that draw each id once; nothing is drawn to find out.
+    """
+    sampler, count = _index_sampler(loader), int(keep.sum())
+    if sampler is None or not _is_of_torch(sampler):
+        return num_candidates(loader)
+    if isinstance(sampler, SubsetRandomSampler):
+        ids = torch.as_tensor(sampler.indices, dtype=torch.int64)
+        return int(keep[ids[(ids >= 0) & (ids < len(keep))]].sum())
+    if isinstance(sampler, DistributedSampler):
+        repeated = max(0, sampler.total_size - len(keep))  # so that all ranks have as many
+        return min(len(sampler), count + repeated)
+    draws_each_once = isinstance(sampler, SequentialSampler) or getattr(sampler, "replacement", True) is False
+    if draws_each_once and len(getattr(sampler, "data_source", ())) == len(keep):
+        rounds, rest = divmod(len(sampler), len(keep))
+        return rounds * count + min(rest, count)
+    return num_candidates(loader)
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The user's generators that decide on order and on worker seeds."""
+    found: dict[int, torch.Generator] = {}
+    seen: set[int] = set()
+    owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    while owners:
+        owner = owners.pop(0)
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+            found.setdefault(id(generator), generator)
+        # Samplers inside samplers, such as that of a BatchSampler which was given to the DataLoader.
+        owners += [value for value in getattr(owner, "__dict__", {}).values() if isinstance(value, Sampler)]
+    return list(found.values())
+
+
+def _index_sampler(loader: Any) -> Any:
+    """What yields the indices one by one, where torch's own BatchSampler groups them."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return batch_sampler.sampler if isinstance(batch_sampler, BatchSampler) and _is_of_torch(batch_sampler) else None
+
+
+def _is_of_torch(value: Any) -> bool:
+    """Whether torch, or torchdata, says how it is iterated over: a subclass of the user may do anything there."""
+    module = getattr(getattr(type(value), "__iter__", None), "__module__", None) or ""
+    return module.partition(".")[0] in ("torch", "torchdata")
 
 
 def chunks_to_state(chunks: list[Chunk]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +13,13 @@ from selective_backprop.no_trace import preserved_rng
 from selective_backprop.sampling import (
     Chunk,
     IndexStream,
+    batch_size_of,
     chunks_from_state,
     chunks_to_state,
+    drops_last,
+    generators_of,
     has_ids,
+    most_kept,
     with_index_stream,
 )
 
@@ -29,13 +32,14 @@ class Source:
 
     Args:
         loader: a DataLoader, or any other iterable of batches (which then have no ids).
-        keep: (M,) bool by id; the other ids are pruned from every epoch.
+        keep: (M,) bool by id; the other ids are pruned from every epoch. What is left comes in batches of the usual
+            size. If a single example is left at the end, it goes into the batch before it: BatchNorm could not be
+            trained on it alone.
     """
 
     def __init__(self, loader: Iterable[Any], keep: Tensor | None = None) -> None:
         self.user_loader: Any = loader
-        self.keep = keep
-        self._kept_share = 1.0 if keep is None else float(keep.float().mean())
+        self.keep = None if keep is None or bool(keep.all()) else keep
         self.stream: IndexStream | None = None
         self._loader: Any = loader
         if has_ids(self.user_loader):
@@ -52,21 +56,27 @@ class Source:
 
     @property
     def num_batches(self) -> int | None:
-        """Candidate batches of an epoch, where the loader knows."""
+        """Candidate batches of an epoch, where the loader knows; with pruning, the most that there can be."""
+        total, size = self._num_loader_batches(), self.batch_size
+        if self.keep is None or total is None or not size:
+            return total
+        count = most_kept(self.user_loader, self.keep)
+        if count is None:
+            return total
+        # A single example left goes into the batch before it, and is counted as one of its own nevertheless: training
+        # batches may be smaller than these.
+        return min(total, count // size if drops_last(self.user_loader) else -(-count // size))
+
+    def _num_loader_batches(self) -> int | None:
         try:
-            total = len(self.user_loader)
+            return len(self.user_loader)
         except TypeError:
             return None
-        return math.ceil(total * self._kept_share)
 
     @property
     def batch_size(self) -> int | None:
         """Size of a candidate batch, where the loader says it."""
-        for owner in (self.user_loader, getattr(self.user_loader, "batch_sampler", None)):
-            size = getattr(owner, "batch_size", None)
-            if isinstance(size, int) and not isinstance(size, bool):
-                return size
-        return None
+        return batch_size_of(self.user_loader)
 
     def epoch(self, plan: Plan | None) -> Iterator[tuple[Chunk | None, Any]]:
         """The candidates of one epoch, or of the rest of one after load_state_dict.
@@ -109,40 +119,51 @@ class Source:
     def _chunks(self, stream: IndexStream, plan: Plan | None) -> Iterator[Chunk]:
         # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
         stream.tail = torch.empty(0, dtype=torch.int64)
-        batches = stream.batches() if self.keep is None else self._unpruned(stream, self.keep)
         if plan is not None:
+            batches = stream.batches() if self.keep is None else (ids for ids, _ in self._unpruned(stream, self.keep))
             chunks, stream.tail = plan(list(batches))
             yield from chunks
-            return
-        total = self.num_batches
-        for number, ids in enumerate(batches, start=1):
-            yield Chunk(ids, ids, min(1.0, number / total) if total else 0.0)
+        elif self.keep is not None:
+            for ids, fraction in self._unpruned(stream, self.keep):
+                yield Chunk(ids, ids, fraction)
+        else:
+            total = self._num_loader_batches()
+            for number, ids in enumerate(stream.batches(), start=1):
+                yield Chunk(ids, ids, min(1.0, number / total) if total else 0.0)
 
-    def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[Tensor]:
-        """Batches of the usual size, in the usual order, without the pruned ids."""
-        waiting, size = torch.empty(0, dtype=torch.int64), 0
-        for ids in stream.batches():
-            size = size or len(ids)
+    def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[tuple[Tensor, float]]:
+        """Batches of the usual size, in the usual order, without the pruned ids; and how far into the epoch each is.
+
+        One batch behind the sampler, because the last one is at the very end of the epoch, whatever is pruned after it.
+        """
+        total, size, number = self._num_loader_batches(), self.batch_size or 0, 0
+        waiting = torch.empty(0, dtype=torch.int64)
+        held: tuple[Tensor, float] | None = None
+        for number, ids in enumerate(stream.batches(), start=1):
+            size = max(size, len(ids))
             waiting = torch.cat([waiting, ids[keep[ids]]])
-            while len(waiting) >= size:
-                yield waiting[:size]
-                waiting = waiting[size:]
-        if len(waiting) and not getattr(self.user_loader, "drop_last", False):
-            yield waiting
-
-    def _generators(self) -> list[torch.Generator]:
-        """The user's generators that decide on order and on worker seeds."""
-        loader = self.user_loader
-        owners = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-        found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
-        return list(found.values())
+            while len(waiting) >= size > 0:
+                if held is not None:
+                    yield held
+                rest = waiting[size:]
+                held = waiting[:size], min(1.0, (number - len(rest) / size) / total) if total else 0.0
+                waiting = rest
+        end = 1.0 if total else 0.0
+        if len(waiting) and not drops_last(self.user_loader):
+            if held is not None and (len(waiting) > 1 or size == 1):
+                yield held
+            elif held is not None:
+                waiting = torch.cat([held[0], waiting])
+            yield waiting, end
+        elif held is not None:
+            yield held[0], end
 
     @contextmanager
     def _untouched_generators(self) -> Iterator[None]:
-        states = [generator.get_state() for generator in self._generators()]
+        states = [generator.get_state() for generator in generators_of(self.user_loader)]
         with preserved_rng(torch.device("cpu")):
             yield
-        for generator, saved in zip(self._generators(), states, strict=True):
+        for generator, saved in zip(generators_of(self.user_loader), states, strict=True):
             generator.set_state(saved)
 
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
@@ -151,7 +172,7 @@ class Source:
             # Loaded, and not gone on with since: still at the same place.
             state |= self._resume_from or self._place()
         # Last, because asking a sampler for the rest of its epoch may draw from its generator.
-        state["generators"] = [generator.get_state() for generator in self._generators()]
+        state["generators"] = [generator.get_state() for generator in generators_of(self.user_loader)]
         return state
 
     def _place(self) -> dict[str, Any]:
@@ -170,7 +191,7 @@ class Source:
         return place | {"chunks": chunks_to_state(self.stream.remaining()), "tail": self.stream.tail}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        generators = self._generators()
+        generators = generators_of(self.user_loader)
         if len(generators) != len(state["generators"]):
             raise ValueError(
                 f"saved with {len(state['generators'])} generators in the DataLoader and its samplers, "

@@ -231,3 +231,25 @@ def test_a_sampler_that_may_never_end_cannot_be_saved_mid_epoch():
     with pytest.raises(ValueError, match="the batch sampler has no length and may never end"):
         loader.state_dict()
     assert len(next(iterator)[0]) == 16, "and training goes on"
+
+
+@pytest.mark.parametrize("make", [sb.selective_backprop, sb.random_backprop, sb.ledger_backprop, sb.traditional])
+@pytest.mark.parametrize(("indices", "shown"), [([3, -1, 5], "-1"), ([3, 203, 5], "203"), ([3, 900, -7], "900, -7")])
+def test_indices_that_the_data_set_has_not(make, indices, shown):
+    train_loader = DataLoader(digits(), 3, sampler=indices)
+    loader = sb.SelectiveLoader(train_loader, make_model(), nn.CrossEntropyLoss(), make())
+    message = rf"yields the indices {shown}, but the data set had 203 examples when .* Count from the start instead"
+    with pytest.raises(ValueError, match=message):
+        list(loader)
+
+
+@pytest.mark.parametrize("make", [sb.selective_backprop, sb.ledger_backprop])
+def test_a_data_set_that_grew(make):
+    data = list(digits(100))
+    loader = sb.SelectiveLoader(DataLoader(data, 16), make_model(), nn.CrossEntropyLoss(), make())
+    model = loader.model
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets)
+    data += list(digits(103))[100:]
+    with pytest.raises(ValueError, match=r"100, 101, 102, but the data set had 100 .* when the data set has grown"):
+        list(loader)
