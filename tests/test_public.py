@@ -16,7 +16,7 @@ LAYERS = [
     ["losses", "history", "ledger", "sharded_ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],
     ["policies", "scorers"],
-    ["sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],
+    ["tagging", "sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],
     ["selector", "feedback", "reuse", "offering"],
     ["loader"],
     ["agreeing", "redealing"],

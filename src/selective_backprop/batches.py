@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -119,15 +119,20 @@ def count_rows(batch: Any) -> int:
 
 def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Every tensor in the value, on the device; copies from pinned memory do not wait."""
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same value, with every tensor in it changed."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=non_blocking)
+        return change(value)
     parts = _parts(value)
     if parts is None:
         return value
     kind, keys, values = parts
     children = tuple(Layout("column") for _ in values)
     layout = Layout(kind, type(value), keys, children)
-    return layout.batch([move(part, device, non_blocking=non_blocking) for part in values])
+    return layout.batch([map_tensors(part, change) for part in values])
 
 
 def _first_tensor(value: Any, *, nested: bool) -> Tensor | None:

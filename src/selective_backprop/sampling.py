@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
 )
+
+from selective_backprop.tagging import TORCH, overrides, untag, with_tags
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,23 @@ class IndexStream:
     Args:
         batch_sampler: the user's. Its attributes can be read here, too: subclasses of DataLoader do.
         num_examples: ids have to be below it.
+        loader_name: what to call the DataLoader in errors.
     """
 
-    def __init__(self, batch_sampler: Any, num_examples: int) -> None:
+    def __init__(self, batch_sampler: Any, num_examples: int, loader_name: str) -> None:
         self.batch_sampler = batch_sampler
+        self._loader_name = loader_name
         self._num_examples = num_examples
         self.tail = torch.empty(0, dtype=torch.int64)  # ids offered where there is no chunk, all of them skipped
         self._source: Iterator[Chunk] = iter(())
-        self._handed_out: deque[Chunk] = deque()
+        self._handed_out: dict[int, Chunk] = {}  # by identity, in the order of asking
+        self.asked: deque[Chunk] = deque()
+        """Where batches are tagged: what the DataLoader's newest iterator asked for and did not return yet."""
+        self.tags = False
+        """Whether batches say by a tag which chunk they belong to, because they may come in another order."""
+        self._fraction = 0.0
+        self.in_order = True
+        """Whether batches of this epoch came back in the order of asking, each once."""
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -65,12 +76,18 @@ class IndexStream:
 
     def begin(self, chunks: Iterator[Chunk]) -> None:
         """Hand out these chunks in the next iteration. Nothing is drawn from the user's sampler before that."""
-        self._source, self._handed_out = chunks, deque()
+        self._source, self._handed_out, self._fraction, self.in_order = chunks, {}, 0.0, True
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.asked = deque()
+        return self._hand_out(self.asked)
+
+    def _hand_out(self, asked: deque[Chunk]) -> Iterator[list[int]]:
         # A while loop, not a for: remaining() replaces the source while this generator is suspended.
         while (chunk := next(self._source, None)) is not None:
-            self._handed_out.append(chunk)
+            self._handed_out[id(chunk)] = chunk
+            if self.tags:
+                asked.append(chunk)
             yield chunk.ids.tolist()
 
     def batches(self) -> Iterator[Tensor]:
@@ -98,15 +115,43 @@ class IndexStream:
             "instead of using negative indices, and make a new SelectiveLoader when the data set has grown"
         )
 
-    def take(self) -> Chunk:
-        """The chunk of the batch that the DataLoader just returned."""
-        return self._handed_out.popleft()
+    def take(self, batch: Any) -> tuple[Chunk, Any]:
+        """The chunk of a batch that the DataLoader just returned, and the batch without a tag."""
+        oldest = next(iter(self._handed_out), None)
+        if not self.tags:
+            assert oldest is not None
+            return self._handed_out.pop(oldest), batch
+        batch, chunks = untag(batch)
+        chunk = self._handed_out.pop(id(chunks[0]), None) if len(chunks) == 1 else None
+        if chunk is None:
+            raise ValueError(
+                f"{self._loader_name}.__iter__, which is not torch's, returned {_unknown(chunks)}{_ADVICE}"
+            )
+        if id(chunk) != oldest:
+            self.in_order = False
+        self._fraction = max(self._fraction, chunk.fraction)  # in another order, too, it only grows
+        return replace(chunk, fraction=self._fraction), batch
 
     def remaining(self) -> list[Chunk]:
         """Chunks of this epoch whose batches have not been returned yet."""
         rest = list(self._source)
         self._source = iter(rest)
-        return [*self._handed_out, *rest]
+        return [*self._handed_out.values(), *rest]
+
+
+_ADVICE = (
+    ": which examples are in a batch would not be known. Pass torch's DataLoader itself: persistent_workers=True keeps "
+    "its workers from epoch to epoch, pin_memory=True lets copies to the device overlap, and SelectiveLoader moves "
+    "batches to the device and takes augmentation there as transform="
+)
+
+
+def _unknown(chunks: list[Chunk]) -> str:
+    if not chunks:
+        return "a batch without a tensor that super().__iter__() loaded for this epoch"
+    if len(chunks) > 1:
+        return f"a batch that mixes {len(chunks)} batches"
+    return "a batch for the second time, or one that was loaded for an earlier epoch"
 
 
 def has_ids(loader: Any) -> bool:
@@ -118,11 +163,19 @@ def has_ids(loader: Any) -> bool:
 
 def with_index_stream(loader: Any) -> tuple[DataLoader[Any], IndexStream]:
     """A copy of the user's DataLoader, of its own class, that takes its indices from an IndexStream."""
-    stream = IndexStream(loader.batch_sampler, len(loader.dataset))
+    if overrides(type(loader), "_get_iterator"):
+        raise ValueError(
+            f"{type(loader).__name__} replaces the iterator of torch's DataLoader by one of its own (_get_iterator), "
+            f"which may return batches in any order{_ADVICE}"
+        )
+    stream = IndexStream(loader.batch_sampler, len(loader.dataset), type(loader).__name__)
     clone = copy.copy(loader)
     # DataLoader refuses to have these set after construction, so that nobody changes a loader in use; this one
     # is not in use yet. Out-of-order batches could not be matched with their ids.
     clone.__dict__.update(batch_sampler=stream, _iterator=None, in_order=True)
+    if overrides(type(loader), "__iter__"):
+        object.__setattr__(clone, "__class__", with_tags(type(loader)))
+        stream.tags = True
     return clone, stream
 
 
@@ -199,7 +252,7 @@ def _index_sampler(loader: Any) -> Any:
 def _is_of_torch(value: Any) -> bool:
     """Whether torch, or torchdata, says how it is iterated over: a subclass of the user may do anything there."""
     module = getattr(getattr(type(value), "__iter__", None), "__module__", None) or ""
-    return module.partition(".")[0] in ("torch", "torchdata")
+    return module.partition(".")[0] in TORCH
 
 
 def chunks_to_state(chunks: list[Chunk]) -> dict[str, Any]:

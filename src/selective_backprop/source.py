@@ -83,9 +83,12 @@ class Source:
 
         plan: decides, once the epoch's ids are known, which of them to load.
         """
+        chunk: Chunk | None = None
         for batch in self._start(plan):
             self.position += 1
-            yield (self.stream.take() if self.stream is not None else None), batch
+            if self.stream is not None:
+                chunk, batch = self.stream.take(batch)
+            yield chunk, batch
         self._finished = True
 
     def _start(self, plan: Plan | None) -> Iterator[Any]:
@@ -188,6 +191,11 @@ class Source:
             raise ValueError(
                 "cannot save in the middle of an epoch: the batch sampler has no length and may never end"
             ) from None
+        if not self.stream.in_order:
+            raise ValueError(
+                f"cannot save in the middle of an epoch: {type(self.user_loader).__name__}.__iter__ drops or reorders "
+                "batches, and does not tell what it keeps. Save between epochs"
+            )
         return place | {"chunks": chunks_to_state(self.stream.remaining()), "tail": self.stream.tail}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
