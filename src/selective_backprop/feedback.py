@@ -36,8 +36,10 @@ class Feedback:
         """The batch was taken ahead: the caller has its weights, and its step may end after others began."""
         self.weights_used = self._losses_given = True
 
-    def add(self, ids: Tensor | None, losses: Tensor, epoch: int) -> None:
-        self._steps.append((ids, losses, epoch))
+    def add(self, ids: Tensor | None, losses: Tensor | None, epoch: int) -> None:
+        """The losses of a step's examples; None where nobody needs them and finding them would cost extra."""
+        if losses is not None:
+            self._steps.append((ids, losses, epoch))
         self._losses_given = True
 
     def step_is_over(self) -> None:

@@ -175,16 +175,22 @@ class SelectiveLoader:
     def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
         """The loss of the batch given out last, with its weights applied; tells the ledger each example's loss.
 
-        Without weights it is loss_fn's own value, to the bit. Of `batches()`, say which one it is.
+        Without weights it is loss_fn's own value, to the bit, from one call of loss_fn. If loss_fn is a loss of your
+        own with a reduction, that call does not tell the loss of each example. Only methods that select by training
+        losses then evaluate it once more, on a copy and with the same random numbers. Return one loss per example to
+        spare that. Of `batches()`, say which one it is.
         """
         batch = self.batch if batch is None else batch
         # What is left in the queue is given out when the last epoch has been counted already.
         epoch = self.epoch if self._in_epoch else self.epoch - 1
+        losses: Tensor | None
         if self._selector.selecting:
             loss, losses, self._batch = self._reuse.loss(batch, outputs, targets, epoch)
         else:
             weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
-            loss, losses = self._loss.for_training(outputs, targets, weights, len(batch))
+            loss, losses = self._loss.for_training(
+                outputs, targets, weights, len(batch), record=self._selector.learns_losses
+            )
         self._feedback.add(batch.ids, losses, epoch)
         return loss
 

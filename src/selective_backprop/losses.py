@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selective_backprop.no_trace import preserved_rng, private_copy, random_states, set_random_states, unwrap
+
 Reducer = Callable[..., Tensor]
 """From losses (N, ...) to (N,). With a second argument it is also given the mask of those that count, such as tokens
 that are no padding; None where all do."""
@@ -68,8 +70,29 @@ def token_cross_entropy(
     return losses.view(labels.shape) if reduction == "none" else losses
 
 
+class Evaluation:
+    """One evaluation of the user's loss on a training batch: the losses as they came, and the user's own reduction."""
+
+    def __init__(self, raw: Tensor, losses: Tensor, own: Callable[[], Tensor]) -> None:
+        self.raw = raw
+        """(N, ...) losses without reduction, with their graph."""
+        self.losses = losses
+        """(N,) detached: the loss of each example."""
+        self._own = own
+
+    def own(self) -> Tensor:
+        """The scalar that the user's loss would have returned, to the bit, with its graph."""
+        loss = self._own()
+        return loss if loss.dim() == 0 else loss.mean()
+
+
 class PerExampleLoss:
     """A user's loss function, asked for one loss per example or for the loss to train on.
+
+    A loss may draw random numbers, count its calls or update buffers: a training step is one call to it, as in plain
+    training, and a selection pass is none. Where a second call cannot be avoided, it works on a copy of the loss
+    module and on the same random numbers, and leaves both as they were after the first. Modules and functions of
+    torch itself have nothing to keep; of cross-entropy, the costly part is computed once.
 
     Args:
         loss_fn: an nn loss module (its reduction does not matter), a function that takes `reduction=`, or a
@@ -90,47 +113,122 @@ class PerExampleLoss:
             raise ValueError(f"reducer must be one of {', '.join(REDUCERS)} or a function, got {reducer!r}")
         self.loss_fn = loss_fn
         self.reducer: Reducer | None = REDUCERS[reducer] if isinstance(reducer, str) else reducer
-        self._raw, self._has_reduction = _unreduced(loss_fn)
+        self._module = loss_fn if isinstance(loss_fn, nn.Module) else None
+        self._has_reduction = _has_reduction(loss_fn)
+        self._is_pure = _is_torchs_own(loss_fn)
+        self._shared = _shared_cross_entropy(loss_fn) if self._is_pure else None
         self._ignore_index = _ignore_index(loss_fn)
         self._reducer_takes_mask = self.reducer is not None and _takes_mask(self.reducer)
+        self.writes_state: bool | None = None
+        """Whether the loss is a module that changes its buffers; None before it was scored with."""
+
+    @property
+    def costs_extra(self) -> bool:
+        """Whether the losses of single examples and the user's own reduction take two evaluations."""
+        return self._has_reduction and not self._is_pure
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The user's loss, if it is a module that may have a state."""
+        return None if self._is_pure else self._module
 
     def per_example(self, outputs: Any, targets: Any, num_examples: int | None = None) -> Tensor:
-        """One loss per example, shape (N,)."""
-        return self._reduce(self._raw(outputs, targets), targets, num_examples)
+        """One loss per example, shape (N,), to score with: a loss module does not notice.
 
-    def with_graph(self, outputs: Any, targets: Any, num_examples: int | None = None) -> tuple[Tensor, Tensor]:
-        """The losses as they are, to train on, and the detached loss of each example."""
-        raw = self._raw(outputs, targets)
-        return raw, self._reduce(raw.detach() if isinstance(raw, Tensor) else raw, targets, num_examples)
+        What it draws comes from the global random states, which are the caller's to preserve.
+        """
+        private = self._private()
+        raw = self._unreduced(private)(outputs, targets)
+        if self.writes_state is None:  # once per run: waiting for the GPU does not matter
+            self.writes_state = self.module is not None and not _same_buffers(private, self.module)
+        return self._reduce(raw, targets, num_examples)
+
+    def evaluate(self, outputs: Any, targets: Any, num_examples: int | None = None) -> Evaluation:
+        """The losses of a training batch, with their graph."""
+        if self._shared is not None and (found := self._shared(outputs, targets)) is not None:
+            raw, shared = found
+            return Evaluation(raw, self._reduce(raw.detach(), targets, num_examples), shared)
+        if not self._has_reduction or self._is_pure:
+            raw = self._seen(outputs, targets)
+            own = (lambda: raw) if not self._has_reduction else (lambda: self.loss_fn(outputs, targets))
+        else:
+            device = _device_of(outputs)
+            before, states = self._private(), random_states(device)
+            raw = self._seen(outputs, targets)
+
+            def own() -> Tensor:
+                with preserved_rng(device):
+                    set_random_states(states, device)
+                    return before(outputs, targets)
+
+        return Evaluation(
+            raw, self._reduce(raw.detach() if isinstance(raw, Tensor) else raw, targets, num_examples), own
+        )
 
     def for_training(
-        self, outputs: Any, targets: Any, weights: Tensor | None, num_examples: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        outputs: Any,
+        targets: Any,
+        weights: Tensor | None,
+        num_examples: int | None = None,
+        *,
+        record: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
         """The scalar to call backward on, and the detached loss of each example.
 
         Without weights (None) it is the user's own loss, to the bit. With weights, each example's part in it is
         multiplied by its weight, on the same scale: whatever the loss divides by (examples, class weights,
         tokens that are not ignored) stays as it is.
+
+        Args:
+            record: whether the loss of each example is needed. If not, it is None where it would cost a second
+                evaluation.
         """
-        if weights is None and self._has_reduction:
+        if weights is None and not record and self.costs_extra:
             loss = self.loss_fn(outputs, targets)
-            with torch.no_grad():
-                losses = self.per_example(outputs, targets, num_examples)
-            return (loss if loss.dim() == 0 else loss.mean()), losses
-        raw, losses = self.with_graph(outputs, targets, num_examples)
+            return (loss if loss.dim() == 0 else loss.mean()), None
+        found = self.evaluate(outputs, targets, num_examples)
         if weights is None:
-            return raw.mean(), losses
+            return found.own(), found.losses
+        raw = found.raw
         weighted = (raw * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))).mean()
-        return weighted * self.scale(outputs, targets, raw), losses
+        if not self._has_reduction:
+            return weighted, found.losses
+        with torch.no_grad():
+            scale = _ratio(found.own(), raw)
+        return weighted * scale, found.losses
 
     def scale(self, outputs: Any, targets: Any, raw: Tensor) -> Tensor | float:
-        """How the user's reduction differs from a plain mean over the raw losses."""
+        """How the user's reduction differs from a plain mean over the raw losses; the loss does not notice."""
         if not self._has_reduction:
             return 1.0
-        with torch.no_grad():
-            own = self.loss_fn(outputs, targets).mean()  # the mean of a scalar is itself
-            mean = raw.detach().mean()
-            return torch.where(mean == 0, torch.ones_like(mean), own / mean)
+        with torch.no_grad(), preserved_rng(_device_of(outputs)):
+            return _ratio(self._private()(outputs, targets).mean(), raw)  # the mean of a scalar is itself
+
+    def _seen(self, outputs: Any, targets: Any) -> Tensor:
+        """The losses without reduction, by the user's own module, whose state goes on."""
+        module: Any = self._module
+        if module is None or not hasattr(module, "reduction") or self._is_pure:
+            return self._unreduced(self.loss_fn)(outputs, targets)
+        reduction, module.reduction = module.reduction, "none"
+        try:
+            result: Tensor = module(outputs, targets)
+            return result
+        finally:
+            module.reduction = reduction
+
+    def _private(self) -> Callable[..., Tensor]:
+        """The loss with the state that it has now, which may be called without an effect on it."""
+        module = self.module
+        return self.loss_fn if module is None else private_copy(module)
+
+    def _unreduced(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Without its reduction; a module is not changed."""
+        if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
+            module: Any = copy.copy(loss_fn)  # shares parameters and buffers
+            module.reduction = "none"
+            return module  # type: ignore[no-any-return]
+        return functools.partial(loss_fn, reduction="none") if self._has_reduction else loss_fn
 
     def _reduce(self, raw: Tensor, targets: Any, num_examples: int | None) -> Tensor:
         if not isinstance(raw, Tensor):
@@ -173,14 +271,93 @@ def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
     )
 
 
-def _unreduced(loss_fn: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], bool]:
-    """The loss without its reduction, and whether it had one."""
-    if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
-        module: Any = copy.copy(loss_fn)  # shares parameters and buffers, also after a later .to(device)
-        module.reduction = "none"
-        return module, True
-    takes_reduction = "reduction" in _parameters(loss_fn)
-    return (functools.partial(loss_fn, reduction="none"), True) if takes_reduction else (loss_fn, False)
+def _same_buffers(one: Any, other: nn.Module) -> bool:
+    ones, others = dict(one.named_buffers()), dict(unwrap(other).named_buffers())
+    return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
+
+
+def _ratio(own: Tensor, raw: Tensor) -> Tensor:
+    mean = raw.detach().mean()
+    return torch.where(mean == 0, torch.ones_like(mean), own.detach() / mean)
+
+
+def _has_reduction(loss_fn: Callable[..., Tensor]) -> bool:
+    """Whether the loss can be told to leave out its reduction."""
+    is_module = isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction")
+    return is_module or "reduction" in _parameters(loss_fn)
+
+
+def _is_torchs_own(loss_fn: Callable[..., Tensor]) -> bool:
+    """Whether the loss is one of torch's, which draw no random numbers and have no state; a subclass may."""
+    if isinstance(loss_fn, nn.Module):
+        is_plain = type(loss_fn).__module__ == "torch.nn.modules.loss" and not loss_fn._forward_hooks
+        is_plain = is_plain and not loss_fn._forward_pre_hooks and "forward" not in vars(loss_fn)
+        return is_plain and not isinstance(loss_fn, nn.TripletMarginWithDistanceLoss)  # which calls a user's function
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    return loss_fn is token_cross_entropy or getattr(loss_fn, "__module__", None) == "torch.nn.functional"
+
+
+Shared = Callable[[Any, Any], tuple[Tensor, Callable[[], Tensor]] | None]
+
+
+def _shared_cross_entropy(loss_fn: Callable[..., Tensor]) -> Shared | None:
+    """Cross-entropy without and with its reduction, for the price of one: over many classes, softmax is the cost."""
+    if type(loss_fn) is nn.CrossEntropyLoss:
+        return functools.partial(_cross_entropy, lambda: {name: getattr(loss_fn, name) for name in _CROSS_ENTROPY})
+    function: Any = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
+    options = loss_fn.keywords if isinstance(loss_fn, functools.partial) else {}
+    has_args = isinstance(loss_fn, functools.partial) and bool(loss_fn.args)
+    if (
+        function not in (F.cross_entropy, token_cross_entropy)
+        or has_args
+        or not options.keys() <= _CROSS_ENTROPY.keys()
+    ):
+        return None
+    return functools.partial(_cross_entropy, lambda: options, classes_last=function is token_cross_entropy)
+
+
+_CROSS_ENTROPY: dict[str, Any] = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
+
+
+def _cross_entropy(
+    options: Callable[[], dict[str, Any]], outputs: Any, targets: Any, *, classes_last: bool = False
+) -> tuple[Tensor, Callable[[], Tensor]] | None:
+    """What torch's cross_entropy computes, in the same steps; None for what is rare: each gets its own evaluation."""
+    own = _CROSS_ENTROPY | options()
+    smoothing = own["label_smoothing"]
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.dim() < 2:
+        return None
+    if targets.is_floating_point() or own["reduction"] not in ("mean", "sum", "none") or not 0 <= smoothing <= 1:
+        return None
+    if smoothing > 0 and own["weight"] is not None:
+        return None
+    shape = targets.shape
+    if classes_last:
+        outputs, targets = outputs.float().flatten(0, -2), targets.flatten()
+    if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
+        return None  # torch says what is wrong with it
+    logs = F.log_softmax(outputs, 1)
+    ignored = targets == own["ignore_index"] if smoothing > 0 else None
+    smooth = -logs.sum(1).masked_fill(ignored, 0.0) if ignored is not None else None
+
+    def reduced(reduction: str) -> Tensor:
+        nll: Tensor = F.nll_loss(logs, targets, own["weight"], ignore_index=own["ignore_index"], reduction=reduction)
+        if smooth is None or ignored is None:
+            return nll
+        spread = smooth if reduction == "none" else smooth.sum()
+        if reduction == "mean":
+            spread = spread / (~ignored).sum()
+        total: Tensor = (1 - smoothing) * nll + spread * (smoothing / logs.shape[1])
+        return total
+
+    return reduced("none").view(shape), lambda: reduced(own["reduction"])
+
+
+def _device_of(outputs: Any) -> torch.device:
+    """Where the first tensor among the outputs is."""
+    found = (leaf.device for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor))
+    return next(found, torch.device("cpu"))
 
 
 def _ignore_index(loss_fn: Callable[..., Tensor]) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -96,6 +98,70 @@ def seeded_rng(device: torch.device, seed: int) -> Iterator[None]:
             state = torch.Generator(device).manual_seed(seed).get_state()
             torch.get_device_module(device).set_rng_state(state, device)
         yield
+
+
+def random_states(device: torch.device) -> list[Any]:
+    """Global random states of torch (CPU and `device`), Python and numpy, for `set_random_states`."""
+    numpy = sys.modules.get("numpy")
+    has_own = device.type not in ("cpu", "meta")
+    own = torch.get_device_module(device).get_rng_state(*_of_device(device)) if has_own else None
+    return [torch.get_rng_state(), own, random.getstate(), numpy.random.get_state() if numpy else None]
+
+
+def set_random_states(states: list[Any], device: torch.device) -> None:
+    """Go back to what `random_states` gave."""
+    numpy = sys.modules.get("numpy")
+    cpu, own, python, of_numpy = states
+    torch.set_rng_state(cpu)
+    if own is not None:
+        torch.get_device_module(device).set_rng_state(own, *_of_device(device))
+    random.setstate(python)
+    if numpy and of_numpy is not None:
+        numpy.random.set_state(of_numpy)
+
+
+def _of_device(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)  # which takes none, as there is but one
+
+
+_OF_TORCH = ("_parameters", "_buffers", "_modules")  # in every module's __dict__; the copy gets its own
+
+
+def private_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module that can be called in any thread without an effect on the module.
+
+    Parameters are shared. The copy has its own buffers, plain attributes (numbers, tensors, lists, dicts, sets) and
+    torch.Generators, here and in submodules; other objects are shared.
+
+    >>> module = nn.BatchNorm1d(2)
+    >>> _ = private_copy(module)(torch.ones(4, 2))
+    >>> int(module.num_batches_tracked)
+    0
+    """
+    return _private_copy(unwrap(module), {})
+
+
+def _private_copy(module: nn.Module, known: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in known:
+        return known[id(module)]
+    private = known[id(module)] = copy.copy(module)
+    own = vars(private)
+    for name, value in own.items():
+        if name not in _OF_TORCH:
+            own[name] = _own_value(value)
+    own["_buffers"] = {name: None if b is None else b.detach().clone() for name, b in module._buffers.items()}
+    own["_modules"] = {
+        name: None if part is None else _private_copy(part, known) for name, part in module._modules.items()
+    }
+    return private
+
+
+def _own_value(value: Any) -> Any:
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        return value.detach().clone() if not value.requires_grad else value
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    return copy.copy(value) if type(value) in (list, dict, set, deque) else value
 
 
 class NoTrace:

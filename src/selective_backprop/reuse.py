@@ -32,13 +32,14 @@ class ForwardReuse:
         """The loss to train on, the loss of every candidate, and the batch with zero weight for those not selected."""
         scorer, size = self._selector.scorer, len(batch)
         assert isinstance(scorer, TrainingPassScorer)
-        raw, losses = self._loss.with_graph(outputs, targets, size)
+        found = self._loss.evaluate(outputs, targets, size)
+        raw, losses = found.raw, found.losses
         selection = self._selector.choose(scorer.of_outputs(outputs, targets, losses), batch.ids, epoch)
         count = len(selection.positions)
         self._stats.trained -= size - count  # all were counted when they were given out
         self._stats.reused += count
         if count == size and bool((selection.weights == 1).all()):
-            return *self._loss.for_training(outputs, targets, None, size), batch
+            return found.own(), losses, batch
         if self._by_rows is None:
             self._by_rows = can_reuse_rows(self._model)
         loss = selected_loss(self._loss, outputs, targets, raw, selection, by_rows=self._by_rows)

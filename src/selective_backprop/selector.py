@@ -20,6 +20,7 @@ from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
 from selective_backprop.rounds import Rounds
 from selective_backprop.sampling import Chunk
+from selective_backprop.schedule import Schedule
 from selective_backprop.sharded_ledger import AnyLedger
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
@@ -58,6 +59,11 @@ class Selector:
         self._is_sharded = rounds is not None and is_sharded(task.model)
         self._layout: Layout | None = None
         self._stand_in: Candidates | None = None  # the last that were scored, if a rank without any has to attend
+
+    @property
+    def learns_losses(self) -> bool:
+        """Whether what is selected depends on the losses of training."""
+        return self.scorer.needs.training_losses or type(self.schedule).observe is not Schedule.observe
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to select from the candidates that start at this fraction of the epoch; asked once for each batch."""

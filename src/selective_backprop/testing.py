@@ -125,12 +125,14 @@ def _check_resume(make_policy: Callable[[], Policy], scores: Tensor) -> None:
 def check_scorer(scorer: Scorer, candidates: Candidates, task: Task) -> None:
     """Assert that scoring gives one finite score per candidate and leaves no trace on anything."""
     data = copy.deepcopy(candidates.data)
-    trace, states = model_trace(task.model), global_random_states()
+    loss = task.loss.loss_fn if isinstance(task.loss.loss_fn, nn.Module) else nn.Module()
+    trace, states, loss_trace = model_trace(task.model), global_random_states(), model_trace(loss)
     scores = scorer.score(candidates, task)
     assert scores.shape == (candidates.size,), f"expected {candidates.size} scores, got shape {tuple(scores.shape)}"
     assert bool(torch.isfinite(scores).all()), "scores must be finite"
     assert not scores.requires_grad, "scores must not carry gradients"
     assert same(trace, model_trace(task.model)), "scoring changed the model"
+    assert same(loss_trace, model_trace(loss)), "scoring changed the loss module"
     assert same(states, global_random_states()), "scoring drew from a global random state"
     assert same(data, candidates.data), "scoring changed the candidates"
     assert same(scores, scorer.score(candidates, task)), "scoring twice must give the same scores"

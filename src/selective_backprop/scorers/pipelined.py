@@ -115,9 +115,14 @@ class PipelinedScorer(FreshScorer):
             scores = work()
             if not all(map(torch.equal, before, _random_states(devices))):
                 raise ValueError(
-                    "the model or forward= draws random numbers in eval mode: in the background, those of training "
-                    "would depend on which thread is faster. Score without pipelining"
+                    "the model, forward= or loss_fn draws random numbers in eval mode: in the background, those of "
+                    "training would depend on which thread is faster. Score without pipelining"
                 )
+        if task.loss.writes_state:
+            raise ValueError(
+                f"loss_fn ({type(task.loss.module).__name__}) changes its own buffers: in the background, scores would "
+                "depend on which thread is faster. Score without pipelining"
+            )
         return scores
 
     def _work(self, candidates: Candidates, task: Task) -> tuple[Callable[[], Tensor], set[torch.device]]:
