@@ -18,7 +18,7 @@ LAYERS = [
     ["policies", "scorers"],
     ["tagging", "sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],
     ["selector", "feedback", "reuse", "offering"],
-    ["loader"],
+    ["forwarding", "loader"],
     ["agreeing", "redealing"],
     ["checkpoint_files", "checkpoint_ledger", "checkpoint_parts", "safe_reading", "checkpoint"],
     ["example_scores", "pruning"],

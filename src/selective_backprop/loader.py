@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state, introduce
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
+from selective_backprop.forwarding import LoaderAttributes
 from selective_backprop.intake import Intake
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import PerExampleLoss, Reducer
@@ -31,7 +32,7 @@ from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Forward, Method, Policy, Scorer, Task
 
 
-class SelectiveLoader:
+class SelectiveLoader(LoaderAttributes):
     """Iterates over the user's loader and gives out full batches of the examples that the method selects.
 
     Args:
@@ -61,7 +62,8 @@ class SelectiveLoader:
             of each by itself, "local". Every rank gives out as many batches as the others, all of them full.
 
     Without num_epochs, up to B - 1 selected examples may still wait at the end of the run: `flush()` gives them.
-    As long as an epoch keeps every candidate, the user's own batches pass through unchanged.
+    As long as an epoch keeps every candidate, the user's own batches pass through unchanged. Other attributes of the
+    loader can be read here: `loader.dataset`, `loader.sampler.set_epoch(epoch)`.
     """
 
     def __init__(
