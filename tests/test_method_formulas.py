@@ -6,6 +6,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop import functional as SF
@@ -129,6 +130,99 @@ def test_kath18_makes_no_selection_pass_before_it_starts():
     train(loader, model, 2)
     assert loader.stats.scored == 16  # the first batch, to find out whether it works
     assert loader.stats.selectivity == 1
+
+
+# Nine in ten candidates lose 0.02 and one in ten loses 1, so that tau is known: sqrt(E[s ** 2]) / E[s].
+FEW_HARD = torch.where(torch.arange(4800) % 10 == 0, 1.0, 0.02)
+EXACT_TAU = float(FEW_HARD.square().mean().sqrt() / FEW_HARD.mean())  # 2.685
+
+
+def itself(outputs, _):
+    """The output is the loss: what each example loses is known, and stays as it is without a step."""
+    return outputs[:, 0]
+
+
+def kath18_on_known_losses(method, *, weight=1.0, **options):
+    """A loader whose losses are `weight` times FEW_HARD plus 1 - weight, in pools of 96 for batches of 32."""
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(model.weight, weight)
+    torch.nn.init.constant_(model.bias, 1 - weight)
+    data = TensorDataset(FEW_HARD.unsqueeze(1), torch.zeros(len(FEW_HARD)))
+    candidates = DataLoader(data, batch_size=96, shuffle=True, generator=torch.Generator().manual_seed(1))
+    return sb.SelectiveLoader(candidates, model, itself, method, batch_size=32, **options), model
+
+
+@pytest.mark.parametrize("with_loader_loss", [True, False])
+def test_tau_is_the_exact_one_within_15_percent_and_kath18_stays_on(with_loader_loss):
+    """With the drawn examples' losses among the pools', it read 20% less than the exact value here."""
+    loader, model = kath18_on_known_losses(sb.kath18(3))
+    taus = []
+    for _ in range(4):
+        for inputs, targets in loader:
+            outputs = model(inputs)
+            if with_loader_loss:
+                loader.loss(outputs, targets)
+            taus.append(loader.schedule.tau)
+    taus = torch.tensor(taus[10:])
+    assert abs(float(taus.mean()) / EXACT_TAU - 1) < 0.03
+    assert float((taus / EXACT_TAU - 1).abs().max()) < 0.15
+    assert loader.stats.scored >= 0.98 * loader.stats.offered
+    assert loader.stats.selectivity == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_kath18_starts_without_the_losses_of_training():
+    """As with mixup, whose losses are no example's: pools are scored now and then to see whether it pays."""
+    loader, model = kath18_on_known_losses(sb.kath18(3), weight=0.0)  # all losses are 1
+    for _ in loader:
+        pass
+    assert loader.stats.selectivity == 1
+    assert loader.stats.scored == 96 * 5  # of 50 candidate batches the first, and then one in 11
+    torch.nn.init.constant_(model.weight, 1.0)
+    torch.nn.init.constant_(model.bias, 0.0)
+    for _ in range(4):
+        for _ in loader:
+            pass
+    assert loader.stats.selectivity < 0.8
+    assert loader.schedule.tau == pytest.approx(EXACT_TAU, rel=0.15)
+
+
+def test_kath18_learns_nothing_from_losses_that_are_not_its_score():
+    model = make_model()
+    loader = make_loader(sb.kath18(3, score="gradient_norm", threshold=1e9), model=model)
+    train(loader, model, 2)
+    assert loader.stats.scored == 16 * 3  # the 1st, 12th and 23rd of 26
+
+
+def test_kath18_makes_no_probe_before_its_warm_up_is_over():
+    loader, _ = kath18_on_known_losses(sb.kath18(3, warmup_epochs=1), weight=0.0)
+    for _ in loader:
+        pass
+    assert loader.stats.scored == 96
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": float("nan")}, "threshold must be a number >= 0, got nan"),
+        ({"threshold": 1, "momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ({"threshold": 1, "probe_every": 0}, "probe_every must be a whole number of candidate batches >= 1, got 0"),
+    ],
+)
+def test_bad_options_of_a_variable_start(options, message):
+    with pytest.raises(ValueError, match=message):
+        sb.VariableStart(**options)
+
+
+def test_a_variable_start_refuses_another_schedules_state():
+    schedule = sb.VariableStart(threshold=1.0)
+    schedule.observe(torch.tensor([0.0, 1.0]))
+    with pytest.raises(
+        ValueError, match=r"the saved schedule has \['on'\], a VariableStart has \['tau', 'unobserved'\]"
+    ):
+        schedule.load_state_dict({"on": True})
+    other = sb.VariableStart(threshold=1.0)
+    other.load_state_dict(schedule.state_dict())
+    assert other.tau == schedule.tau > 1
 
 
 def test_zero_scores_are_never_drawn():

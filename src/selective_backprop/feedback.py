@@ -22,7 +22,7 @@ class Feedback:
     def __init__(self, selector: Selector, device: torch.device) -> None:
         self._selector = selector
         self._waits = device.type != "cpu"
-        self._steps: list[tuple[Tensor | None, Tensor, int]] = []  # ids, losses, epoch
+        self._steps: list[tuple[Tensor | None, Tensor, int, bool]] = []  # ids, losses, epoch, whether all were kept
         self.weights_used = True
         """Whether the weights of the batch under way were applied or read, if it has any."""
         self._losses_given = True
@@ -36,10 +36,10 @@ class Feedback:
         """The batch was taken ahead: the caller has its weights, and its step may end after others began."""
         self.weights_used = self._losses_given = True
 
-    def add(self, ids: Tensor | None, losses: Tensor | None, epoch: int) -> None:
+    def add(self, batch: Batch, losses: Tensor | None, epoch: int) -> None:
         """The losses of a step's examples; None where nobody needs them and finding them would cost extra."""
         if losses is not None:
-            self._steps.append((ids, losses, epoch))
+            self._steps.append((batch.ids, losses, epoch, bool((batch.probabilities == 1).all())))
         self._losses_given = True
 
     def step_is_over(self) -> None:
@@ -64,14 +64,14 @@ class Feedback:
     def learn(self) -> None:
         """Take in what was collected; costs no time when the device has caught up anyway."""
         steps, self._steps = self._steps, []
-        for ids, losses, epoch in steps:
-            self._selector.learn(ids, losses.to("cpu", torch.float32), epoch)
+        for ids, losses, epoch, all_kept in steps:
+            self._selector.learn(ids, losses.to("cpu", torch.float32), epoch, all_kept=all_kept)
 
     def state_dict(self) -> dict[str, Any]:
         # Saving must not change when a GPU's losses are learned, or the run would differ from one without it.
         self._learn_if_due()
-        return {"steps": [[ids, losses.cpu(), epoch] for ids, losses, epoch in self._steps]}
+        return {"steps": [[ids, losses.cpu(), *rest] for ids, losses, *rest in self._steps]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steps = [(ids, losses, epoch) for ids, losses, epoch in state["steps"]]
+        self._steps = [(ids, losses, epoch, all_kept) for ids, losses, epoch, all_kept in state["steps"]]
         self.weights_used = self._losses_given = True

@@ -25,6 +25,7 @@ from selective_backprop.padding import Pad
 from selective_backprop.ranks import current_ranks
 from selective_backprop.reuse import ForwardReuse
 from selective_backprop.rounds import Rounds, Scope
+from selective_backprop.schedule import Schedule
 from selective_backprop.selector import Selector
 from selective_backprop.sharded_ledger import AnyLedger, ShardedLedger
 from selective_backprop.source import Source
@@ -155,6 +156,11 @@ class SelectiveLoader(LoaderAttributes):
         return self._selector.scorer
 
     @property
+    def schedule(self) -> Schedule:
+        """The schedule at work, with its state, such as the tau of `kath18`."""
+        return self._selector.schedule
+
+    @property
     def epochs_done(self) -> float:
         """Epochs of candidates offered so far, with the part of the current one."""
         return self.epoch + self._offering.fraction
@@ -193,7 +199,7 @@ class SelectiveLoader(LoaderAttributes):
             loss, losses = self._loss.for_training(
                 outputs, targets, weights, len(batch), record=self._selector.learns_losses
             )
-        self._feedback.add(batch.ids, losses, epoch)
+        self._feedback.add(batch, losses, epoch)
         return loss
 
     # ---- iteration

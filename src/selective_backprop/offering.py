@@ -65,20 +65,24 @@ class Offering:
         loaded, on = self._intake.take(), False
         stream = self._intake.source.stream
         if self._rounds is not None:
+            probing = False
             if loaded is None:  # the epoch may be over: ask without an effect on a schedule that counts batches
                 on = self._selector.expects_on(self.epoch, self.fraction, self._rounds.number)
             else:
                 on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
+                probing = not on and self._selector.wants_scores(self.epoch, self.fraction, loaded.batch_idx)
             skipped = len(stream.tail) if stream is not None else 0
-            loaded, on = self._rounds.meet(loaded, on=on, skipped=skipped), self._rounds.on
+            loaded, on = self._rounds.meet(loaded, on=on, probing=probing, skipped=skipped), self._rounds.on
+            probing = self._rounds.probing
         elif loaded is not None:
             on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
+            probing = not on and self._selector.wants_scores(self.epoch, self.fraction, loaded.batch_idx)
         if loaded is None:
             if stream is not None:
                 self._count_offered(stream.tail, num_loaded=0)
                 stream.tail = stream.tail[:0]  # a state saved after this must not have it counted again
             return False
-        self._decide(loaded, on=on)
+        self._decide(loaded, on=on, probing=probing)
         self._look_ahead(loaded.batch_idx + 1)
         if self._rounds is not None and self._rounds.number % _DELIVER_EVERY == 0:
             self._deliver()
@@ -108,13 +112,13 @@ class Offering:
         """After a resume: candidates that were loaded ahead are to be scored again."""
         self._selector.submit(self._intake.ahead)
 
-    def _decide(self, loaded: Loaded, *, on: bool) -> None:
+    def _decide(self, loaded: Loaded, *, on: bool, probing: bool) -> None:
         data, ids, size = loaded.candidates.data, loaded.candidates.ids, loaded.candidates.size
         if self.queue.batch_size is None:
             self.queue.batch_size = self._scaled(max(self._rounds.sizes) if self._rounds is not None else size)
         if self.queue.layout is None and size:
             self.queue.layout = Layout.of(data, size)
-        selection = self._selector.decide(loaded, self.queue.layout, epoch=self.epoch, on=on)
+        selection = self._selector.decide(loaded, self.queue.layout, epoch=self.epoch, on=on, probing=probing)
         with self._stats.timing("selecting"):
             offered = loaded.chunk.offered if loaded.chunk else None
             num_offered = size if offered is None else len(offered)

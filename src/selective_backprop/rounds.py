@@ -47,6 +47,8 @@ class Rounds:
         """Rounds of this epoch so far."""
         self.on = False
         """Whether selection is on in this round."""
+        self.probing = False
+        """Whether candidates of this round are scored although selection is off."""
         self.sizes = [0] * ranks.size
         """Candidates loaded for this round, by rank."""
         self.offered = [0] * ranks.size
@@ -70,11 +72,12 @@ class Rounds:
         """Whether every candidate of this round is to be trained on, once, on all ranks."""
         return self._chosen_are_all and self.selected == self.offered
 
-    def meet(self, loaded: Loaded | None, *, on: bool, skipped: int = 0) -> Loaded | None:
+    def meet(self, loaded: Loaded | None, *, on: bool, probing: bool = False, skipped: int = 0) -> Loaded | None:
         """This rank's candidates for the next round, which may be none; None when no rank has any more.
 
         skipped: how many candidates this rank has left out if there was not one in the whole epoch to load.
-        on: what this rank's schedule says. Rank 0's counts: a schedule may go by losses or by the clock, which differ.
+        on, probing: what this rank's schedule says. Rank 0's counts: a schedule may go by losses or by the clock, which
+            differ.
         """
         if loaded is None:
             own = [-1, skipped, 0, 1.0]
@@ -82,7 +85,7 @@ class Rounds:
             chunk, size = loaded.chunk, loaded.candidates.size
             planned = -1 if chunk is None or chunk.decided is None else int((~chunk.decided).sum())
             own = [size, size if chunk is None else len(chunk.offered), planned, loaded.fraction]
-        header = torch.tensor([*own, on], dtype=torch.float64)
+        header = torch.tensor([*own, on + 2 * probing], dtype=torch.float64)
         sizes, offered, planned_, fractions, votes = torch.stack(
             self.ranks.gather(header, [len(header)] * self.ranks.size)
         ).unbind(1)
@@ -90,7 +93,7 @@ class Rounds:
             self.number = 0
             return None
         self.number += 1
-        self.on = bool(votes[0])
+        self.on, self.probing = int(votes[0]) % 2 == 1, int(votes[0]) >= 2
         sizes = sizes.clamp(min=0)
         scored = torch.where(planned_ < 0, sizes * self.on, planned_)
         self.sizes, self.offered, self.undecided = (_ints(column) for column in (sizes, offered, scored))

@@ -75,8 +75,18 @@ class Schedule:
             return not self.never_on and epoch >= self.warmup_epochs
         return any(self.is_on(epoch + i / num_batches, i, num_epochs) for i in range(num_batches))
 
-    def observe(self, losses: Tensor) -> None:
-        """Losses of a selection pass or a training step; of no interest here."""
+    def observe(self, scores: Tensor) -> None:
+        """Scores of candidates that were selected from or looked at; of no interest here."""
+
+    def observe_losses(self, losses: Tensor) -> None:
+        """Training losses of candidates that nothing was selected from; of no interest here."""
+
+    def wants_scores(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
+        """Whether candidates that are not selected from should be scored all the same, to observe their scores.
+
+        To be asked once for each candidate batch while selection is off.
+        """
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -92,38 +102,72 @@ NEVER = Schedule(end=0.0)
 class VariableStart(Schedule):
     """On as long as importance sampling is estimated to reduce the variance by more than it costs.
 
-    The estimate is Kath18's: sampling n examples in proportion to their losses is worth tau times as many drawn
-    uniformly, tau = sqrt(n * sum(p ** 2)), as a running mean. It needs no pass of its own: before the start it
-    comes from training.
+    The estimate is Kath18's: sampling n examples in proportion to their scores is worth tau times as many drawn
+    uniformly, tau = sqrt(n * sum(p ** 2)), as a running mean. While selection is on, tau comes from the scores of each
+    pool that is drawn from, and from nothing else: the examples drawn are the hard ones, and their losses would give a
+    tau that is too low. While it is off, tau comes from training losses where `loader.loss` gives them, at no cost.
+    Where it does not, as with mixup, one candidate batch in `probe_every` is scored.
 
     >>> schedule = VariableStart(threshold=2.0, momentum=0.0)
     >>> schedule.observe(torch.tensor([1.0, 1.0, 1.0]))
     >>> schedule.is_on(0, 0)
     False
     >>> schedule.observe(torch.tensor([0.0] * 9 + [1.0]))
-    >>> schedule.is_on(0, 0)
-    True
+    >>> schedule.is_on(0, 0), schedule.tau
+    (True, 3.16...)
+
+    Katharopoulos and Fleuret 2018, https://arxiv.org/abs/1803.00942, equation 26 and algorithm 1.
     """
 
     threshold: float
     """Start when tau is above this."""
     momentum: float = 0.9
-    """Of the running mean."""
-    _state: dict[str, float] = field(default_factory=lambda: {"tau": 0.0}, init=False, repr=False, compare=False)
+    """Weight of the earlier estimate in the running mean."""
+    probe_every: int = 10
+    """While selection is off, score a candidate batch when the ones before it, this many, gave no training losses."""
+    _state: dict[str, Any] = field(
+        default_factory=lambda: {"tau": 0.0, "unobserved": 0}, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.threshold >= 0:  # NaN is not, either
+            raise ValueError(f"threshold must be a number >= 0, got {self.threshold}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if not isinstance(self.probe_every, int) or self.probe_every < 1:
+            raise ValueError(f"probe_every must be a whole number of candidate batches >= 1, got {self.probe_every!r}")
+
+    @property
+    def tau(self) -> float:
+        """The estimate; 0 before there is one."""
+        return float(self._state["tau"])
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        return self._state["tau"] > self.threshold and super().is_on(epochs_done, batch_idx, num_epochs)
+        return self.tau > self.threshold and super().is_on(epochs_done, batch_idx, num_epochs)
 
-    def observe(self, losses: Tensor) -> None:
-        losses = losses.to(torch.float64)
-        total = float(losses.sum())
+    def observe(self, scores: Tensor) -> None:
+        self._state["unobserved"] = 0
+        scores = scores.to(torch.float64)
+        total = float(scores.sum())
         if total > 0:
-            tau = float((len(losses) * (losses / total).square().sum()).sqrt())
-            before = self._state["tau"]
-            self._state["tau"] = self.momentum * before + (1 - self.momentum) * tau if before else tau
+            tau = float((len(scores) * (scores / total).square().sum()).sqrt())
+            self._state["tau"] = self.momentum * self.tau + (1 - self.momentum) * tau if self.tau else tau
+
+    def observe_losses(self, losses: Tensor) -> None:
+        if self.tau <= self.threshold:  # while selection is on, the pools tell
+            self.observe(losses)
+
+    def wants_scores(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
+        if self.tau > self.threshold or not super().is_on(epochs_done, batch_idx, num_epochs):
+            return False  # off for another reason, such as a warm-up
+        self._state["unobserved"] += 1
+        return bool(self._state["unobserved"] > self.probe_every)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.keys() != self._state.keys():
+            raise ValueError(f"the saved schedule has {sorted(state)}, a VariableStart has {sorted(self._state)}")
         self._state.update(state)

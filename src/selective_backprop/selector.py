@@ -63,11 +63,16 @@ class Selector:
     @property
     def learns_losses(self) -> bool:
         """Whether what is selected depends on the losses of training."""
-        return self.scorer.needs.training_losses or type(self.schedule).observe is not Schedule.observe
+        return self.scorer.needs.training_losses or type(self.schedule).observe_losses is not Schedule.observe_losses
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to select from the candidates that start at this fraction of the epoch; asked once for each batch."""
         return self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+
+    def wants_scores(self, epoch: int, fraction: float, batch_idx: int) -> bool:
+        """Whether to score these candidates while selection is off, to find out whether it would pay."""
+        wants = self.schedule.wants_scores(epoch + fraction, batch_idx, self._num_epochs)
+        return wants and self.scorer.needs.selection_pass
 
     def expects_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """As `is_on`, as far as is known before there are candidates; asking has no effect."""
@@ -94,8 +99,13 @@ class Selector:
 
         return plan
 
-    def decide(self, loaded: Loaded, layout: Layout | None, *, epoch: int, on: bool) -> Selection:
-        """Which of the loaded candidates to train on; with several ranks, to be called by all in step."""
+    def decide(
+        self, loaded: Loaded, layout: Layout | None, *, epoch: int, on: bool, probing: bool = False
+    ) -> Selection:
+        """Which of the loaded candidates to train on; with several ranks, to be called by all in step.
+
+        probing: while selection is off, score them all the same.
+        """
         candidates, chunk = loaded.candidates, loaded.chunk
         self._layout = layout
         everything = _keep_all(candidates.size)
@@ -109,7 +119,9 @@ class Selector:
                 return everything
             known, undecided = everything, everything.positions if on else everything.positions[:0]
         if not (any(self._rounds.undecided) if self._rounds is not None else len(undecided)):
-            if not self._check_once(candidates, epoch) and loaded.undecided and candidates.size:
+            if self._checks_once() or (probing and loaded.undecided):
+                self._look_at(candidates, epoch)
+            elif loaded.undecided and candidates.size:
                 self._watch(candidates)
             return known
         if len(undecided) == candidates.size:
@@ -149,21 +161,30 @@ class Selector:
             return select(scores, groups, choose)
 
     def _require_finite(self, scores: Tensor, ids: Tensor | None) -> None:
-        require_finite(scores, ids, f"{getattr(self.scorer, 'score_name', 'loss')} in a selection pass")
+        require_finite(scores, ids, f"{self._score_name} in a selection pass")
+
+    @property
+    def _score_name(self) -> str:
+        return getattr(self.scorer, "score_name", "loss")
 
     def _choose(self, scores: Tensor, groups: Tensor | None) -> Selection:
+        self.schedule.observe(scores)
         if groups is None:
             return self.policy.select(scores, self.generator)
         assert isinstance(self.policy, GroupedPolicy)
         return self.policy.select(scores, self.generator, groups)
 
-    def _check_once(self, candidates: Candidates, epoch: int) -> bool:
+    def _checks_once(self) -> bool:
         """Score the first batch even while selection is off: what cannot work must not fail halfway through."""
         scores = not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass
-        if scores:
-            self._require_finite(self._score(candidates, epoch), candidates.ids)
         self.checked = True
         return scores
+
+    def _look_at(self, candidates: Candidates, epoch: int) -> None:
+        """Score candidates that are not selected from."""
+        scores = self._score(candidates, epoch)
+        self._require_finite(scores, candidates.ids)
+        self.schedule.observe(scores)
 
     def _watch(self, candidates: Candidates) -> None:
         """Let a scorer that learns do so while selection is off, as in a warm-up."""
@@ -186,7 +207,6 @@ class Selector:
             # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
             scores = scores.detach().to("cpu", torch.float32)
         if self.scorer.needs.selection_pass:
-            self.schedule.observe(scores)
             fidelity, staleness = getattr(self.scorer, "fidelity", 1.0), getattr(self.scorer, "staleness", 0)
             self._stats.count_scores(candidates.size, fidelity=fidelity, staleness=staleness)
             if candidates.ids is not None:
@@ -221,10 +241,12 @@ class Selector:
     def _current_task(self) -> Task:
         return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
 
-    def learn(self, ids: Tensor | None, losses: Tensor, epoch: int) -> None:
-        """Losses of a finished training step."""
+    def learn(self, ids: Tensor | None, losses: Tensor, epoch: int, *, all_kept: bool) -> None:
+        """Losses of a finished training step. all_kept: nothing was selected, so they are those of any candidates."""
         require_finite(losses, ids, "training loss")
-        self.schedule.observe(losses)
+        by_loss = self._score_name == "loss" or not self.scorer.needs.selection_pass
+        if all_kept and by_loss:
+            self.schedule.observe_losses(losses)
         if ids is not None:
             self.ledger.record_losses(ids, losses, epoch)
 

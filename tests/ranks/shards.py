@@ -48,10 +48,30 @@ def job():
         "workers": workers(),
         "guard": guarded(),
         "kath18": facts(Run(sb.kath18(2, threshold=1.0 if rank == 0 else 1e9)).train()),
+        "kath18 without losses": without_losses(),
         "everything on both": logged(),
         "not finite": [failures.not_finite(scope) for scope in ("global", "local")],
         "state of another rank": failures.wrong_states(),
     }
+
+
+def without_losses():
+    """As with mixup: no rank calls loader.loss, and one has fewer candidates than the other."""
+    rank = dist.get_rank()
+    method = sb.kath18(2, threshold=1.001)
+    run = Run(method, sampler=Ids(range([0, 150][rank], [150, 203][rank])), dataset=digits(), epochs=4)
+    loader, optimizer = run.loader, torch.optim.SGD(run.model.parameters(), lr=0.5)
+    last = run.model.module[-1]
+    nn.init.zeros_(last.weight)  # all losses are the same at first, so that tau is 1
+    nn.init.zeros_(last.bias)
+    scored = []
+    for _ in range(4):
+        for inputs, targets in loader:
+            nn.functional.cross_entropy(run.model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        scored.append(loader.stats.scored)
+    return facts(run) | {"by epoch": scored, "tau": loader.schedule.tau}
 
 
 def uneven(count, first, method, epochs=2, **options):

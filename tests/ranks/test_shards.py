@@ -96,6 +96,18 @@ def test_rank_0_says_when_selection_is_on(runs):
         assert scored[0] == scored[1] > 0
 
 
+def test_kath18_starts_on_all_ranks_without_losses_of_training(runs):
+    """Rank 0 says when candidates are scored to find out whether selection pays, and when it is on."""
+    first, second = (result["kath18 without losses"] for result in runs)
+    assert first["by epoch"][0] == 16 and second["by epoch"][0] == 16  # 10 batches on rank 0: the first
+    assert first["by epoch"][1] > 16  # and then one in 11
+    assert first["tau"] > 1.001
+    trained, scored, offered = (
+        sum(result["stats"][name] for result in (first, second)) for name in ("trained", "scored", "offered")
+    )
+    assert trained < 0.9 * offered and scored < offered
+
+
 def test_one_line_if_every_rank_goes_through_all_the_data(runs):
     assert [len(result["everything on both"]["messages"]) for result in runs] == [1, 0]
     assert "DistributedSampler(data)" in runs[0]["everything on both"]["messages"][0]

@@ -33,7 +33,9 @@ def kath18(
         ratio: pool size over training batch size.
         score: the loss, or "gradient_norm", the norm of the gradient with respect to the outputs.
         unbiased: weight each draw by 1 / (N p).
-        variable_start: train plainly until the variance reduction, estimated from losses, exceeds the threshold.
+        variable_start: train plainly until the variance reduction tau exceeds the threshold. It is estimated from
+            training losses where `loader.loss` gives them and they are the score; otherwise from the scores of one
+            candidate batch in ten. Once selection is on, it is estimated from the pools alone. See `VariableStart`.
         threshold: of tau; by default (B + 3b) / (3b) for pools of B and batches of b, where it pays.
         scoring, schedule: as for `selective_backprop`.
 

@@ -69,6 +69,10 @@ class ForwardScorer(FreshScorer):
     def fidelity(self) -> float:  # type: ignore[override]
         return 1.0 if self._audit is None else self._audit.fidelity
 
+    @property
+    def score_name(self) -> str:  # type: ignore[override]
+        return "loss" if self.measure is None else "score"
+
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         scores = self._score(candidates, task)
         if self._audit is not None:

@@ -31,7 +31,7 @@ class FreshScorer(Described, ABC):
     staleness = 0
     """Training batches given out between the weights that made the last scores and the use of these."""
     score_name = "loss"
-    """What errors call a score."""
+    """What errors call a score; "loss" if it is comparable with a training loss."""
 
     def remembers(self, epoch: int) -> bool:
         return False

@@ -81,6 +81,10 @@ class PipelinedScorer(FreshScorer):
     def fidelity(self) -> float:  # type: ignore[override]
         return self._audit.fidelity
 
+    @property
+    def score_name(self) -> str:  # type: ignore[override]
+        return self.fresh.score_name
+
     def submit(self, candidates: Candidates | None, task: Task) -> None:
         """Begin to score the candidates that come next; None: none, after all."""
         self._finish()
