@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop import candidate_batch
@@ -25,6 +25,7 @@ def costs(*, loading=0.0, forward=1.0, training=3.0, loads_ahead=False, num_cand
         scoring_by_batch=dict(by_batch),
         losses=losses,
         num_candidates=num_candidates,
+        has_ids=num_candidates is not None,
         loads_ahead=loads_ahead,
     )
 
@@ -135,6 +136,36 @@ def test_measuring_leaves_no_trace(image_task, training):
     measure_costs(model, nn.CrossEntropyLoss(), loader, seconds=0.01)
     assert same(before, (model_trace(model), global_random_states(), loader.generator.get_state()))
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def samplers(data, generator):
+    yield 12, {"batch_size": 8, "sampler": SubsetRandomSampler(range(12), generator=generator)}
+    yield 8, {"batch_size": 8, "sampler": SubsetRandomSampler(range(12), generator=generator), "drop_last": True}
+    yield 90, {"batch_size": 8, "sampler": RandomSampler(data, num_samples=90, generator=generator)}
+    yield 50, {"batch_sampler": BatchSampler(RandomSampler(data, generator=generator), 8, drop_last=False)}
+
+
+def test_it_counts_what_the_sampler_offers_and_draws_nothing_from_it(image_task):
+    model, data = image_task[0], image_task[1].dataset
+    generator = torch.Generator().manual_seed(5)
+    for count, options in samplers(data, generator):
+        before = generator.get_state(), global_random_states()
+        advice = sb.advise(model, nn.CrossEntropyLoss(), DataLoader(data, **options), scoring=[], seconds=0.01)
+        assert same(before, (generator.get_state(), global_random_states()))
+        assert advice.costs.num_candidates == count
+        assert advice.options[0].seconds == pytest.approx((advice.costs.loading + advice.costs.training) * count)
+
+
+def test_a_batch_sampler_without_a_length_is_predicted_per_candidate(image_task):
+    class Endless:
+        def __iter__(self):
+            while True:
+                yield [0, 1, 2, 3]
+
+    loader = DataLoader(image_task[1].dataset, batch_sampler=Endless())
+    advice = sb.advise(image_task[0], nn.CrossEntropyLoss(), loader, scoring=[], seconds=0.01)
+    assert advice.costs.num_candidates is None and "s per candidate" in str(advice)
+    assert any(option.method.startswith("ledger_backprop") for option in advice.options)
 
 
 def test_what_is_measured(image_task):

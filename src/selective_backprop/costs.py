@@ -18,7 +18,7 @@ from selective_backprop.candidate_batch import seconds_by_batch_size
 from selective_backprop.forward import default_forward
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import NoTrace, device_of, preserved_rng, unwrap, wait_for
-from selective_backprop.sampling import has_ids
+from selective_backprop.sampling import has_ids, num_candidates, untouched_generators
 from selective_backprop.scorers import CheapCopy, ForwardScorer, scorer_from
 from selective_backprop.scorers.fresh import fidelity
 from selective_backprop.timing import time_in_turns
@@ -54,14 +54,11 @@ class Costs:
     losses: Tensor = field(repr=False)
     """Of the candidates that were measured with, under the model as it is."""
     num_candidates: int | None
-    """In the data set, where the loader has ids."""
+    """That an epoch offers, by the loader's sampler; None where that is not known."""
+    has_ids: bool
+    """Whether examples can be skipped before they are loaded."""
     loads_ahead: bool
     """Whether workers load while the model computes."""
-
-    @property
-    def has_ids(self) -> bool:
-        """Whether examples can be skipped before they are loaded."""
-        return self.num_candidates is not None
 
     @property
     def forward(self) -> float:
@@ -119,7 +116,8 @@ def measure_costs(
         scoring=ways_costs,
         scoring_by_batch=seconds_by_batch_size(ways[cheapest(ways_costs)], batches, task, place, seconds / 4),
         losses=scores["exact"],
-        num_candidates=len(loader.dataset) if has_ids(loader) else None,  # type: ignore[attr-defined]
+        num_candidates=num_candidates(loader) if has_ids(loader) else None,
+        has_ids=has_ids(loader),
         loads_ahead=getattr(loader, "num_workers", 0) > 0,
     )
 
@@ -130,9 +128,7 @@ def _load(
     """Some batches on the device, and the seconds per candidate; the first batch, which starts workers, not counted."""
     batches: list[Any] = []
     times: list[float] = []
-    generator = getattr(loader, "generator", None)
-    state = generator.get_state() if generator is not None else None
-    with preserved_rng(device):
+    with untouched_generators(loader), preserved_rng(device):
         iterator = iter(loader)
         for _ in range(_SAMPLE):
             began = time.perf_counter()
@@ -144,8 +140,6 @@ def _load(
             wait_for(device)
             batches.append(batch)
             times.append((time.perf_counter() - began) / count_rows(batch))
-    if generator is not None:
-        generator.set_state(state)
     if not batches:
         raise ValueError("the loader is empty: it has no batch to measure with")
     return batches, median(times[1:] or times)

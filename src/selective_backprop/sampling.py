@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -241,6 +242,17 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         # Samplers inside samplers, such as that of a BatchSampler which was given to the DataLoader.
         owners += [value for value in getattr(owner, "__dict__", {}).values() if isinstance(value, Sampler)]
     return list(found.values())
+
+
+@contextmanager
+def untouched_generators(loader: Any) -> Iterator[None]:
+    """The same states afterwards as before."""
+    states = [(generator, generator.get_state()) for generator in generators_of(loader)]
+    try:
+        yield
+    finally:
+        for generator, saved in states:
+            generator.set_state(saved)
 
 
 def _index_sampler(loader: Any) -> Any:

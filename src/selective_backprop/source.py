@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from selective_backprop.sampling import (
     generators_of,
     has_ids,
     most_kept,
+    untouched_generators,
     with_index_stream,
 )
 
@@ -108,7 +108,7 @@ class Source:
             self._loader.load_state_dict(state["inner"])
         # A DataLoader draws a seed for its workers whenever it starts; the run that never stopped did not draw
         # it here, so neither may this one.
-        with self._untouched_generators():
+        with untouched_generators(self.user_loader), preserved_rng(torch.device("cpu")):
             iterator: Iterator[Any] = iter(self._loader)
             if self.stream is None and state["inner"] is None:
                 for passed in range(self.position):  # no other way to get there than to load and drop
@@ -160,14 +160,6 @@ class Source:
             yield waiting, end
         elif held is not None:
             yield held[0], end
-
-    @contextmanager
-    def _untouched_generators(self) -> Iterator[None]:
-        states = [generator.get_state() for generator in generators_of(self.user_loader)]
-        with preserved_rng(torch.device("cpu")):
-            yield
-        for generator, saved in zip(generators_of(self.user_loader), states, strict=True):
-            generator.set_state(saved)
 
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
         state: dict[str, Any] = {}
