@@ -68,8 +68,3 @@ def test_importing_needs_torch_alone_and_touches_nothing():
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "['selective_backprop']"
-
-
-def test_files_stay_short():
-    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 330}
-    assert not long
