@@ -11,7 +11,7 @@ SOURCE = Path(sb.__file__).parent
 
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
-    ["no_trace", "batches", "padding", "row_gradients", "ranks", "description"],
+    ["no_trace", "batches", "padding", "row_gradients", "ranks", "agreeing", "description"],
     ["functional"],
     ["losses", "history", "ledger", "sharded_ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],
@@ -19,7 +19,7 @@ LAYERS = [
     ["tagging", "sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],
     ["selector", "feedback", "reuse", "offering"],
     ["forwarding", "loader"],
-    ["agreeing", "redealing"],
+    ["redealing"],
     ["checkpoint_files", "checkpoint_ledger", "checkpoint_parts", "safe_reading", "checkpoint"],
     ["example_scores", "pruning"],
     ["timing", "candidate_batch", "costs", "advice"],

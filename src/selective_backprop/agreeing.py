@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -21,20 +22,36 @@ def gather(ranks: Ranks | None, value: Any) -> list[Any]:
     return [json.loads(bytes(part.tolist())) for part in ranks.gather(text)]
 
 
-def all_do(ranks: Ranks | None, work: Callable[[], T]) -> T:
-    """work() on every rank, which must not talk to the others meanwhile."""
-    result, failure = None, None
+@contextmanager
+def together(ranks: Ranks | None, failed: str = "failed") -> Iterator[None]:
+    """What this block does on every rank; it must not talk to the others meanwhile. By all ranks.
+
+    Where it raises, that error goes on. The other ranks raise, too, and say which one failed and why.
+
+    failed: the verb for it, such as "could not start".
+    """
+    failure = None
     try:
-        result = work()
+        yield
     except Exception as error:
         failure = error
-    problems = gather(ranks, None if failure is None else f"{type(failure).__name__}: {failure}")
+    problems = gather(ranks, None if failure is None else _sentence(failure))
     if failure is not None:
         raise failure
     for rank, problem in enumerate(problems):
         if problem is not None:
-            raise RuntimeError(f"rank {rank} failed: {problem}")
-    return result  # type: ignore[return-value]  # there was no failure
+            raise RuntimeError(f"rank {rank} {failed}: {problem}")
+
+
+def _sentence(error: Exception) -> str:
+    """What the error says, with its kind where the message was not written for users of this library."""
+    return str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
+
+
+def all_do(ranks: Ranks | None, work: Callable[[], T]) -> T:
+    """work() on every rank, which must not talk to the others meanwhile."""
+    with together(ranks):
+        return work()
 
 
 def first_does(ranks: Ranks | None, work: Callable[[], Any]) -> Any:

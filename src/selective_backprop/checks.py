@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from selective_backprop.no_trace import is_sharded
-from selective_backprop.ranks import Ranks, current_ranks
+from selective_backprop.ranks import Ranks
 from selective_backprop.rounds import Rounds
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.source import Source
@@ -69,9 +69,9 @@ def check_source(source: Source, method: Method) -> None:
             )
 
 
-def check_ranks(model: nn.Module, method: Method) -> None:
+def check_ranks(model: nn.Module, method: Method, ranks: Ranks | None) -> None:
     """Raise for what does not work with several ranks."""
-    if current_ranks() is None:
+    if ranks is None:
         return
     scorer = method.scorer
     if scorer.needs.training_pass:

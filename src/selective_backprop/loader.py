@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.agreeing import together
 from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state, introduce
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
@@ -84,16 +85,19 @@ class SelectiveLoader(LoaderAttributes):
         seed: int = 0,
         scope: Scope = "global",
     ) -> None:
-        check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
-        self._source = Source(loader, method.keep)
-        check_source(self._source, method)
-        check_ranks(model, method)
+        ranks = current_ranks()
+        with together(ranks, "could not start"):  # an error on one rank is an error on all: none waits for it
+            check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
+            self._source = Source(loader, method.keep)
+            check_source(self._source, method)
+            check_ranks(model, method, ranks)
+            self._rounds = None if ranks is None else Rounds(ranks, scope)
+            self._loss = PerExampleLoss(loss_fn, reducer)
+            self._device = torch.device(device) if device is not None else device_of(model)
         self.model = model
         self.method = method
         self.num_epochs = num_epochs
         self.stats = Stats()
-        ranks = current_ranks()
-        self._rounds = None if ranks is None else Rounds(ranks, scope)
         if self._rounds is not None:
             introduce(self._rounds, self._source, method, batch_size=batch_size, seed=seed)
         num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
@@ -101,8 +105,6 @@ class SelectiveLoader(LoaderAttributes):
         if ranks is not None:
             self.ledger = ShardedLedger(num_examples, past_scores, ranks)
         """What is known of every example; empty where the loader has no ids. With several ranks each has a part."""
-        self._loss = PerExampleLoss(loss_fn, reducer)
-        self._device = torch.device(device) if device is not None else device_of(model)
         task = Task(model, forward or default_forward, self._loss)
         self._selector = Selector(
             method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed, rounds=self._rounds
@@ -219,7 +221,7 @@ class SelectiveLoader(LoaderAttributes):
                 self._feedback.learn()  # costs no wait: scoring has just made the device catch up
                 scored = self.stats.scored
             yield from self._full_batches()
-        if self.stats.offered == 0:
+        if self._offering.never_offered:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
         if self._offering.keeps_everything or self.epoch + 1 == self.num_epochs:
             # Before the epoch is counted as over, so that a state saved after one of these batches has the others.

@@ -88,6 +88,11 @@ class Offering:
             self._deliver()
         return True
 
+    @property
+    def never_offered(self) -> bool:
+        """Whether there was not one candidate so far, on any rank."""
+        return self._stats.offered == 0 and (self._rounds is None or not self._rounds.has_offered)
+
     def end(self) -> None:
         """The epoch is over, or its rest is left behind."""
         self._intake.ahead = None
@@ -183,3 +188,4 @@ class Offering:
         self.keeps_everything = state["keeps_everything"]
         if self._rounds is not None:
             self._rounds.number = state["round"]
+            self._rounds.has_offered = state["round"] > 0 or state["epoch"] > 0

@@ -9,6 +9,7 @@ import atexit
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -113,5 +114,28 @@ def current_ranks() -> Ranks | None:
     if default not in _GROUPS:  # one for all loaders: connections are not free
         if not _GROUPS:
             atexit.register(_close_groups)
-        _GROUPS[default] = dist.new_group(backend="gloo")
+        try:
+            _GROUPS[default] = dist.new_group(backend="gloo", timeout=timeout_of(default))
+        except RuntimeError as error:
+            raise lost_another(dist.get_rank(), dist.get_world_size(), "connected to select together") from error
     return Ranks(_GROUPS[default])
+
+
+def timeout_of(group: Any) -> timedelta | None:
+    """How long the group waits for a rank that does not answer: the `timeout=` of `init_process_group`.
+
+    torch has no public way to ask. The options of the group's backend know it where the backend has any. Otherwise the
+    store by which ranks found each other does, which `init_process_group` gives the same timeout unless the caller
+    made the store. None, torch's own default of half an hour, where neither can be asked.
+    """
+    for device in getattr(group, "_device_types", []):
+        with suppress(RuntimeError, AttributeError):  # a device without a backend, a backend without options
+            timeout = group._get_backend(device).options._timeout
+            if isinstance(timeout, timedelta):
+                return timeout
+    with suppress(RuntimeError, AttributeError):
+        store: Any = dist.distributed_c10d._get_default_store()
+        timeout = store.timeout
+        if isinstance(timeout, timedelta):
+            return timeout
+    return None

@@ -19,6 +19,8 @@ from selective_backprop.types import Candidates, Selection
 Scope = Literal["global", "local"]
 Choose = Callable[[Tensor, Tensor | None], Selection]
 """Scores and groups of candidates in, selection out."""
+Check = Callable[[], object]
+"""Raises an error that names this rank's examples whose scores cannot be used."""
 
 _NOTHING = Candidates(None, None, 0)
 
@@ -45,6 +47,8 @@ class Rounds:
         """Candidate batches of an epoch, on the rank that has most of them; None if not known."""
         self.number = 0
         """Rounds of this epoch so far."""
+        self.has_offered = False
+        """Whether a rank has had a candidate so far; a rank whose own were all pruned takes part without any."""
         self.on = False
         """Whether selection is on in this round."""
         self.probing = False
@@ -89,8 +93,8 @@ class Rounds:
         sizes, offered, planned_, fractions, votes = torch.stack(
             self.ranks.gather(header, [len(header)] * self.ranks.size)
         ).unbind(1)
+        self.has_offered = self.has_offered or bool((offered > 0).any())
         if bool((sizes < 0).all()):
-            self.number = 0
             return None
         self.number += 1
         self.on, self.probing = int(votes[0]) % 2 == 1, int(votes[0]) >= 2
@@ -104,39 +108,52 @@ class Rounds:
             return Loaded(_NOTHING, None, self.number - 1, fraction)
         return replace(loaded, fraction=fraction)
 
-    def select(self, scores: Tensor, groups: Tensor | None, choose: Choose) -> Selection:
+    def select(self, scores: Tensor, groups: Tensor | None, choose: Choose, check: Check = lambda: None) -> Selection:
         """Which of this rank's undecided candidates of the round to train on."""
         if self.scope == "local":
             try:
+                check()
                 selection = choose(scores, groups) if len(scores) else _none()
             except Exception:
-                self._tell(-1)  # or the others would wait for it
+                self._tell(-1, complain=False)  # or the others would wait for it
                 raise
             told = self._tell(2 * len(selection.positions) + selection.keeps_all(len(scores)))
             self._chosen, self._chosen_are_all = [number // 2 for number in told], all(number % 2 for number in told)
             return selection
-        selection, self._chosen = self._together(scores, groups, choose, self.undecided, self.meanwhile)
+        selection, self._chosen = self._together(scores, groups, choose, check, self.undecided, self.meanwhile)
         return selection
 
-    def select_planned(self, scores: Tensor, groups: Tensor | None, choose: Choose) -> Selection:
+    def select_planned(
+        self, scores: Tensor, groups: Tensor | None, choose: Choose, check: Check = lambda: None
+    ) -> Selection:
         """Which of this rank's candidates of a whole epoch to load."""
         if self.scope == "local":
+            check()
             return choose(scores, groups) if len(scores) else _none()
+        try:
+            check()
+        except Exception:
+            self._tell(-1, complain=False)  # or the others would wait for it
+            raise
         counts = self._tell(len(scores))
         share = max(1, self._block // self.ranks.size)
         parts = []
         for begin in range(0, max(*counts, 1), share):
             own = slice(begin, begin + share)
             in_block = [min(max(0, count - begin), share) for count in counts]
-            part, _ = self._together(scores[own], groups[own] if groups is not None else None, choose, in_block)
+            in_groups = groups[own] if groups is not None else None
+            part, _ = self._together(scores[own], in_groups, choose, lambda: None, in_block)
             parts.append(replace(part, positions=part.positions + begin))
         return Selection(*(torch.cat([getattr(part, name) for part in parts]) for name in _FIELDS))
 
-    def _tell(self, count: int) -> list[int]:
-        """Every rank's number; below 0 from one that failed."""
+    def _tell(self, count: int, *, complain: bool = True) -> list[int]:
+        """Every rank's number; below 0 from one that failed.
+
+        complain: raise for another rank that failed. Not for a rank that has failed itself: its own error says more.
+        """
         counts = _ints(torch.cat(self.ranks.gather(torch.tensor([count]), [1] * self.ranks.size)))
         failed = [rank for rank, other in enumerate(counts) if other < 0 and rank != self.ranks.rank]
-        if failed:
+        if failed and complain:
             raise ValueError(f"rank {failed[0]} could not select from its candidates: see its own error for why")
         return counts
 
@@ -145,6 +162,7 @@ class Rounds:
         scores: Tensor,
         groups: Tensor | None,
         choose: Choose,
+        check: Check,
         counts: list[int],
         meanwhile: Callable[[], Any] = lambda: None,
     ) -> tuple[Selection, list[int]]:
@@ -154,6 +172,7 @@ class Rounds:
         finish = self.ranks.start_gather(scores, counts)
         meanwhile()
         parts = finish()
+        check()  # only now that the others have these scores: they would wait for them in vain
         for rank, part in enumerate(parts):
             if rank != self.ranks.rank and not bool(part.isfinite().all()):
                 raise ValueError(f"rank {rank} has scores that are not finite: see its own error for which examples")

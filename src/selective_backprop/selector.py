@@ -152,13 +152,8 @@ class Selector:
                 self._require_finite(scores, ids)
                 return self._choose(scores, groups)
 
-            def choose(all_scores: Tensor, all_groups: Tensor | None) -> Selection:
-                # Not before the others have these scores, or they would wait for them in vain.
-                self._require_finite(scores, ids)
-                return self._choose(all_scores, all_groups)
-
             select = self._rounds.select_planned if planned else self._rounds.select
-            return select(scores, groups, choose)
+            return select(scores, groups, self._choose, lambda: self._require_finite(scores, ids))
 
     def _require_finite(self, scores: Tensor, ids: Tensor | None) -> None:
         require_finite(scores, ids, f"{self._score_name} in a selection pass")

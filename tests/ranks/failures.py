@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,42 @@ def killed():
             os.kill(os.getpid(), signal.SIGKILL)
 
     go_through(*loader_of_both(sb.selective_backprop(0.5), 48), 2, die)
+
+
+def empty():
+    """Rank 1's loader has no batch."""
+    ids = range(24) if dist.get_rank() == 0 else ()
+    make(sb.selective_backprop(0.5), 48, cut(ids, 4), epochs=2)
+
+
+def stopped_before(file):
+    """Rank 1 stands still before it makes its loader."""
+    if dist.get_rank() == 1:
+        _stand_still(file)
+    loader_of_both(sb.selective_backprop(0.5), 48)
+
+
+def stopped_in_training(file):
+    """Rank 1 stands still in its third step, where no gradients are summed."""
+
+    def stop(step):
+        if step == 3 and dist.get_rank() == 1:
+            _stand_still(file)
+
+    go_through(*loader_of_both(sb.selective_backprop(0.5), 48), 2, stop)
+
+
+def stopped_in_delivery(file):
+    """Rank 1 stands still at the end of an epoch, when the ledger's rows are on their way."""
+    model, loader = loader_of_both(sb.ledger_backprop(0.5), 48)
+    if dist.get_rank() == 1:
+        loader.ledger.deliver = lambda: _stand_still(file)
+    go_through(model, loader, 2)
+
+
+def _stand_still(file):
+    Path(file).touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 if __name__ == "__main__":  # under torchrun

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,14 +18,18 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT /
 SAFETY_NET = 300  # seconds; nothing is expected to take that long, and no test goes by it
 
 
-def start(job, folder, size, *arguments):
-    """Start `module:function` of tests.ranks on each rank."""
+def start(job, folder, size, *arguments, timeout=None):
+    """Start `module:function` of tests.ranks on each rank.
+
+    timeout: that of init_process_group, in seconds; torch's own if not given.
+    """
+    environment = ENVIRONMENT if timeout is None else ENVIRONMENT | {"RANKS_TIMEOUT": str(timeout)}
     store = folder / f"store-{uuid.uuid4().hex}"
     processes = []
     for rank in range(size):
         command = [sys.executable, "-m", "tests.ranks.launch", job, str(store), str(rank), str(size), *arguments]
         with open(f"{store}-{rank}.err", "w") as errors:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=errors, stderr=errors))
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=errors, stderr=errors))
     return store, processes
 
 
@@ -49,7 +54,9 @@ def run(job, folder, size=2, *arguments):
 
 def main(job, store, rank, size, *arguments):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size))
+    timeout = timedelta(seconds=float(given)) if (given := os.environ.get("RANKS_TIMEOUT")) else None
+    where = {"init_method": f"file://{store}", "rank": int(rank), "world_size": int(size)}
+    dist.init_process_group("gloo", **where, timeout=timeout)
     module, function = job.split(":")
     result = getattr(importlib.import_module(f"tests.ranks.{module}"), function)(*arguments)
     torch.save(result, f"{store}-{rank}.pt")

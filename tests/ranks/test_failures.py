@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ LOST = "rank 0 of 2 lost another rank while they agreed on what to train on"
 def failures(tmp_path_factory):
     """All at once, because starting takes longer than failing."""
     folder = tmp_path_factory.mktemp("failures")
-    started = {name: start(f"failures:{name}", folder, 2) for name in ("worker", "killed")}
+    started = {name: start(f"failures:{name}", folder, 2) for name in ("worker", "killed", "empty")}
     return {name: finish(*job) for name, job in started.items()}
 
 
@@ -30,6 +32,40 @@ def test_7_a_rank_that_is_killed(failures):
     (first, first_output), (second, _) = failures["killed"]
     assert (first, second) == (1, -signal.SIGKILL)
     assert LOST in first_output and "--max-restarts" in first_output
+
+
+def test_7_an_error_of_one_rank_at_the_start_ends_all(failures):
+    """With torch's own timeout of half an hour, which nobody waits for."""
+    (first, first_output), (second, second_output) = failures["empty"]
+    assert first == second == 1
+    assert "RuntimeError: rank 1 could not start: the loader is empty: it has no batch to offer" in first_output
+    assert "ValueError: the loader is empty" in second_output
+
+
+TIMEOUT = 8  # seconds, of init_process_group
+
+
+@pytest.mark.parametrize(
+    ("job", "doing"),
+    [
+        ("stopped_before", "connected to select together"),
+        ("stopped_in_training", "agreed on what to train on"),
+        ("stopped_in_delivery", "agreed on what to train on"),
+    ],
+)
+def test_7_a_rank_that_stands_still_ends_the_others_within_the_timeout_of_the_user(job, doing, tmp_path):
+    file = tmp_path / "stopped"
+    store, processes = start(f"failures:{job}", tmp_path, 2, str(file), timeout=TIMEOUT)
+    try:
+        assert processes[0].wait(SAFETY_NET) == 1
+        waited = time.time() - file.stat().st_mtime
+        assert processes[1].poll() is None  # stopped, not ended
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert f"rank 0 of 2 lost another rank while they {doing}" in Path(f"{store}-0.err").read_text()
+    assert waited < TIMEOUT + 20  # a busy machine takes its time to end a process
 
 
 def test_7_the_job_of_torchrun_ends():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.ranks.numbers import cut, go_through, make
+from tests.ranks.runs import Ids
 from tests.ranks.threads import run_loaders
 
 ROUNDWISE = {
@@ -175,3 +176,107 @@ def test_seeds_may_differ_where_each_rank_decides_for_itself():
 
     first, second = run_loaders(2, work)
     assert first == second and sum(first) > 0
+
+
+def errors_of(size, work):
+    """What each rank raises."""
+
+    def one(rank):
+        try:
+            work(rank)
+        except (ValueError, TypeError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    return run_loaders(size, one)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"batches": []}, "ValueError: the loader is empty: it has no batch to offer"),
+        ({"batch_size": 0}, "ValueError: batch_size must be at least 1, got 0"),
+        ({"scope": "both"}, "ValueError: scope must be 'global' or 'local', got 'both'"),
+        ({"method": None}, "TypeError: method must be a Method"),
+        ({"method": sb.selective_backprop(0.5, scoring="reuse")}, "ValueError: selective_backprop with forward reuse"),
+        ({"device": "abacus"}, "RuntimeError: Expected one of cpu"),
+        ({"reducer": "median"}, "ValueError: "),
+    ],
+)
+def test_an_error_of_one_rank_at_the_start_is_raised_on_all(wrong, said):
+    def work(rank):
+        usual = {"method": sb.selective_backprop(0.5), "batches": cut(range(20), 5)}
+        make(count=20, epochs=1, **usual | (wrong if rank == 1 else {}))
+
+    first, second, third = errors_of(3, work)
+    assert second.startswith(said)
+    sentence = second if "device" in wrong else second.partition(": ")[2]
+    assert first == third == f"RuntimeError: rank 1 could not start: {sentence}"
+
+
+BROKEN = {"all": (3, 21, 37), "some": (21,)}
+
+
+@pytest.mark.parametrize("scope", ["global", "local"])
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("classes", [None, torch.arange(48) % 3], ids=["", "by class"])
+def test_7_each_rank_names_its_own_examples_that_are_not_finite(scope, broken, classes):
+    shards = [range(first, first + 16) for first in (0, 16, 32)]
+    ids = BROKEN[broken]
+
+    def work(rank):
+        method = sb.selective_backprop(0.5, classes=classes)
+        model, loader = make(method, 48, cut(shards[rank], 16), epochs=1, scope=scope)
+        forward = model.forward
+        model.forward = lambda values: torch.where(torch.isin(values, torch.tensor(ids)), float("nan"), forward(values))
+        go_through(model, loader, 1)
+
+    for rank, said in enumerate(errors_of(3, work)):
+        own = [i for i in ids if i in shards[rank]]
+        if own:
+            assert f"ids {own}" in said and "not finite" in said
+        else:
+            assert said.startswith("ValueError: rank 1 ") and "see its own error" in said
+
+
+@pytest.mark.parametrize("scope", ["global", "local"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_rank_whose_examples_are_all_pruned_takes_part_without_any(name, scope):
+    shards = [cut(range(first, first + 20), 5) for first in (0, 20, 40)]
+    scores = torch.arange(60.0)
+    scores[20:40] = -1  # those of rank 1
+    states = {}
+
+    def work(rank, state=None):
+        method = sb.diet(METHODS[name](0.5), scores, prune=1 / 3)
+        model, loader = make(method, 60, shards[rank], epochs=3, scope=scope, batch_size=2)
+        if state is not None:
+            loader.load_state_dict(state)
+
+        def save(step):
+            if state is None:
+                states[rank, step] = copy.deepcopy(loader.state_dict())
+
+        given, _ = go_through(model, loader, 3, save)
+        return given, loader.stats.offered
+
+    results = run_loaders(3, work)
+    assert [offered for _, offered in results] == [60, 0, 60]
+    batches = [[len(batch) for epoch in given for batch in epoch] for given, _ in results]
+    assert batches[0] == batches[1] == batches[2] and sum(batches[0]) > 10
+    for step in (1, len(results[0][0][0])):  # in the first epoch, and at its end
+        resumed = run_loaders(3, lambda rank, step=step: work(rank, states[rank, step]))
+        for (whole, _), (rest, _) in zip(results, resumed, strict=True):
+            assert sum(rest, []) == sum(whole, [])[step:]  # noqa: RUF017
+
+
+def test_loaders_that_are_all_empty_are_refused():
+    class Nothing(Ids):
+        """A batch sampler that has less than it says."""
+
+        def __len__(self):
+            return 3
+
+    def work(rank):
+        go_through(*make(sb.selective_backprop(0.5), 60, Nothing([]), epochs=1), 1)
+
+    assert set(errors_of(2, work)) == {"ValueError: the loader is empty: it offered no batch in a whole epoch"}

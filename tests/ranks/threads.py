@@ -76,10 +76,7 @@ _thread = threading.local()
 @contextmanager
 def ranks_are_threads():
     """Meanwhile a SelectiveLoader made in a thread of `run_loaders` is one of its ranks."""
-    with (
-        mock.patch("selective_backprop.loader.current_ranks", lambda: getattr(_thread, "ranks", None)),
-        mock.patch("selective_backprop.checks.current_ranks", lambda: getattr(_thread, "ranks", None)),
-    ):
+    with mock.patch("selective_backprop.loader.current_ranks", lambda: getattr(_thread, "ranks", None)):
         yield
 
 

@@ -31,6 +31,7 @@ from selective_backprop.lab.ranks import (
     total,
 )
 from selective_backprop.lab.settings import Settings as Settings
+from selective_backprop.ranks import current_ranks
 
 Record = dict[str, Any]
 
@@ -259,7 +260,7 @@ def check(settings: Settings, data: ImageSet) -> None:
     method = make_method(settings.method, settings.selectivity, settings.options)
     channels = data.train_images.shape[1]
     model = make_model(settings.recipe.model, num_classes=data.num_classes, channels=channels, seed=0)
-    check_ranks(model, method)
+    check_ranks(model, method, current_ranks())
 
 
 Observer = Callable[[Training, Record], None]
