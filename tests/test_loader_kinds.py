@@ -332,3 +332,21 @@ def test_the_generator_of_a_sampler_inside_a_batch_sampler_is_saved():
     list(loader)
     resumed.load_state_dict(loader.state_dict())
     assert same(list(loader), list(resumed))
+
+
+def test_a_sampler_that_makes_its_generator_when_it_is_iterated_over():
+    """As accelerate's SeedableRandomSampler."""
+
+    class Seeded(RandomSampler):
+        def __iter__(self):
+            self.generator = torch.Generator().manual_seed(7)
+            yield from super().__iter__()
+
+    def new():
+        train_loader = DataLoader(digits(), batch_sampler=BatchSampler(Seeded(digits()), 16, drop_last=False))
+        return sb.SelectiveLoader(train_loader, make_model(), CRITERION, sb.traditional())
+
+    loader, resumed = new(), new()
+    list(loader)
+    resumed.load_state_dict(loader.state_dict())
+    assert same(list(loader), list(resumed))

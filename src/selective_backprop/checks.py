@@ -13,6 +13,7 @@ from torch import nn
 from selective_backprop.no_trace import is_sharded
 from selective_backprop.ranks import Ranks
 from selective_backprop.rounds import Rounds
+from selective_backprop.sampling import num_candidates
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.source import Source
 from selective_backprop.types import Method
@@ -61,12 +62,25 @@ def check_source(source: Source, method: Method) -> None:
         )
     if source.num_batches == 0:
         raise ValueError("the loader is empty: it has no batch to offer")
+    count = num_candidates(source.user_loader) if source.stream is not None else None
+    if count is not None and count > source.longest_plan and _plans_epochs(method):
+        raise ValueError(
+            f"the sampler has {count:,} indices an epoch, of a data set of {source.num_examples:,}: {method.name} "
+            "decides about a whole epoch before it loads it. Make an epoch one pass over the data set, with "
+            "shuffle=True or RandomSampler(data, replacement=True, num_samples=len(data)), and count epochs; or use a "
+            "method that decides batch by batch, such as selective_backprop"
+        )
     lengths = {name: len(by_id) for name in ("keep", "groups") if (by_id := getattr(method, name)) is not None}
     for name, length in {"scores": method.scorer.needs.num_examples, **lengths}.items():
         if length is not None and length != source.num_examples:
             raise ValueError(
                 f"{method.name} has {name} for {length} ids, but the data set has {source.num_examples} examples"
             )
+
+
+def _plans_epochs(method: Method) -> bool:
+    """Whether it ever decides about an epoch before loading it."""
+    return not method.schedule.never_on and any(method.scorer.remembers(epoch) for epoch in range(2))
 
 
 def check_ranks(model: nn.Module, method: Method, ranks: Ranks | None) -> None:

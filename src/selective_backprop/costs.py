@@ -18,7 +18,7 @@ from selective_backprop.candidate_batch import seconds_by_batch_size
 from selective_backprop.forward import default_forward
 from selective_backprop.losses import PerExampleLoss, Reducer
 from selective_backprop.no_trace import NoTrace, device_of, preserved_rng, unwrap, wait_for
-from selective_backprop.sampling import has_ids, num_candidates, untouched_generators
+from selective_backprop.sampling import generator_owners, has_ids, num_candidates, untouched_generators
 from selective_backprop.scorers import CheapCopy, ForwardScorer, scorer_from
 from selective_backprop.scorers.fresh import fidelity
 from selective_backprop.timing import time_in_turns
@@ -128,7 +128,7 @@ def _load(
     """Some batches on the device, and the seconds per candidate; the first batch, which starts workers, not counted."""
     batches: list[Any] = []
     times: list[float] = []
-    with untouched_generators(loader), preserved_rng(device):
+    with untouched_generators(generator_owners(loader)), preserved_rng(device):
         iterator = iter(loader)
         for _ in range(_SAMPLE):
             began = time.perf_counter()

@@ -227,27 +227,31 @@ def most_kept(loader: Any, keep: Tensor) -> int | None:
     return num_candidates(loader)
 
 
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """The user's generators that decide on order and on worker seeds."""
-    found: dict[int, torch.Generator] = {}
-    seen: set[int] = set()
+def generator_owners(loader: Any) -> list[Any]:
+    """Those of the loader and its samplers that have a generator, which decides on order or on worker seeds."""
+    found, seen = [], set()
     owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     while owners:
         owner = owners.pop(0)
         if id(owner) in seen:
             continue
         seen.add(id(owner))
-        if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
-            found.setdefault(id(generator), generator)
+        if isinstance(getattr(owner, "generator", None), torch.Generator):
+            found.append(owner)
         # Samplers inside samplers, such as that of a BatchSampler which was given to the DataLoader.
         owners += [value for value in getattr(owner, "__dict__", {}).values() if isinstance(value, Sampler)]
-    return list(found.values())
+    return found
+
+
+def generators_of(owners: list[Any]) -> list[torch.Generator]:
+    """Their generators, each once."""
+    return list({id(owner.generator): owner.generator for owner in owners}.values())
 
 
 @contextmanager
-def untouched_generators(loader: Any) -> Iterator[None]:
+def untouched_generators(owners: list[Any]) -> Iterator[None]:
     """The same states afterwards as before."""
-    states = [(generator, generator.get_state()) for generator in generators_of(loader)]
+    states = [(generator, generator.get_state()) for generator in generators_of(owners)]
     try:
         yield
     finally:

@@ -71,8 +71,10 @@ class Schedule:
 
     def on_in_epoch(self, epoch: int, num_batches: int | None, num_epochs: int | None = None) -> bool:
         """Whether it is on for any candidate batch of the epoch."""
+        if self.never_on or epoch + 1 <= self.warmup_epochs:
+            return False  # without asking about each of what may be billions of batches
         if num_batches is None:
-            return not self.never_on and epoch >= self.warmup_epochs
+            return epoch >= self.warmup_epochs
         return any(self.is_on(epoch + i / num_batches, i, num_epochs) for i in range(num_batches))
 
     def observe(self, scores: Tensor) -> None:

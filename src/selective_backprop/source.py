@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,14 +17,19 @@ from selective_backprop.sampling import (
     chunks_from_state,
     chunks_to_state,
     drops_last,
+    generator_owners,
     generators_of,
     has_ids,
     most_kept,
+    num_candidates,
     untouched_generators,
     with_index_stream,
 )
 
 _NO_BATCH = object()
+_logger = logging.getLogger(__name__)
+_LONGEST_PLAN = 2**22  # seconds to collect; a data set with more examples than that is planned as a whole, too
+_LONGEST_UNKNOWN = 2**20  # where a batch sampler does not say how long it is: a second until it is found to have no end
 Plan = Callable[[list[Tensor]], tuple[list[Chunk], Tensor]]
 
 
@@ -40,6 +46,8 @@ class Source:
     def __init__(self, loader: Iterable[Any], keep: Tensor | None = None) -> None:
         self.user_loader: Any = loader
         self.keep = None if keep is None or bool(keep.all()) else keep
+        # Those there are at first: a sampler that makes one when it is iterated over seeds it, too.
+        self._generator_owners = generator_owners(loader)
         self.stream: IndexStream | None = None
         self._loader: Any = loader
         if has_ids(self.user_loader):
@@ -47,6 +55,8 @@ class Source:
         self.position = 0
         """Batches returned in this epoch."""
         self._finished = False  # whether this epoch is known to have no more
+        self._has_offered = False  # in any epoch
+        self._has_warned = False
         self._resume_from: dict[str, Any] | None = None
 
     @property
@@ -88,8 +98,15 @@ class Source:
             self.position += 1
             if self.stream is not None:
                 chunk, batch = self.stream.take(batch)
+            self._has_offered = True
             yield chunk, batch
         self._finished = True
+        if not self.position and self._has_offered and iter(self._loader) is self._loader:
+            raise ValueError(
+                f"the loader is an iterator (a {type(self.user_loader).__name__}), which can be gone through once: an "
+                "earlier epoch used it up. Pass something that starts anew for every epoch, such as a DataLoader, a "
+                "list, or an object whose __iter__ makes a new generator"
+            )
 
     def _start(self, plan: Plan | None) -> Iterator[Any]:
         state, self._resume_from = self._resume_from, None
@@ -108,7 +125,7 @@ class Source:
             self._loader.load_state_dict(state["inner"])
         # A DataLoader draws a seed for its workers whenever it starts; the run that never stopped did not draw
         # it here, so neither may this one.
-        with untouched_generators(self.user_loader), preserved_rng(torch.device("cpu")):
+        with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
             iterator: Iterator[Any] = iter(self._loader)
             if self.stream is None and state["inner"] is None:
                 for passed in range(self.position):  # no other way to get there than to load and drop
@@ -124,7 +141,7 @@ class Source:
         stream.tail = torch.empty(0, dtype=torch.int64)
         if plan is not None:
             batches = stream.batches() if self.keep is None else (ids for ids, _ in self._unpruned(stream, self.keep))
-            chunks, stream.tail = plan(list(batches))
+            chunks, stream.tail = plan(self._whole_epoch(batches))
             yield from chunks
         elif self.keep is not None:
             for ids, fraction in self._unpruned(stream, self.keep):
@@ -133,6 +150,26 @@ class Source:
             total = self._num_loader_batches()
             for number, ids in enumerate(stream.batches(), start=1):
                 yield Chunk(ids, ids, min(1.0, number / total) if total else 0.0)
+
+    @property
+    def longest_plan(self) -> int:
+        """Candidates of an epoch that can be decided about together, before any of them is loaded."""
+        return max(_LONGEST_PLAN, 4 * (self.num_examples or 0))
+
+    def _whole_epoch(self, batches: Iterable[Tensor]) -> list[Tensor]:
+        """All batches of ids; an error if they do not end."""
+        found, count = [], 0
+        for ids in batches:
+            found.append(ids)
+            count += len(ids)
+            if count > max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0)) and self._num_loader_batches() is None:
+                raise ValueError(
+                    f"the batch sampler has yielded {count:,} indices without an end, of a data set of "
+                    f"{self.num_examples:,}: this method decides about a whole epoch before it loads it. End the epoch "
+                    "after one pass over the data set, or use a method that decides batch by batch, such as "
+                    "selective_backprop"
+                )
+        return found
 
     def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[tuple[Tensor, float]]:
         """Batches of the usual size, in the usual order, without the pruned ids; and how far into the epoch each is.
@@ -167,11 +204,12 @@ class Source:
             # Loaded, and not gone on with since: still at the same place.
             state |= self._resume_from or self._place()
         # Last, because asking a sampler for the rest of its epoch may draw from its generator.
-        state["generators"] = [generator.get_state() for generator in generators_of(self.user_loader)]
+        state["generators"] = [generator.get_state() for generator in generators_of(self._generator_owners)]
         return state
 
     def _place(self) -> dict[str, Any]:
         """Where in the epoch this is."""
+        self._warn_of_workers()
         place: dict[str, Any] = {"position": self.position, "finished": self._finished}
         place |= {"chunks": None, "tail": None, "inner": None}
         if self.stream is None:
@@ -183,6 +221,13 @@ class Source:
             raise ValueError(
                 "cannot save in the middle of an epoch: the batch sampler has no length and may never end"
             ) from None
+        count = num_candidates(self.user_loader)
+        if count is not None and count > self.longest_plan:
+            raise ValueError(
+                f"cannot save in the middle of an epoch of {count:,} candidates: the ids that are left would have to "
+                "be saved too. Make epochs shorter, such as RandomSampler(data, num_samples=len(data)), and save "
+                "between them"
+            )
         if not self.stream.in_order:
             raise ValueError(
                 f"cannot save in the middle of an epoch: {type(self.user_loader).__name__}.__iter__ drops or reorders "
@@ -190,8 +235,22 @@ class Source:
             )
         return place | {"chunks": chunks_to_state(self.stream.remaining()), "tail": self.stream.tail}
 
+    def _warn_of_workers(self) -> None:
+        """Say it once if a resume from here may draw other random numbers than this run goes on to draw."""
+        keeps_own_state = self.stream is None and hasattr(self._loader, "load_state_dict")
+        if self._has_warned or not getattr(self.user_loader, "num_workers", 0) or self._finished or keeps_own_state:
+            return
+        self._has_warned = True
+        _logger.warning(
+            "saving in the middle of an epoch with %d workers: a resume offers the same examples in the same order, "
+            "but random augmentation inside workers goes on with other random numbers, because workers start anew. If "
+            "your data set draws any, save between epochs, which is exact, or make augmentation follow from the index "
+            "and the epoch, or do it by transform= of SelectiveLoader",
+            self.user_loader.num_workers,
+        )
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        generators = generators_of(self.user_loader)
+        generators = generators_of(self._generator_owners)
         if len(generators) != len(state["generators"]):
             raise ValueError(
                 f"saved with {len(state['generators'])} generators in the DataLoader and its samplers, "
