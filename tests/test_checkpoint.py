@@ -146,7 +146,7 @@ def test_the_newest_two_are_kept(copied):
     folder, _ = copied
     loader, parts = make_run()
     sb.save_checkpoint(folder, loader, **parts)
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
 
 
 def test_a_save_that_does_not_finish_leaves_the_others_as_they_are(copied, monkeypatch):
@@ -160,15 +160,16 @@ def test_a_save_that_does_not_finish_leaves_the_others_as_they_are(copied, monke
         patch.setattr(files, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
             sb.save_checkpoint(folder, loader, **parts)
-    assert (folder / "checkpoint-3.unfinished").exists()
+    assert not list(folder.glob("*.unfinished"))
+    (folder / "checkpoint-1234.unfinished").mkdir()  # what a killed process leaves
     assert sb.load_checkpoint(folder, loader, **parts)
     assert same(parts["model"].state_dict(), weights[1])
     sb.save_checkpoint(folder, loader, **parts)
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
 
 
 def test_the_first_save_that_does_not_finish_is_a_first_start(tmp_path):
-    files.begin(tmp_path)
+    files.begin(tmp_path, alone=True)
     loader, parts = make_run()
     assert sb.load_checkpoint(tmp_path, loader, **parts) is False
 
@@ -256,7 +257,7 @@ def test_no_code_in_a_checkpoint_is_run(copied, tmp_path, name):
         torch.save({"loader": bomb, "parts": {}}, target / name)
     sign(target)
     loader, parts = make_run()
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.warns(UserWarning, match="going on from .*checkpoint-1, as newer checkpoints are damaged"):
         sb.load_checkpoint(folder, loader, **parts)
     assert not bomb.path.exists()
 
@@ -274,17 +275,17 @@ def test_a_description_cannot_reach_other_values_or_other_files(copied, tmp_path
 
     loader, parts = make_run()
     change(lambda description: description.state_dict_metadata.update({"parts/model/0.bias": BytesStorageMetadata()}))
-    with pytest.raises(pickle.UnpicklingError, match=r"parts/model/0\.bias in the checkpoint is not a tensor"):
+    with pytest.warns(UserWarning, match=r"parts/model/0\.bias in the checkpoint is not a tensor"):
         sb.load_checkpoint(folder, loader, **parts)
 
     def elsewhere(description):
         next(iter(description.storage_data.values())).relative_path = "../../secret.pt"
 
     change(elsewhere)
-    with pytest.raises(pickle.UnpicklingError, match=r"refers to '../../secret.pt', which is not part of it"):
+    with pytest.warns(UserWarning, match=r"refers to '../../secret.pt', which is not part of it"):
         sb.load_checkpoint(folder, loader, **parts)
     for harmless in (time.sleep, getattr, eval):
         (target / ".metadata").write_bytes(pickle.dumps(harmless))
         sign(target)
-        with pytest.raises(pickle.UnpicklingError, match="damaged or was tampered with"):
+        with pytest.warns(UserWarning, match="damaged or was tampered with"):
             sb.load_checkpoint(folder, loader, **parts)

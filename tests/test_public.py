@@ -11,6 +11,7 @@ SOURCE = Path(sb.__file__).parent
 
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
+    ["regular_files", "safe_writing"],
     ["no_trace", "batches", "padding", "row_gradients", "ranks", "agreeing", "description"],
     ["functional"],
     ["losses", "history", "ledger", "sharded_ledger", "schedule", "guard", "stats", "forward", "recording"],
@@ -20,7 +21,7 @@ LAYERS = [
     ["selector", "feedback", "reuse", "offering"],
     ["forwarding", "loader"],
     ["redealing"],
-    ["checkpoint_files", "checkpoint_ledger", "checkpoint_parts", "safe_reading", "checkpoint"],
+    ["checkpoint_files", "checkpoint_owner", "checkpoint_ledger", "checkpoint_parts", "safe_reading", "checkpoint"],
     ["example_scores", "pruning"],
     ["timing", "candidate_batch", "costs", "advice"],
     ["methods", "progress", "testing"],

@@ -5,18 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from selective_backprop.regular_files import open_regular, read_json
+from selective_backprop.safe_writing import locked_itself, sync_folder, write_whole
 
 _NAME, _UNFINISHED, _CHECKSUMS = "checkpoint-", ".unfinished", "checksums.json"
 _KEPT = 2  # the newest, and the one before in case that the newest turns out to be damaged
+_MOST_DIGITS = 18
 
 
 def numbers(folder: Path) -> list[int]:
-    """Of the checkpoints in the folder, the newest first."""
+    """Numbers of the checkpoints in the folder, the newest first."""
     found = [path.name.removeprefix(_NAME) for path in folder.glob(f"{_NAME}*")]
-    return sorted((int(number) for number in found if number.isdecimal()), reverse=True)
+    return sorted((int(text) for text in found if text.isdecimal() and len(text) <= _MOST_DIGITS), reverse=True)
 
 
 def path_of(folder: Path, number: int) -> Path:
@@ -24,67 +31,88 @@ def path_of(folder: Path, number: int) -> Path:
     return folder / f"{_NAME}{number}"
 
 
-def begin(folder: Path) -> Path:
-    """An empty folder to write the next checkpoint to; what an interrupted one left is removed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob(f"{_NAME}*{_UNFINISHED}"):
-        shutil.rmtree(path)
-    path = unfinished(folder)
+def begin(folder: Path, *, alone: bool) -> Path:
+    """An empty folder to write the next checkpoint to, of which no other process knows the name.
+
+    Args:
+        folder: of the checkpoints, which is there.
+        alone: nobody else writes here, so that what an interrupted save left can be removed.
+    """
+    for path in folder.glob(f"{_NAME}*{_UNFINISHED}") if alone else ():
+        _remove(path)
+    path = folder / f"{_NAME}{secrets.token_hex(8)}{_UNFINISHED}"
     path.mkdir()
     return path
 
 
-def unfinished(folder: Path) -> Path:
-    """Where the next checkpoint is written to."""
-    return folder / f"{_NAME}{max(numbers(folder), default=0) + 1}{_UNFINISHED}"
+def discard(written: Path) -> None:
+    """Remove what was written in vain."""
+    shutil.rmtree(written, ignore_errors=True)
 
 
 def commit(written: Path, checksums: dict[str, str]) -> None:
     """Make what was written the newest checkpoint, and remove those that are not needed any more."""
-    with (written / _CHECKSUMS).open("w") as file:
-        json.dump(checksums, file, indent=1, sort_keys=True)
-        sync(file.fileno())
-    sync_folder(written)
+    write_whole({written / _CHECKSUMS: json.dumps(checksums, indent=1, sort_keys=True).encode()})
     folder = written.parent
-    written.rename(folder / written.name.removesuffix(_UNFINISHED))  # at once, for everyone who looks
+    for _ in range(100):
+        path = path_of(folder, max(numbers(folder), default=0) + 1)
+        try:
+            written.rename(path)  # at once, for everyone who looks; never over another checkpoint
+            break
+        except OSError:
+            if not os.path.lexists(path):
+                raise  # otherwise another process, on a file system without locks, was first with this number
+    else:
+        raise FileExistsError(
+            f"{folder} gets new checkpoints faster than one can be added: does another run save there?"
+        )
     sync_folder(folder)
     for number in numbers(folder)[_KEPT:]:
-        shutil.rmtree(path_of(folder, number))
+        _remove(path_of(folder, number))
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint that nobody is reading; a link is removed, not what it leads to."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        with locked_itself(path, shared=False) as locked:
+            if locked:  # else a later save removes it
+                shutil.rmtree(path)
+    except OSError as error:
+        warnings.warn(f"{path} is not needed any more and cannot be removed: {error}", stacklevel=2)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[bool]:
+    """Meanwhile nobody removes this checkpoint. False if it was removed already, or is being removed."""
+    with ExitStack() as stack:
+        try:
+            is_there = stack.enter_context(locked_itself(path, shared=True)) and path.is_dir()
+        except FileNotFoundError:
+            is_there = False
+        yield is_there
 
 
 def checksum(path: Path) -> str:
-    """By which a file is known to be as it was written."""
-    with path.open("rb") as file:
+    """SHA-256 of the file's content."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums_of(path: Path) -> dict[str, str]:
     """Of each file of a checkpoint when it was written; ValueError where that cannot be read."""
     try:
-        found = json.loads((path / _CHECKSUMS).read_text())
+        found = read_json(path / _CHECKSUMS)
     except (OSError, ValueError) as error:  # a bit may have made it invalid JSON, or invalid text
         raise ValueError(f"{path / _CHECKSUMS} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not found or any(name != os.path.basename(name) for name in found):
+    names_only = isinstance(found, dict) and all(name and name == os.path.basename(name) for name in found)
+    if not found or not names_only or not all(isinstance(text, str) for text in found.values()):
         raise ValueError(f"{path / _CHECKSUMS} is not a list of files")
-    return found
+    return dict(found)
 
 
 def damaged(path: Path, expected: dict[str, str], names: Iterable[str]) -> list[str]:
     """Which of these files are not as they were written."""
     return [name for name in names if not (path / name).is_file() or checksum(path / name) != expected[name]]
-
-
-def sync(descriptor: int) -> None:
-    """Have it on the disk, not only on its way there: a power cut must not leave a checkpoint that is half empty."""
-    os.fsync(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """The names in it, too."""
-    if os.name == "nt":
-        return  # there is no such call, and no need for it
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from selective_backprop.functional import rank_percentiles
+from selective_backprop.regular_files import open_regular
+from selective_backprop.safe_writing import write_whole
 
 _FILE_VERSION = 1
 
 
 def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
-    """Write scores to a file of plain data, loadable with weights_only=True.
+    """Write scores to a file of plain data, loadable with weights_only=True: all of them, or an OSError and no file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,14 +31,16 @@ def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
     """
     _require_one_dimension(scores, "scores")
     # A clone, because a slice would be saved with all that it is a slice of.
-    torch.save({"version": _FILE_VERSION, "scores": scores.detach().cpu().clone()}, path)
+    torch.save({"version": _FILE_VERSION, "scores": scores.detach().cpu().clone()}, buffer := io.BytesIO())
+    write_whole({Path(path): buffer.getbuffer()})
 
 
 def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -> Tensor:
     """Read scores that `save_scores` wrote; num_examples is how many the data set has now, if that is to be checked."""
     not_scores = f"{os.fspath(path)} is not a file written by save_scores"
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch.load raises many kinds, depending on where the file stops making sense

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from selective_backprop.description import Described
+from selective_backprop.regular_files import open_regular
+from selective_backprop.safe_writing import write_whole
 from selective_backprop.sharded_ledger import AnyLedger
 
 _FILE_VERSION = 1
@@ -93,19 +97,22 @@ class SelectionRecord(Described):
         return bits.bool().flatten()[: self.num_examples]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file of plain data, loadable with weights_only=True.
+        """Write it to a file of plain data, loadable with weights_only=True: all of it, or an OSError and none of it.
 
         A run that is resumed can go on with the record saved with its checkpoint.
         """
         masks = torch.stack(self._masks) if self._masks else torch.zeros(0, -(-self.num_examples // 8))
-        torch.save({"version": _FILE_VERSION, "masks": masks.to(torch.uint8), "counts": self._counts}, path)
+        state = {"version": _FILE_VERSION, "masks": masks.to(torch.uint8), "counts": self._counts}
+        torch.save(state, buffer := io.BytesIO())
+        write_whole({Path(path): buffer.getbuffer()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SelectionRecord:
         """Read a record that `save` wrote."""
         not_a_record = f"{os.fspath(path)} is not a file written by SelectionRecord.save"
         try:
-            state: Any = torch.load(path, map_location="cpu", weights_only=True)
+            with open_regular(path) as file:
+                state: Any = torch.load(file, map_location="cpu", weights_only=True)
         except OSError:
             raise
         except Exception as error:  # torch.load raises many kinds, depending on where the file stops making sense

@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 ENVIRONMENT = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["selective_backprop.lab.cli", "sklearn.datasets"])
+_CONTEXT.set_forkserver_preload(["selective_backprop.lab.cli", "sklearn.datasets", "torch.distributed.checkpoint"])
 
 
 class Running:

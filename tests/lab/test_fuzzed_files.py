@@ -3,6 +3,8 @@
 import copy
 import io
 import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,8 +50,9 @@ def lines_of(rows):
 def record_file():
     record = sb.SelectionRecord(9)
     record.add_ids(torch.tensor([1, 2]))
-    record.save(file := io.BytesIO())
-    return file.getvalue()
+    with tempfile.TemporaryDirectory() as folder:
+        record.save(f"{folder}/selected.pt")
+        return Path(folder, "selected.pt").read_bytes()
 
 
 LEDGER = zipped(loss=np.zeros(3, np.float16), probability=np.zeros(3, np.float16), selected=np.zeros(3, np.uint8))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from selective_backprop.loader import SelectiveLoader
 from selective_backprop.losses import Reducer, token_cross_entropy
 from selective_backprop.padding import Pad, pad_to_longest
 from selective_backprop.progress import step_by_progress
+from selective_backprop.safe_writing import write_whole
 from selective_backprop.types import Batch, Method
 
 try:
@@ -174,7 +177,8 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        torch.save(self.steps.state_dict(), self._state_path(output_dir))
+        torch.save(self.steps.state_dict(), buffer := io.BytesIO())
+        write_whole({Path(self._state_path(output_dir)): buffer.getbuffer()})
 
     def _state_path(self, folder: str) -> str:
         name, kind = os.path.splitext(STATE_NAME)

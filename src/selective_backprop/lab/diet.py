@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ from selective_backprop.lab.choices import make_method
 from selective_backprop.lab.datasets import ImageDataset, ImageSet
 from selective_backprop.lab.records import RunFolder
 from selective_backprop.lab.training import Observer, Settings, Training, advance, start
-from selective_backprop.lab.writing import write_whole
 
 _SCORING_BATCH = 500  # as fast as larger ones, in little memory
 
@@ -97,7 +95,7 @@ def score_by_network(
         while len(training.records) < epochs:
             advance(training, run, observers)
         scores = _score(training, data.train_images, data.train_labels, measure)
-        save_scores_whole(scores, file)
+        sb.save_scores(scores, file)
     return scores
 
 
@@ -110,12 +108,6 @@ def _score(training: Training, images: Tensor, labels: Tensor, measure: Measure)
         return model(training.normalise(batch[0])), batch[1]
 
     return sb.score_examples(training.model, loader, measure=measure, forward=forward)
-
-
-def save_scores_whole(scores: Tensor, path: Path) -> None:
-    """`save_scores` that leaves nothing half-written."""
-    sb.save_scores(scores, buffer := io.BytesIO())  # type: ignore[arg-type]  # torch.save takes files as well as paths
-    write_whole({path: buffer.getbuffer()})
 
 
 class ClassScores(NamedTuple):

@@ -32,12 +32,12 @@ from selective_backprop.lab.cli.options import (
     told_plainly,
 )
 from selective_backprop.lab.datasets import ImageSet
-from selective_backprop.lab.diet import save_scores_whole, score_by_network, summarise
+from selective_backprop.lab.diet import score_by_network, summarise
 from selective_backprop.lab.experiment import Entry
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.training import Record, Settings, Training
-from selective_backprop.lab.writing import write_whole
+from selective_backprop.lab.writing import make_subfolder, write_whole
 
 _FRACTION = 0.25  # what Diet-SB prunes
 _COMPARED = (0.05, 0.1, 0.25, 0.5, 0.75)
@@ -96,7 +96,7 @@ def score(
         out.parent.mkdir(parents=True, exist_ok=True)
         found = _score_with_bars(settings, data, folder, epochs=epochs, seeds=seeds, measure=score.value)
         scores = torch.stack(found).mean(0)
-        save_scores_whole(scores, out)
+        sb.save_scores(scores, out)
     console = Console()
     _show_classes(console, scores, sb.keep_after_pruning(scores, _FRACTION), data, f"left out at {_FRACTION:.0%}")
     if seeds > 1:
@@ -180,7 +180,7 @@ def _score_with_bars(
             bars.show(Entry(measure, shown), record)
 
         for seed in range(seeds):
-            mine, place = dataclasses.replace(settings, seed=seed), folder / f"seed-{seed}"
+            mine, place = dataclasses.replace(settings, seed=seed), make_subfolder(folder, f"seed-{seed}")
             found.append(score_by_network(mine, data, place, epochs=epochs, measure=measure, observers=[show]))
     return found
 

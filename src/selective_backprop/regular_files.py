@@ -1,0 +1,73 @@
+"""Reading files that may come from a stranger: no pipe is waited for, no JSON is nested without end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+from typing import Any
+
+_DEEPEST = 100  # levels of JSON; what this package writes has fewer than ten
+_LARGEST_TEXT = 2**28  # bytes of a JSON file; a line per epoch for thousands of epochs is a hundredth of it
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a file to read it. A pipe, a device or a folder is refused with an OSError: reading it might never end."""
+    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+            raise OSError(f"{os.fspath(path)} is {kind}, not a file with content: remove it, or name another one")
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """All of a regular file."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The content of a JSON file. ValueError if it is no JSON, is nested too deep, or is far too large."""
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > _LARGEST_TEXT:
+            raise ValueError(f"{size:,} bytes are too many for a JSON file, at most {_LARGEST_TEXT:,} are read")
+        return parse_json(file.read())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What the text says. ValueError if it is no JSON or nested too deep, where Python raises a RecursionError.
+
+    >>> parse_json('{"a": [1]}')
+    {'a': [1]}
+    >>> parse_json("[" * 1000 + "]" * 1000)
+    Traceback (most recent call last):
+    ...
+    ValueError: nested more than 100 levels deep
+    """
+    too_deep = f"nested more than {_DEEPEST} levels deep"
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    # What can be parsed may still be too deep to be compared or printed.
+    level = [found]
+    for _ in range(_DEEPEST):
+        level = [
+            value
+            for part in level
+            if isinstance(part, (dict, list))
+            for value in (part.values() if isinstance(part, dict) else part)
+        ]
+        if not level:
+            return found
+    raise ValueError(too_deep)

@@ -1,0 +1,269 @@
+"""Writing files that are whole or not there, in folders where a stranger may have left links, and locks on folders."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import time
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+
+
+# ---- files
+
+
+def write_whole(contents: Mapping[Path, bytes | memoryview], *, keep: Mapping[Path, Path] | None = None) -> None:
+    """Write files under other names, then rename them: each is whole, and none is replaced before all are written.
+
+    No link is followed: one in the place of the file is replaced by the file, and what it leads to stays as it is.
+
+    Args:
+        contents: by file, renamed in this order.
+        keep: other names for what was there before, by file.
+
+    Raises:
+        OSError: with the file, the bytes needed and the bytes free. What was there before is unchanged, and nothing
+            half-written is left.
+    """
+    parts = {path: path.with_name(f"{path.name}.part") for path in contents}
+    written: dict[Path, os.stat_result] = {}  # by part: to tell our own from another process's
+    path = next(iter(parts), Path())
+    try:
+        for path, part in parts.items():
+            _require_replaceable(path)
+            written[part] = _write_new(part, contents[path])
+        for path, part in parts.items():
+            if not _is_same(part, written[part]):
+                raise FileExistsError(errno.EEXIST, "another process is writing this file at the same time")
+            if keep and path in keep and os.path.lexists(path):
+                path.replace(keep[path])
+            part.replace(path)
+        for folder in {path.parent for path in contents}:
+            sync_folder(folder)
+    except OSError as error:
+        needed = sum(memoryview(content).nbytes for content in contents.values())
+        raise with_free_space(
+            error, path, f"{needed:,} bytes are needed, and what was there before is unchanged"
+        ) from error
+    finally:
+        for part, status in written.items():
+            if _is_same(part, status):
+                part.unlink(missing_ok=True)
+
+
+def open_new(path: Path) -> int:
+    """A descriptor of a file made anew; what had its name, a link too, is removed and not followed."""
+    with suppress(FileNotFoundError):
+        path.unlink()
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
+
+
+def _write_new(path: Path, content: bytes | memoryview) -> os.stat_result:
+    descriptor = open_new(path)
+    status = os.fstat(descriptor)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # or a crash of the machine could leave the new name on an empty file
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    return status
+
+
+def _is_same(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), status)
+    except OSError:
+        return False
+
+
+def _require_replaceable(path: Path) -> None:
+    """A device, a pipe or a folder stays what it is, and also what a link leads to such a thing with."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return  # nothing, or a link that leads nowhere
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "this is no file that can be replaced: name another one")
+
+
+def with_free_space(error: OSError, path: Path, needs: str = "") -> OSError:
+    """The error again, with the path, what was needed and how much is free there."""
+    told = [part for part in (error.strerror or str(error), needs) if part]
+    with suppress(OSError):
+        told.append(f"{shutil.disk_usage(path.parent).free:,} bytes are free there")
+    return OSError(error.errno or errno.EIO, "; ".join(told), str(path))
+
+
+def sync_folder(folder: Path) -> None:
+    """New names survive a crash of the machine too, where the file system can promise it."""
+    if os.name == "nt":
+        return  # there is no such call, and no need for it
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # folders on some network file systems
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_subfolder(outer: Path, name: str) -> Path:
+    """Make a folder within another one, or find it there. A link on the way is refused: it may lead out of `outer`.
+
+    `outer` itself was named by the user, and may be a link.
+    """
+    path = outer
+    outer.mkdir(parents=True, exist_ok=True)
+    for part in Path(name).parts:
+        path = path / part
+        if path.is_symlink():
+            raise OSError(
+                errno.ELOOP, "this is a link, which may lead out of the folder that it is in: remove it", str(path)
+            )
+        path.mkdir(exist_ok=True)
+    return path
+
+
+# ---- locks
+
+
+class FolderLock:
+    """A folder's lock, held until it is closed or its process ends, however it ends.
+
+    The lock is on the file `.lock` in the folder. Nothing is ever written to it, and it may stay there.
+
+    Args:
+        folder: which must be there.
+        patience: seconds to wait for a process that holds it, which may be about to end.
+        name: of the file.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+
+    def __init__(self, folder: Path, *, patience: float = 0, name: str = ".lock") -> None:
+        self._descriptor: int | None = None
+        if fcntl is None:
+            return
+        descriptor = _open_lock(folder / name, os.O_RDWR | os.O_CREAT)
+        until = time.monotonic() + patience
+        try:
+            while not _take(descriptor):
+                if time.monotonic() >= until:
+                    raise BlockingIOError(errno.EWOULDBLOCK, "another process holds the lock", str(folder))
+                time.sleep(0.05)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        _held.add(self)
+
+    def is_held(self) -> bool:
+        """Whether this process holds it: not after `close`, nor in a process that was forked."""
+        return self._descriptor is not None
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        if self._descriptor is not None:
+            with suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough where a child has it open too
+            self.forget()
+
+    def forget(self) -> None:
+        """Close it without letting go: called in a child, whose parent holds the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_locked(folder: Path, *, name: str = ".lock") -> bool:
+    """Whether another process holds the folder's lock now."""
+    if fcntl is None:
+        return False
+    try:
+        descriptor = _open_lock(folder / name, os.O_RDONLY)
+    except OSError:
+        return False  # it was never locked, or is no lock
+    try:
+        return not _take(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(file: Path, flags: int) -> int:
+    try:
+        descriptor = os.open(file, flags | _NO_LINK | _AT_ONCE, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "the lock is a link to another file: remove it", str(file)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "the lock is no regular file: remove it", str(file))
+    return descriptor
+
+
+def _take(descriptor: int, *, shared: bool = False) -> bool:
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # some network file systems have no locks
+        warnings.warn(f"this file system has no locks ({error}): do not let two runs use one folder", stacklevel=4)
+    return True
+
+
+@contextmanager
+def locked_itself(folder: Path, *, shared: bool) -> Iterator[bool]:
+    """Hold a lock on the folder itself, not on a file in it. False if another process is in the way.
+
+    True too where there are no such locks: some network file systems cannot lock a folder.
+    """
+    if fcntl is None:
+        yield True
+        return
+    descriptor = os.open(folder, os.O_RDONLY | _AT_ONCE)
+    try:
+        locked = True
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked = False
+        except OSError:
+            pass
+        yield locked
+    finally:
+        os.close(descriptor)
+
+
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    """A DataLoader's workers are forked and may live on when their parent is killed: they must not hold its locks."""
+    for lock in list(_held):
+        lock.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_after_fork)
