@@ -13,8 +13,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# make torture KILLS=1000 LAYOUTS=1000 takes hours; the same command goes on where it was stopped.
 torture: $(INSTALLED)
-	$(BIN)/python -m tests.torture
+	$(BIN)/python -m tests.torture $(if $(KILLS),--kills $(KILLS)) $(if $(LAYOUTS),--layouts $(LAYOUTS))
 
 demo: $(INSTALLED)
 	$(BIN)/selective-backprop demo

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.torture import files, kills, loaders, ranked_checkpoints, ranks
+from tests.torture import collisions, files, kills, layouts, loaders, ranked_checkpoints, ranks
 from tests.torture.runs import METHODS
 
-KILLS = 50
+KILLS, LAYOUTS, COLLISIONS = 50, 30, 20
+_KILLS_AT_ONCE = 5
 
 
 @dataclass(frozen=True)
@@ -20,21 +21,50 @@ class Fault:
     happen: Callable[[Path], int | None]
     quick: bool = True
     """Whether `make test` has it too; a few are much like others."""
+    part: int = 0
+    """Of several with this name, which have one row in the table."""
 
 
 def killed_runs(kills_in_all, seed=0):
-    """SIGKILL at moments drawn from a seed, spread over the methods."""
+    """Killed at moments drawn from a seed, spread over the methods; a few kills at a time, so that progress is kept."""
     share, more = divmod(kills_in_all, len(METHODS))
-    counts = [share + (number < more) for number in range(len(METHODS))]
+    counts = {method: share + (number < more) for number, method in enumerate(METHODS)}
     return [
-        Fault(f"SIGKILL at any moment, {method}", count, partial(_killed, method, count, seed))
-        for method, count in zip(METHODS, counts, strict=True)
-        if count
+        Fault(f"killed at any moment, {method}", count, partial(_killed, method, count, part, seed), part=part)
+        for method, in_all in counts.items()
+        for part, count in enumerate(_parts(in_all, _KILLS_AT_ONCE))
     ]
 
 
-def _killed(method, count, seed, scratch):
-    return kills.survive_chance(method, scratch, count, seed)
+def _killed(method, count, part, seed, scratch):
+    return kills.survive_chance(method, scratch, count, seed if part == 0 else f"{seed} {part}")
+
+
+def _parts(in_all, at_once):
+    """As many as there are, some at a time.
+
+    >>> _parts(12, 5)
+    [5, 5, 2]
+    """
+    return [min(at_once, in_all - done) for done in range(0, in_all, at_once)]
+
+
+def random_layouts(in_all, seed=0):
+    """Short runs on 2 to 4 ranks, of data, methods, models and scopes drawn from a seed."""
+    return [
+        Fault("random layout on 2 to 4 ranks", count, partial(layouts.survive, part, count, seed), False, part)
+        for part, count in enumerate(_parts(in_all, layouts.AT_ONCE))
+    ]
+
+
+def colliding_saves(in_all, seed=0):
+    """Two processes that save to one folder, one of them killed."""
+    return [
+        Fault(
+            "two processes save to one folder", count, partial(collisions.survive, count, f"{seed} {part}"), False, part
+        )
+        for part, count in enumerate(_parts(in_all, 10))
+    ]
 
 
 def killed_ranks(seed=0):

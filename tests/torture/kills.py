@@ -1,4 +1,4 @@
-"""SIGKILL at moments drawn from a seed: at a file operation, while a file is being written, at any instant.
+"""Runs killed at moments drawn from a seed: at a file operation, while a file is being written, at any instant.
 
 The first two hit the same place each time; the last depends on how fast the machine is, and what has to come out of it
 does not.
@@ -7,7 +7,7 @@ does not.
 import functools
 import os
 import random
-import select
+import resource
 import signal
 import sys
 import time
@@ -39,27 +39,28 @@ def kill_at_operation(method, folder, number):
         return _was_killed(process)
 
 
+def die_while_writing(name, written, folder):
+    """Called in the process to be killed: the kernel ends it when some bytes of this file are on the disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it; the kernel's own way is to end the process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    part = str(folder / f"{name}.part")
+
+    def watch(event, arguments):
+        if event == "open" and str(arguments[0]) == part:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (written, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    sys.addaudithook(watch)
+
+
 def kill_while_writing(method, folder, name, written):
-    """Killed when some bytes of a file have arrived, and no more can: for as long, the file is a pipe."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{name}.part"
-    part.unlink(missing_ok=True)
-    os.mkfifo(part)
-    reader = os.open(part, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        with start(*command(method, folder)) as process:
-            while process.poll() is None and not select.select([reader], [], [], 0.1)[0]:
-                pass
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.communicate()
-            content = os.read(reader, written) if _was_killed(process) else b""
-    finally:
-        os.close(reader)
-        part.unlink(missing_ok=True)
-    if _was_killed(process):
-        part.write_bytes(content)  # what a disk would have of it
-    return _was_killed(process)
+    """Killed when as many bytes of a file are written, and more are to come."""
+    prepare = functools.partial(die_while_writing, name, written, folder)
+    with start(*command(method, folder), prepare=prepare) as process:
+        process.communicate()
+        killed = _was_killed(process)
+    if killed:
+        assert (folder / f"{name}.part").stat().st_size <= written
+    return killed
 
 
 def kill_at_instant(method, folder, epochs, seconds):
@@ -75,8 +76,8 @@ def kill_at_instant(method, folder, epochs, seconds):
 
 
 def _was_killed(process):
-    assert process.returncode in (0, -signal.SIGKILL), process.communicate()
-    return process.returncode == -signal.SIGKILL
+    assert process.returncode in (0, -signal.SIGKILL, -signal.SIGXFSZ), process.communicate()
+    return process.returncode != 0
 
 
 def draw(chance):
@@ -86,8 +87,8 @@ def draw(chance):
         return functools.partial(kill_at_operation, number=chance.randint(1, 50))  # up to three epochs' worth
     if kind == "instant":
         return functools.partial(kill_at_instant, epochs=chance.randint(0, 2), seconds=chance.uniform(0, 0.3))
-    name = chance.choice(["checkpoint.pt", "checkpoint.pt", "records.jsonl"])
-    return functools.partial(kill_while_writing, name=name, written=chance.randint(0, 60_000))
+    name, most = chance.choice([("checkpoint.pt", 60_000), ("checkpoint.pt", 60_000), ("records.jsonl", 400)])
+    return functools.partial(kill_while_writing, name=name, written=chance.randint(0, most))
 
 
 def survive(method, scratch, ways, finish=finish, check=check_same_outcome):

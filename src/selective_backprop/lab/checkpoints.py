@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from selective_backprop.regular_files import read_bytes
+
 _LABEL = b"sha256:"
 _COMMENT_SIZE = len(_LABEL) + 64
 # The last record of a zip file without a comment: 22 bytes, of which the last two are the comment's length.
@@ -53,4 +55,4 @@ def from_bytes(content: bytes) -> dict[str, Any]:
 
 def read_checkpoint(file: Path) -> dict[str, Any]:
     """The state in a file, or a ValueError that says what is wrong with it."""
-    return from_bytes(file.read_bytes())
+    return from_bytes(read_bytes(file))

@@ -17,6 +17,7 @@ from torch import nn
 
 import selective_backprop as sb
 from selective_backprop.lab.models import make_model
+from selective_backprop.regular_files import parse_json
 
 MakeNetwork = Callable[[str], nn.Module]
 """A network by its name, for the run's data."""
@@ -185,6 +186,6 @@ def parse_option(text: str) -> tuple[str, Any]:
     if not separator:
         raise ValueError(f"an option is name=value, got {text!r}")
     try:
-        return name, json.loads(value)
+        return name, parse_json(value)
     except json.JSONDecodeError:
         return name, value

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.utils.data import Dataset
 
 from selective_backprop.lab.decoding import NAMES as NAMES
 from selective_backprop.lab.decoding import AnyPath, check_labels, decode, import_extra, locate
+from selective_backprop.regular_files import read_json
 
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 _CACHE_VERSION = 1
@@ -196,7 +196,7 @@ def load_images(
     try:
         # Copy-on-write: writing to these tensors is possible and never reaches the file.
         tensors = {part: torch.from_numpy(load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS}
-        classes = tuple(json.loads((cached / "classes.json").read_text()))
+        classes = tuple(read_json(cached / "classes.json"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
     return ImageSet(title, classes=classes, **tensors)

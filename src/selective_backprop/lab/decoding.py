@@ -12,14 +12,17 @@ import math
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from selective_backprop.regular_files import open_regular
 
 _T = TypeVar("_T")
 AnyPath = str | os.PathLike[str]
@@ -32,6 +35,8 @@ _HUB = {  # repository, configuration, split to test on
     "imagenet": ("ILSVRC/imagenet-1k", None, "validation"),
 }
 NAMES = ("digits", *_HUB)
+_MOST_PIXELS = 89_478_485
+"""Of one image, a quarter of a gigabyte in colour. PIL itself warns from there on and refuses at twice as many."""
 DATA_VARIABLE = "SELECTIVE_BACKPROP_DATA"
 
 
@@ -136,7 +141,13 @@ def _from_table(table: Any, source: str) -> Split:
 
     def encoded() -> Iterator[bytes | str]:
         for batch in images.iter(1000):
-            yield from (cell["bytes"] or cell["path"] for cell in batch[image])
+            for cell in batch[image]:
+                if not cell["bytes"]:  # its path may be that of any image on this machine
+                    raise ValueError(
+                        f"{source}: a cell of the column {image} holds no image, only the path {cell['path']!r:.80}, "
+                        "which is not opened: put the images themselves into the table, or into a folder per class"
+                    )
+                yield cell["bytes"]
 
     names = getattr(kinds[label], "names", None)
     return Split(source, labels, tuple(names) if names else None, encoded)
@@ -261,15 +272,30 @@ def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) ->
 
 def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
     """What read returns for each opened image."""
-    open_image = import_extra("PIL.Image").open
     for number, encoded in enumerate(split.encoded()):
         try:
-            with open_image(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+            with (
+                io.BytesIO(encoded) if isinstance(encoded, bytes) else open_regular(encoded) as content,
+                _open_image(content) as image,
+            ):
+                if (
+                    pixels := image.width * image.height
+                ) > _MOST_PIXELS:  # known from its header, nothing is decoded yet
+                    raise ValueError(
+                        f"it has {image.width}x{image.height} = {pixels:,} pixels, more than {_MOST_PIXELS:,}"
+                    )
                 result = read(image)
         except Exception as error:  # PIL raises many kinds, depending on the format
             which = encoded if isinstance(encoded, str) else f"image {number} of {split.source}"
             raise ValueError(f"{which} cannot be decoded: {error}") from error
         yield result
+
+
+def _open_image(content: IO[bytes]) -> Any:
+    pillow = import_extra("PIL.Image")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # where it warns, an error follows
+        return pillow.open(content)
 
 
 def _with_needs(error: OSError, path: Path, needed: int) -> OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,9 @@ from typing import Any
 
 from selective_backprop.lab.datasets import ImageSet
 from selective_backprop.lab.ranked_folder import Folder, open_folder
+from selective_backprop.lab.ranks import from_first
 from selective_backprop.lab.training import Observer, Record, Settings, Training, advance, check, start
+from selective_backprop.lab.writing import make_subfolder
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,7 @@ def run_in_turns(
             if out is None:
                 under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
                 continue
+            from_first(functools.partial(_make_folder, out, entry.folder))
             folder = open_folder(out / entry.folder, entry.as_json(), load(entry.settings).fingerprint)
             stack.callback(folder.close)
             if len(records := folder.records()) == entry.settings.epochs:
@@ -89,3 +93,8 @@ def run_in_turns(
                 results[run.entry] = run.training.records
                 under_way.remove(run)
     return {entry: results[entry] for entry in entries}
+
+
+def _make_folder(out: Path, name: str) -> None:
+    """By rank 0. A link on the way is refused: it may lead out of the experiment, which may be a stranger's."""
+    make_subfolder(out, name)

@@ -14,7 +14,15 @@ from torch import Tensor
 
 import selective_backprop as sb
 from selective_backprop.lab.probes.examples import last_known_loss
-from selective_backprop.lab.probes.files import Array, epoch_file, epochs_written, read_arrays, stack, write_arrays
+from selective_backprop.lab.probes.files import (
+    Array,
+    epoch_file,
+    epochs_written,
+    read_arrays,
+    require_arrays,
+    stack,
+    write_arrays,
+)
 from selective_backprop.lab.training import Record, Training
 
 
@@ -64,7 +72,9 @@ def read_ledger_log(folder: Path) -> LedgerHistory:
     folder = folder / "ledger"
     epochs = range(epochs_written(folder, "epoch")[-1] + 1)
     files = [read_arrays(epoch_file(folder, "epoch", epoch), "loss", "probability", "selected") for epoch in epochs]
-    return LedgerHistory(*(stack(list(arrays), folder) for arrays in zip(*files, strict=True)))
+    loss, probability, selected = (stack(list(arrays), folder) for arrays in zip(*files, strict=True))
+    require_arrays(folder, loss=(loss, "f"), probability=(probability, "f"), selected=(selected, "u"))
+    return LedgerHistory(loss, probability, selected)
 
 
 def read_selections(folder: Path) -> sb.SelectionRecord:

@@ -6,7 +6,6 @@ stays beside it, for the case that the last is damaged.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -14,13 +13,15 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 import selective_backprop as sb
 from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
 from selective_backprop.lab.writing import write_whole
+from selective_backprop.regular_files import parse_json, read_bytes, read_json
+from selective_backprop.safe_writing import FolderLock
 
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-damaged.pt"
 _logger = logging.getLogger(__name__)
@@ -91,22 +92,19 @@ class RunFolder:
                 "choose another folder, or put the data back as they were"
             )
 
-    def _take_lock(self) -> IO[str]:
-        lock = (self.path / ".lock").open("w")
+    def _take_lock(self) -> FolderLock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return FolderLock(self.path)
         except BlockingIOError:
-            lock.close()
             raise ValueError(
                 f"another process is working on {self.path}: wait for it, or choose another folder"
             ) from None
-        return lock
 
     def read_json(self, name: str) -> Any:
         """The content of a file, or None where there is none."""
         file = self.path / name
         try:
-            return json.loads(file.read_text()) if file.exists() else None
+            return read_json(file) if file.exists() else None
         except ValueError as error:  # no JSON, or no text at all
             raise _damaged(file, error) from None
 
@@ -160,7 +158,7 @@ class RunFolder:
 
     def _restore_records(self, lines: bytes, checkpoint: Path) -> None:
         file = self.path / "records.jsonl"
-        found = file.read_bytes() if file.exists() else b""
+        found = read_bytes(file) if file.exists() else b""
         if found == lines:
             return
         # One more or fewer is what a killed process leaves, or a checkpoint that was gone back to.
@@ -174,9 +172,9 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     """A record per finished epoch of the run in this folder; no lock is needed, files are replaced as a whole."""
     file = folder / "records.jsonl"
     records = []
-    for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), start=1):
+    for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else (), start=1):
         try:
-            records.append(json.loads(line))
+            records.append(parse_json(line))
         except ValueError as error:
             raise _damaged(file, f"line {number}: {error}", _AGAIN) from None
         if not isinstance(records[-1], dict):

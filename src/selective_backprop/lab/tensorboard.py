@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from selective_backprop.lab.training import Record, Training
+from selective_backprop.lab.writing import make_subfolder
 
 _TAGS = {
     "test/loss": "test_loss",
@@ -38,7 +39,7 @@ class TensorBoardEvents:
     def __call__(self, training: Training, record: Record) -> None:
         epoch = record["epoch"]
         if self._writer is None:  # only now is it known where the run goes on
-            self._writer = self._make_writer(self.folder / "tensorboard", purge_step=epoch)
+            self._writer = self._make_writer(make_subfolder(self.folder, "tensorboard"), purge_step=epoch)
         for tag, value in scalars(record).items():
             self._writer.add_scalar(tag, value, epoch)
         # Before the checkpoint: an epoch that is not done again is not missing here.

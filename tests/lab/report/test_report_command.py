@@ -1,10 +1,13 @@
 """selective-backprop report and watch as a user runs them, and what they write."""
 
+import contextlib
 import csv
+import http.client
 import json
 import re
 import shutil
 import signal
+import socket
 import threading
 import time
 import urllib.error
@@ -12,7 +15,7 @@ import urllib.request
 
 import pytest
 
-from selective_backprop.lab.report import build_report, find_runs, write_report
+from selective_backprop.lab.report import build_report, find_runs, serving, write_report
 from selective_backprop.lab.report.export import export
 from selective_backprop.lab.report.figures import Figure
 from selective_backprop.lab.report.serving import Server
@@ -116,6 +119,71 @@ def test_the_server_answers_this_machine_alone(server):
             ask(server.url + path, **headers)
         caught.value.close()
         assert caught.value.code == status
+
+
+def test_the_server_sends_its_policy_with_everything(server):
+    for path in ("", "version", "nowhere"):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+        connection.request("GET", f"/{path}")
+        answer = connection.getresponse()
+        answer.read()
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        connection.close()
+
+
+def test_the_server_bounds_its_connections(server, monkeypatch):
+    """Who connects and asks nothing is let go, however slowly it sends; meanwhile there are 16 at most."""
+    monkeypatch.setattr(serving, "_SECONDS_TO_ASK", 3.0)
+    idle = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(16)]
+    for connection in idle:
+        connection.sendall(b"GET / HTTP/1.0\r\nX: ")
+    began = time.monotonic()
+    while threading.active_count() < 16:
+        assert time.monotonic() < began + 30
+        time.sleep(0.01)
+    with socket.create_connection(("127.0.0.1", server.server_port)) as one_too_many:
+        one_too_many.settimeout(30)
+        with contextlib.suppress(ConnectionResetError):
+            assert one_too_many.recv(100) == b"", "closed at once"
+    alive = list(idle)
+    while alive:
+        assert time.monotonic() < began + 30, "a byte now and then keeps a connection"
+        for connection in list(alive):
+            try:
+                connection.sendall(b"a")
+                connection.settimeout(0.05)
+                gone = connection.recv(100) == b""
+            except TimeoutError:
+                gone = False
+            except OSError:
+                gone = True
+            if gone:
+                alive.remove(connection)
+                connection.close()
+    while True:  # a place is free again, as soon as a thread has ended
+        try:
+            assert ask(server.url) == "page 1"
+            break
+        except (urllib.error.URLError, ConnectionError):
+            assert time.monotonic() < began + 60
+            time.sleep(0.05)
+
+
+def test_watch_shows_damage(experiment, tmp_path):
+    run_folder = shutil.copytree(experiment / "sb" / "seed-0", tmp_path / "runs" / "sb")
+    (run_folder / "config.json").write_text("[" * 200_000)
+    with start("watch", tmp_path / "runs") as process:
+        try:
+            while "\n" not in process.output():
+                assert process.poll() is None
+                time.sleep(0.01)
+            url = re.match(r"(http://127\.0\.0\.1:\d+/) ", process.output())[1]
+            assert "nested more than 100 levels deep" in ask(url)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert "Traceback" not in process.communicate()[1]
 
 
 def test_watch_follows_runs(experiment, tmp_path, visit):

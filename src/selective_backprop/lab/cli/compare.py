@@ -24,7 +24,7 @@ from selective_backprop.lab.cli.options import (
     chosen_recipe,
     told_plainly,
 )
-from selective_backprop.lab.cli.report import data_of
+from selective_backprop.lab.cli.report import data_of, tell_left_out
 from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import compare as run_comparison
 from selective_backprop.lab.comparison import settings_for
@@ -33,6 +33,7 @@ from selective_backprop.lab.ranks import is_first
 from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.report import write_report
 from selective_backprop.lab.tables import READING, comparison_table
+from selective_backprop.lab.writing import write_whole
 
 Methods = Annotated[
     list[str] | None,
@@ -122,7 +123,7 @@ def compare(
         reading = READING.format(split="validation split" if validation else "test set", seeds=seeds)
         text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
         if is_first():
-            (out / "tables.md").write_text(f"{text}\n\n{reading}\n")
+            write_whole({out / "tables.md": f"{text}\n\n{reading}\n".encode()})
     for title, table in tables.items():
         console.print(table.rich(f"{title}: {chosen.dataset}, {chosen.model}, {chosen.epochs} epochs"))
     console.print(reading)
@@ -130,7 +131,7 @@ def compare(
     if not is_first():
         return
     with told_plainly():  # last, so that nothing that goes wrong with it can hide the tables
-        write_report([out], out / "report.html", load=data_of(data_dir))
+        tell_left_out(write_report([out], out / "report.html", load=data_of(data_dir)))
     console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 

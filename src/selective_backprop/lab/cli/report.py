@@ -11,7 +11,7 @@ from rich.console import Console
 
 from selective_backprop.lab.cli.options import DataDir, told_plainly
 from selective_backprop.lab.datasets import ImageSet, load_images, split_validation
-from selective_backprop.lab.report import Run, build_report, find_runs, write_report
+from selective_backprop.lab.report import Report, Run, build_report, find_runs, write_report
 from selective_backprop.lab.report.images import LoadData
 
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold such.")]
@@ -50,12 +50,19 @@ def report(
     console = Console(soft_wrap=True)
     with told_plainly():
         made = write_report(runs, out, load=data_of(data_dir), images=images, scores=scores or [])
+        tell_left_out(made)
         if export is not None:
             from selective_backprop.lab.report.export import export as export_all
 
             files = export_all(made, export)
             console.print(f"{len(files)} files in {export}", markup=False, highlight=False)
     console.print(f"report: {out}", markup=False, highlight=False)
+
+
+def tell_left_out(made: Report) -> None:
+    """On stderr, a line for each thing that the report is without."""
+    for what, reason in made.left_out:
+        typer.echo(f"left out of the report: {what} ({reason})", err=True)
 
 
 def data_of(data_dir: Path | None) -> LoadData:

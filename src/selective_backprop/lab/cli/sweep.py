@@ -29,6 +29,7 @@ from selective_backprop.lab.experiment import run_in_turns
 from selective_backprop.lab.ranks import is_first
 from selective_backprop.lab.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
 from selective_backprop.lab.tables import frontier_table, sweep_table
+from selective_backprop.lab.writing import write_whole
 
 
 def sweep(
@@ -86,7 +87,7 @@ def sweep(
                 tables[f"Pareto frontier of error against {axis}{with_noise}"] = frontier_table(shares)
         text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
         if is_first():
-            (out / "tables.md").write_text(text + "\n")
+            write_whole({out / "tables.md": f"{text}\n".encode()})
     for title, table in tables.items():
         console.print(table.rich(title))
     console.print(f"runs and tables: {out}")

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import torch
 
-from selective_backprop.lab.probes.files import Array, epoch_file, epochs_written, read_arrays, stack, write_arrays
+from selective_backprop.lab.probes.files import (
+    Array,
+    epoch_file,
+    epochs_written,
+    read_arrays,
+    require_arrays,
+    stack,
+    write_arrays,
+)
 from selective_backprop.lab.training import Record, Training
 from selective_backprop.no_trace import NoTrace
 
@@ -55,4 +63,5 @@ def read_confidence(folder: Path) -> Confidence:
     epochs = epochs_written(folder, "confidence")
     files = [read_arrays(epoch_file(folder, "confidence", epoch), "confidence", "correct") for epoch in epochs]
     confidence, correct = (stack(list(arrays), folder) for arrays in zip(*files, strict=True))
+    require_arrays(folder, confidence=(confidence, "f"), correct=(correct, "b"))
     return Confidence(epochs, confidence, correct)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selective_backprop.lab.probes.files import read_rows, replace_rows
+from selective_backprop.lab.probes.files import Row, read_rows, replace_rows, require_columns, require_number
 from selective_backprop.lab.training import Record, Training
 from selective_backprop.ledger import Ledger
 
@@ -84,7 +84,14 @@ def _known(value: float) -> float | None:
 
 def read_examples(folder: Path) -> list[ExampleState]:
     """What `ExampleProbe` wrote for the run in this folder."""
-    return [ExampleState(**row) for row in read_rows(_file(folder))]
+    return [ExampleState(**row) for row in read_rows(_file(folder), _check)]
+
+
+def _check(row: Row) -> None:
+    require_columns(row, {field.name for field in dataclasses.fields(ExampleState)})
+    require_number(row, "id", least=0, whole=True)
+    require_number(row, "loss", least=-1e300, optional=True)
+    require_number(row, "probability", least=0, most=1, optional=True)
 
 
 def _file(folder: Path) -> Path:

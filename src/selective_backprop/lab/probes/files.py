@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selective_backprop.lab.writing import write_whole
+from selective_backprop.lab.writing import make_subfolder, write_whole
+from selective_backprop.regular_files import open_regular, parse_json, read_bytes
 
 Array = NDArray[Any]
 Row = dict[str, Any]
@@ -28,7 +29,8 @@ def epoch_file(folder: Path, kind: str, epoch: int) -> Path:
 
 def epochs_written(folder: Path, kind: str) -> list[int]:
     """Epochs that have a file, rising; a ValueError if there is none."""
-    epochs = sorted(int(file.stem.rpartition("-")[2]) for file in folder.glob(f"{kind}-*.npz"))
+    numbers = [file.stem.rpartition("-")[2] for file in folder.glob(f"{kind}-*.npz")]
+    epochs = sorted(int(number) for number in numbers if number.isdecimal() and len(number) < 10)
     if not epochs:
         raise ValueError(f"there is no {folder / f'{kind}-*.npz'}: was it asked for when the run was made?")
     return epochs
@@ -44,7 +46,7 @@ def read_arrays(file: Path, *names: str) -> list[Array]:
     """The arrays of these names; a ValueError if the file is missing or damaged. No code in it is run."""
     try:
         # Opened here: numpy leaves a damaged file open.
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as loaded:
+        with open_regular(file) as opened, np.load(opened, allow_pickle=False) as loaded:
             return [loaded[name] for name in names]
     except FileNotFoundError:
         raise ValueError(f"{file} is missing") from None
@@ -70,20 +72,58 @@ def replace_rows(file: Path, epoch: int, rows: Iterable[Row]) -> None:
     _write(file, lines.encode())
 
 
-def read_rows(file: Path) -> list[Row]:
-    """JSON lines, each with an epoch; a ValueError if the file is missing or damaged."""
+def read_rows(file: Path, check: Callable[[Row], None] = lambda row: None) -> list[Row]:
+    """JSON lines, each with an epoch; a ValueError if the file is missing or damaged.
+
+    Args:
+        file: to read.
+        check: raises a ValueError for a row that is not as it should be.
+    """
     if not file.exists():
         raise ValueError(f"there is no {file}: was it asked for when the run was made?")
     rows: list[Row] = []
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
+    for number, line in enumerate(read_bytes(file).decode(errors="replace").splitlines(), start=1):
         try:
-            row = json.loads(line)
-            rows.append(row | {"epoch": int(row["epoch"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{file} is damaged in line {number} ({error!r}): move it away") from None
+            row = parse_json(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"it is no row: {line:.50}")
+            require_number(row, "epoch", least=0, whole=True)
+            check(row)
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged in line {number} ({error}): move it away") from None
+        rows.append(row)
     return rows
 
 
+def require_number(
+    row: Row, name: str, *, least: float, most: float = 1e300, whole: bool = False, optional: bool = False
+) -> None:
+    """Raise a ValueError unless the row has such a number under this name."""
+    value = row.get(name)
+    if optional and value is None and name in row:
+        return
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not least <= value <= most:
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(f"{name} must be {kind} of at least {least}, got {value!r:.50}")
+
+
+def require_columns(row: Row, names: set[str]) -> None:
+    """Raise a ValueError unless the row has exactly these."""
+    if different := sorted(map(str, names ^ row.keys())):
+        raise ValueError(f"it must have {', '.join(sorted(names))}, and differs in {', '.join(different):.80}")
+
+
+def require_arrays(folder: Path, **kinds: tuple[Array, str]) -> None:
+    """Raise a ValueError unless all are (epochs, examples), with one example at least, and of these kinds of number."""
+    shapes = {array.shape for array, _ in kinds.values()}
+    for name, (array, kind) in kinds.items():
+        if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in kind or len(shapes) > 1:
+            raise ValueError(
+                f"files in {folder} are damaged: {name} is {array.dtype} of shape {array.shape}, not a number for each "
+                "epoch and example"
+            )
+
+
 def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_subfolder(file.parent.parent, file.parent.name)  # of the run, whose folder may come from a stranger
     write_whole({file: content})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from selective_backprop.lab.probes.files import read_rows, replace_rows
+from selective_backprop.lab.probes.files import Row, read_rows, replace_rows, require_columns, require_number
 from selective_backprop.lab.training import Record, Training
 from selective_backprop.no_trace import NoTrace
 
@@ -122,7 +122,18 @@ def agreement(whole: Tensor, part: Tensor) -> tuple[float, float]:
 
 def read_gradients(folder: Path) -> list[Agreement]:
     """What `GradientProbe` wrote for the run in this folder."""
-    return [Agreement(**row) for row in read_rows(_file(folder))]
+    return [Agreement(**row) for row in read_rows(_file(folder), _check)]
+
+
+def _check(row: Row) -> None:
+    require_columns(row, {field.name for field in dataclasses.fields(Agreement)})
+    if row["part"] not in ("highest", "random"):
+        raise ValueError(f"part must be highest or random, got {row['part']!r:.50}")
+    for name in ("batch", "size"):
+        require_number(row, name, least=0, whole=True)
+    require_number(row, "cosine", least=-1, most=1)
+    for name in ("fraction", "equal_signs"):
+        require_number(row, name, least=0, most=1)
 
 
 def _file(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from selective_backprop.lab.report.charts import Palette
@@ -13,6 +13,7 @@ from selective_backprop.lab.report.errors import errors
 from selective_backprop.lab.report.figures import Section
 from selective_backprop.lab.report.headline import headline
 from selective_backprop.lab.report.images import LoadData
+from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.logs import read_logs
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.report.probes import confidence, gradient_fidelity
@@ -31,6 +32,8 @@ class Report:
     comparisons: list[Comparison]
     palette: Palette
     sections: list[Section]
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """What is missing because its file is damaged, and why."""
 
 
 def build_report(
@@ -46,19 +49,23 @@ def build_report(
     labels = sorted({run.label for comparison in comparisons for run in comparison.runs}, key=order_of)
     methods, budgets = ({split_label(label)[i]: None for label in labels} for i in (0, 1))
     palette = Palette(list(methods), sorted(budgets))
-    logs = {comparison.id: read_logs(comparison) for comparison in comparisons}
+    left_out = LeftOut()
+    for run in (run for run in runs if run.problem):
+        left_out.add(f"environment of {run.label}, seed {run.seed}", run.problem)
+    logs = {comparison.id: read_logs(comparison, left_out) for comparison in comparisons}
     sections = [
         headline(comparisons),
         errors(comparisons, palette),
         where_time_went(comparisons, palette),
-        selection(comparisons, logs, palette),
-        gradient_fidelity(comparisons),
-        confidence(comparisons, palette),
+        selection(comparisons, logs, palette, left_out),
+        gradient_fidelity(comparisons, left_out),
+        confidence(comparisons, palette, left_out),
         sensitivity(runs, palette),
         about_data(comparisons, logs, load=load, images=images, scores=scores),
         provenance(comparisons),
     ]
-    return Report(comparisons, palette, [section for section in sections if section.parts])
+    sections.insert(1, left_out.section())  # near the top: a reader must not take what is missing for what is not so
+    return Report(comparisons, palette, [section for section in sections if section.parts], left_out.notes)
 
 
 def write_report(

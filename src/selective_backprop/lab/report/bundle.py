@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import os
+from contextlib import closing
 from pathlib import Path
 
 from selective_backprop.lab.decoding import import_extra
 from selective_backprop.lab.writing import write_whole
+from selective_backprop.safe_writing import FolderLock
+
+_PATIENCE = 600.0  # seconds, on a machine with much else to do
 
 
 def javascript(cache_dir: Path | None = None) -> str:
@@ -23,8 +26,8 @@ def javascript(cache_dir: Path | None = None) -> str:
     file = (cache_dir or caches / "selective_backprop") / f"vega-{version}.js"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits and finds it made
+        # A second process waits and finds it made.
+        with closing(FolderLock(file.parent, patience=_PATIENCE, name=file.with_suffix(".lock").name)):
             if not file.exists():
                 code: str = converter.javascript_bundle()
                 # Nothing in a script may look like its end.

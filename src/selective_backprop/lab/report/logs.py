@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from selective_backprop.lab.ledger_log import LedgerHistory, read_ledger_log
 from selective_backprop.lab.report.comparisons import Comparison
+from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run
 
 MOST_LOGS = 8
@@ -28,14 +30,20 @@ class Log:
         return int(self.history.loss.shape[0])
 
 
-def read_logs(comparison: Comparison) -> dict[str, Log]:
-    """By label, of the first seed: examples of one seed need not be those of another. Baselines are left out."""
+def read_logs(comparison: Comparison, left_out: LeftOut) -> dict[str, Log]:
+    """By label, of the first seed with a log: examples of one seed need not be those of another. No baselines."""
     logs: dict[str, Log] = {}
     for label, runs in comparison.by_label.items():
         if len(logs) == MOST_LOGS:
             break
-        if not runs[0].is_baseline and any((runs[0].path / "ledger").glob("epoch-*.npz")):
-            logs[label] = Log(runs[0], read_ledger_log(runs[0].path))
+        for run in runs if not runs[0].is_baseline else ():
+            if not any((run.path / "ledger").glob("epoch-*.npz")):
+                continue
+            what = f"ledger of {label}, seed {run.seed}"
+            history = left_out.unless_damaged(what, functools.partial(read_ledger_log, run.path))
+            if history is not None:
+                logs[label] = Log(run, history)
+                break
     return logs
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,7 +13,10 @@ from selective_backprop.lab.probes import read_confidence, read_gradients
 from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
+from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run, split_label
+
+T = TypeVar("T")
 
 GRADIENTS = (
     "A part of a batch whose gradient agrees with the whole batch's (cosine 1, all signs equal) could stand in for it; "
@@ -23,11 +28,11 @@ CONFIDENCE = (
 )
 
 
-def gradient_fidelity(comparisons: Sequence[Comparison]) -> Section:
+def gradient_fidelity(comparisons: Sequence[Comparison], left_out: LeftOut) -> Section:
     """Of runs with `--probe gradients`."""
     parts: list[Part] = []
     for comparison in comparisons:
-        if rows := gradient_rows(comparison):
+        if rows := gradient_rows(comparison, left_out):
             parts += [
                 _fidelity(comparison, rows, "cosine", "Cosine similarity with the whole batch's gradient", ".1f"),
                 _fidelity(comparison, rows, "equal signs", "Components with the same sign", ".0%"),
@@ -44,11 +49,16 @@ def _probed(comparison: Comparison, files: str) -> dict[str, list[Run]]:
     return {label: runs for label, runs in found.items() if runs}
 
 
-def gradient_rows(comparison: Comparison) -> list[Row]:
+def _read(left_out: LeftOut, what: str, run: Run, read: Callable[[Path], T]) -> T | None:
+    return left_out.unless_damaged(f"{what}, seed {run.seed}", lambda: read(run.path))
+
+
+def gradient_rows(comparison: Comparison, left_out: LeftOut) -> list[Row]:
     """Agreement of parts with their batch, mean over batches and seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "gradients.jsonl").items():
-        seen = [row for run in runs for row in read_gradients(run.path)]
+        read = [_read(left_out, f"gradients of {label}", run, read_gradients) or [] for run in runs]
+        seen = [row for rows_of_run in read for row in rows_of_run]
         for epoch, part, fraction in sorted({(row.epoch, row.part, row.fraction) for row in seen}):
             mine = [row for row in seen if (row.epoch, row.part, row.fraction) == (epoch, part, fraction)]
             row = {"run": label, "epoch": epoch + 1, "part": _PARTS[part], "fraction": fraction}
@@ -104,11 +114,11 @@ def _fidelity(comparison: Comparison, rows: list[Row], measure: str, title: str,
     return Figure(f"gradients-{measure.replace(' ', '-')}-{comparison.id}", title, alt, spec, rows, comparison.id)
 
 
-def confidence(comparisons: Sequence[Comparison], palette: Palette) -> Section:
+def confidence(comparisons: Sequence[Comparison], palette: Palette, left_out: LeftOut) -> Section:
     """Of runs with `--probe confidence`."""
     parts: list[Part] = []
     for comparison in comparisons:
-        if rows := confidence_rows(comparison):
+        if rows := confidence_rows(comparison, left_out):
             parts += [
                 _by_percentile(comparison, rows, "confidence", "Confidence in the true class", palette),
                 _by_percentile(comparison, rows, "accuracy", "Accuracy at each percentile of confidence", palette),
@@ -116,12 +126,14 @@ def confidence(comparisons: Sequence[Comparison], palette: Palette) -> Section:
     return Section("confidence", "Confidence on the test set", CONFIDENCE, parts)
 
 
-def confidence_rows(comparison: Comparison, bins: int = 40) -> list[Row]:
+def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -> list[Row]:
     """By percentile of the confidence in the true class: its mean and the accuracy, pooled over seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "confidence-*.npz").items():
         name, budget = split_label(label)
-        seen = [read_confidence(run.path) for run in runs]
+        read = [_read(left_out, f"confidence of {label}", run, read_confidence) for run in runs]
+        if not (seen := [one for one in read if one is not None]):
+            continue
         for epoch in sorted(set.intersection(*(set(one.epochs) for one in seen))):
             places = [one.epochs.index(epoch) for one in seen]
             values = np.concatenate([one.confidence[i] for one, i in zip(seen, places, strict=True)]).astype(np.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from selective_backprop.lab.curves import Curve
 from selective_backprop.lab.records import read_records
 from selective_backprop.lab.report.checking import check_config, check_record
 from selective_backprop.lab.training import Record
+from selective_backprop.regular_files import read_json
 
 _BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
 _SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")
@@ -31,6 +31,8 @@ class Run:
     records: list[Record]
     label: str
     """The name it goes by in its experiment."""
+    problem: str = ""
+    """What is wrong with a file that a report can do without."""
 
     @property
     def method(self) -> str:
@@ -79,7 +81,11 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _read(folder: Path) -> Run:
-    config, environment, records = _read_json(folder / "config.json"), _read_json(folder / "environment.json"), []
+    config, environment, records, problem = _read_json(folder / "config.json"), {}, [], ""
+    try:
+        environment = _read_json(folder / "environment.json")
+    except (ValueError, OSError) as error:
+        problem = str(error)
     try:
         check_config(config)
         records = read_records(folder)
@@ -87,12 +93,12 @@ def _read(folder: Path) -> Run:
             check_record(record, number)
     except ValueError as error:
         raise ValueError(f"{folder} does not hold a run ({error}): leave it out, or move it away") from None
-    return Run(folder, config, environment, records, str(config.get("label") or config["method"]))
+    return Run(folder, config, environment, records, str(config.get("label") or config["method"]), problem)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text()) if file.exists() else {}
+        content = read_json(file) if file.exists() else {}
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}): leave its folder out, or move it away") from None
     return content if isinstance(content, dict) else {}

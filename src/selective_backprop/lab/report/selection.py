@@ -14,6 +14,7 @@ from selective_backprop.lab.probes.examples import read_examples, spread
 from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
+from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.logs import Log, moments
 from selective_backprop.lab.report.runs import split_label
 
@@ -26,14 +27,16 @@ _FLOOR = 1e-4  # losses below are shown there: of a logarithmic axis nothing wou
 _MOST_VALUES = 10_000  # of single examples, in a page
 
 
-def selection(comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]], palette: Palette) -> Section:
+def selection(
+    comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]], palette: Palette, left_out: LeftOut
+) -> Section:
     """`logs` are by comparison and label."""
     parts: list[Part] = []
     for comparison in comparisons:
         parts.append(_selectivity(comparison, palette))
         if mine := logs[comparison.id]:
             parts.append(_losses(comparison, mine))
-            if figure := _single_examples(comparison, mine, _MOST_VALUES // sum(map(bool, logs.values()))):
+            if figure := _single_examples(comparison, mine, _MOST_VALUES // sum(map(bool, logs.values())), left_out):
                 parts.append(figure)
             parts.append(_times_trained(comparison, mine, palette))
     return Section("selection", "What was selected", READING, parts)
@@ -137,12 +140,14 @@ def _median(log: Log, epoch: int) -> float:
     return float(np.nanmedian(log.history.loss[epoch].astype(np.float64)))
 
 
-def _single_examples(comparison: Comparison, logs: Mapping[str, Log], most_values: int) -> Figure | None:
+def _single_examples(
+    comparison: Comparison, logs: Mapping[str, Log], most_values: int, left_out: LeftOut
+) -> Figure | None:
     chosen = {label: log for label, log in logs.items() if not np.isnan(log.history.probability.astype(float)).all()}
     if not chosen:
         return None
     size = min(log.num_examples for log in chosen.values())
-    default = _probed(next(iter(chosen.values())), size)
+    default = _probed(next(iter(chosen.values())), size, left_out)
     count = max(10, min(size, most_values // sum(log.num_epochs for log in chosen.values())))
     ids = sorted({*default, *spread(size, count)})
     rows = [row for label, log in chosen.items() for row in chance_rows(label, log, ids)]
@@ -166,10 +171,13 @@ def _single_examples(comparison: Comparison, logs: Mapping[str, Log], most_value
     return Figure(f"examples-{comparison.id}", title, alt, spec, shown, comparison.id, "Examples", rows)
 
 
-def _probed(log: Log, size: int) -> list[int]:
+def _probed(log: Log, size: int, left_out: LeftOut) -> list[int]:
     """The examples that were followed by a probe, or five spread over the data."""
     if (log.run.path / "probes" / "examples.jsonl").exists():
-        return sorted({state.id for state in read_examples(log.run.path) if state.id < size})[:5]
+        what = f"examples followed in {log.run.label}, seed {log.run.seed}"
+        states = left_out.unless_damaged(what, lambda: read_examples(log.run.path)) or []
+        if ids := sorted({state.id for state in states if state.id < size})[:5]:
+            return ids
     return spread(size)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import html
+import socket
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock
+from threading import BoundedSemaphore, Lock, Timer
+from typing import Any
 
 HOST = "127.0.0.1"
 _WAITING = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Waiting</title>
@@ -27,8 +31,18 @@ def state_of(paths: Sequence[Path]) -> str:
     return seen.hexdigest()[:16]
 
 
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""As in the page itself, which asks this server alone. As a header it is also for pages that have no such line."""
+_MOST_CONNECTIONS = 16
+_SECONDS_TO_ASK = 10.0  # from the connection to the end of the request, however slowly it comes
+_SECONDS_TO_TAKE = 30.0  # for each part of the answer
+
+
 class Server(ThreadingHTTPServer):
-    """Serves / and /version, to this machine.
+    """Serves / and /version, to this machine; 16 connections at a time, and none that keeps it waiting.
 
     Args:
         port: 0: one that is free.
@@ -42,10 +56,33 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
         self.paths, self._make = paths, make
         self._lock, self._made = Lock(), ("", "")
+        self._free = BoundedSemaphore(_MOST_CONNECTIONS)
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own; one connection too many is closed at once."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is no error worth a traceback."""
+        if not isinstance(sys.exc_info()[1], (OSError, ValueError)):
+            super().handle_error(request, client_address)
 
     def page(self) -> str:
         """Made anew only if the runs have changed."""
@@ -58,6 +95,26 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
+    timeout = _SECONDS_TO_TAKE
+
+    def handle_one_request(self) -> None:
+        # A timeout of the socket is for each byte: who sends one every few seconds would never be done.
+        self._deadline = Timer(_SECONDS_TO_ASK, self._give_up)
+        self._deadline.daemon = True
+        self._deadline.start()
+        try:
+            super().handle_one_request()
+        finally:
+            self._deadline.cancel()
+
+    def _give_up(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def parse_request(self) -> bool:
+        understood = super().parse_request()
+        self._deadline.cancel()
+        return understood
 
     def do_GET(self) -> None:  # the name that http.server calls
         # A name that leads here from elsewhere (DNS rebinding) is not one of this machine.
@@ -76,6 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         self.wfile.write(content)
 
