@@ -1,10 +1,14 @@
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
+import selective_backprop as sb
 from selective_backprop.batches import Layout, count_rows, move
+from tests.helpers import digits, make_model
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -124,3 +128,33 @@ def test_a_checkpoint_cannot_name_any_class():
     for name in ("os:system", "not_imported_anywhere:Batch", "builtins:eval", "subprocess:Popen"):
         with pytest.raises(ValueError, match=f"holds batches of type {name}: import it before"):
             Layout.from_state_dict(state | {"class": name})
+
+
+def test_a_defaultdict_stays_one():
+    def collate(samples):
+        batch = defaultdict(list)
+        batch["image"], batch["label"] = torch.utils.data.default_collate(samples)
+        return batch
+
+    loader = sb.SelectiveLoader(
+        DataLoader(digits(), 16, collate_fn=collate),
+        make_model(),
+        nn.CrossEntropyLoss(),
+        sb.selective_backprop(0.5),
+        forward=lambda model, batch: (model(batch["image"]), batch["label"]),
+    )
+    for batch in loader:
+        assert type(batch) is defaultdict and list(batch) == ["image", "label"]
+        assert torch.equal(batch["image"], digits().tensors[0][loader.batch.ids])
+
+
+def test_a_mapping_that_cannot_be_made_from_its_parts():
+    class Strict(dict):
+        def __init__(self, *, image, label):
+            super().__init__(image=image, label=label)
+
+    batch = Strict(image=torch.ones(2, 3), label=torch.ones(2))
+    with pytest.raises(
+        TypeError, match=r"cannot make a Strict .* \['image', 'label'\]: .* collate function return a dict"
+    ):
+        move(batch, torch.device("cpu"))

@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
 from selective_backprop.testing import same
-from tests.helpers import digits, make_loader, make_model, train
+from tests.helpers import Noisy, digits, make_loader, make_model, train
 
 CRITERION = nn.CrossEntropyLoss()
 
@@ -350,3 +350,43 @@ def test_a_sampler_that_makes_its_generator_when_it_is_iterated_over():
     list(loader)
     resumed.load_state_dict(loader.state_dict())
     assert same(list(loader), list(resumed))
+
+
+def noisy_loader(workers, method=None):
+    options = {"num_workers": workers, "generator": torch.Generator().manual_seed(3)}
+    return make_loader(method or sb.selective_backprop(0.5), dataset=Noisy(), loader_options=options)
+
+
+def test_augmentation_inside_workers_resumes_exactly_between_epochs(caplog):
+    loader, resumed = noisy_loader(2), noisy_loader(2)
+    for _ in loader:
+        pass
+    resumed.load_state_dict(loader.state_dict())
+    assert not caplog.records
+    assert same(list(loader), list(resumed))
+
+
+def test_saving_in_the_middle_of_an_epoch_with_workers_warns_once(caplog):
+    loader, resumed = noisy_loader(2), noisy_loader(2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    loader.state_dict()
+    assert [record.message[:57] for record in caplog.records] == [
+        "saving in the middle of an epoch with 2 workers: a resume"
+    ]
+    resumed.load_state_dict(state)
+    rest = [(loader.batch.ids, batch) for batch in iterator]
+    again = [(resumed.batch.ids, batch) for batch in resumed]
+    assert not same(rest, again), "should this hold, then the warning and README are wrong"
+
+
+def test_saving_in_the_middle_of_an_epoch_without_workers_is_exact_and_says_nothing(caplog):
+    loader, resumed = noisy_loader(0), noisy_loader(0)
+    iterator = iter(loader)
+    next(iterator)
+    state, random_state = loader.state_dict(), torch.get_rng_state()
+    rest = list(iterator)
+    resumed.load_state_dict(state)
+    torch.set_rng_state(random_state)
+    assert same(rest, list(resumed)) and not caplog.records

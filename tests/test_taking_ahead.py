@@ -78,3 +78,89 @@ def test_without_padding_the_error_says_what_to_do():
     loader = loader_of_sequences()
     with pytest.raises(ValueError, match=r"cannot share a training batch: .* pass pad= to SelectiveLoader"):
         list(loader)
+
+
+def pair_of_sequences(examples):
+    batch = collate(examples)
+    return batch["tokens"], batch["length"]
+
+
+@pytest.mark.parametrize("make", [tuple, list])
+def test_pairs_are_padded_by_position(make):
+    data = [torch.full((1 + i % 7,), i) for i in range(60)]
+    loader = sb.SelectiveLoader(
+        DataLoader(data, batch_size=4, collate_fn=lambda examples: make(pair_of_sequences(examples))),
+        nn.Linear(1, 1),
+        lambda outputs, batch: -outputs,
+        sb.top_k(0.75),
+        forward=lambda model, batch: (batch[1].float(), batch[1]),
+        pad=sb.pad_to_longest({0: 9}),
+    )
+    for tokens, length in loader:
+        assert tokens.shape[1] == 7
+        for identity, row, count in zip(loader.batch.ids, tokens, length, strict=True):
+            assert identity == 9 or (row == identity).sum() == count
+
+
+def test_what_pad_to_longest_cannot_pad():
+    pair = torch.ones(2, 3), ["a", "b"]
+    with pytest.raises(ValueError, match=r"how to fill \['input_ids'\], but .* type tuple, have the entries \[0, 1\]"):
+        sb.pad_to_longest({"input_ids": 0})([pair, pair])
+    with pytest.raises(TypeError, match="the entry 1 of the batches is a list"):
+        sb.pad_to_longest({1: 0})([pair, pair])
+    with pytest.raises(TypeError, match="a batch of type Tensor has no entries"):
+        sb.pad_to_longest({0: 0})([pair[0], pair[0]])
+
+
+def first_token(model, batch):
+    return model(batch["tokens"][:, :1].float()).squeeze(1).square(), batch
+
+
+def sequences(method, **options):
+    data = [torch.full((1 + i // 8,), i) for i in range(64)]
+    return sb.SelectiveLoader(
+        DataLoader(data, batch_size=8, collate_fn=collate),
+        nn.Linear(1, 1),
+        lambda outputs, batch: outputs,
+        method,
+        forward=first_token,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        sb.ledger_backprop(),
+        sb.selective_backprop(0.5, warmup_epochs=1),
+        sb.infobatch(0.5),
+        sb.stale_selective_backprop(),
+    ],
+    ids=lambda method: method.name,
+)
+def test_missing_padding_is_found_in_the_first_epoch(method):
+    loader = sequences(method, num_epochs=4)
+    with pytest.raises(ValueError, match=r"shape \(1,\) .* and \(2,\) .* cannot share a training batch: .* pass pad="):
+        for batch in loader:
+            loader.loss(*first_token(loader.model, batch))
+    assert loader.epoch == 0 and loader.stats.offered <= 8, "at the second candidate batch"
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (sb.traditional(), {}),
+        (sb.selective_backprop(1.0), {}),
+        (sb.random_backprop(1.0), {}),
+        (sb.top_k(0.5), {"batch_size": 4}),
+        (sb.selective_backprop(0.5, scoring="reuse"), {}),
+    ],
+    ids=["traditional", "sb", "random", "as many of each batch", "reuse"],
+)
+def test_batches_that_are_never_mixed_need_no_padding(method, options):
+    loader = sequences(method, **options)
+    lengths = set()
+    for batch in loader.batches():
+        lengths.add(batch.data["tokens"].shape[1])
+        loader.loss(*first_token(loader.model, batch.data), batch)
+    assert lengths == set(range(1, 9))

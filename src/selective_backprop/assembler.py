@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.batches import Column, Layout, move
-from selective_backprop.padding import Pad
+from selective_backprop.padding import Pad, different_shapes
 from selective_backprop.types import Batch, Selection
 
 
@@ -172,9 +172,5 @@ def _join(parts: tuple[Column, ...]) -> Column:
     for part in parts:
         assert isinstance(part, Tensor)
         if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
-            raise ValueError(
-                f"examples of shape {tuple(first.shape[1:])} ({first.dtype}) and {tuple(part.shape[1:])} "
-                f"({part.dtype}) cannot share a training batch: pad to one size in the collate function, or pass "
-                "pad= to SelectiveLoader, such as pad_to_longest"
-            )
+            raise different_shapes((first.shape[1:], first.dtype), (part.shape[1:], part.dtype))
     return torch.cat(parts)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,8 +39,14 @@ class Layout:
     def of(batch: Any, num_rows: int | None = None) -> Layout:
         """Read the layout of a batch whose number of examples may be known already."""
         rows = count_rows(batch) if num_rows is None else num_rows
-        layout = _read(batch, rows, nested=False)
-        layout.columns(batch, rows)
+        try:
+            layout = _read(batch, rows, nested=False)
+            layout.columns(batch, rows)
+        except (TypeError, ValueError) as error:
+            found = _visible_rows(batch)
+            if num_rows is not None and found is not None and found != num_rows:
+                raise _other_number(found, num_rows) from error
+            raise
         return layout
 
     def columns(self, batch: Any, num_rows: int | None = None) -> list[Column]:
@@ -49,6 +56,8 @@ class Layout:
         rows = num_rows if num_rows is not None else len(found[0]) if found else 0
         for column in found:
             if len(column) != rows:
+                if len({len(other) for other in found}) == 1:
+                    raise _other_number(len(column), rows)
                 shape = tuple(column.shape) if isinstance(column, Tensor) else f"a list of {len(column)}"
                 raise ValueError(
                     f"every part of a batch needs one entry per example: expected {rows} rows, found {shape}"
@@ -77,11 +86,20 @@ class Layout:
         if self.kind == "none":
             return None
         assert self.cls is not None
+        cls: Any = self.cls
         values = [child._build(columns) for child in self.children]
         if self.kind == "sequence":
-            return self.cls(*values) if hasattr(self.cls, "_fields") else self.cls(values)
+            return cls(*values) if hasattr(cls, "_fields") else cls(values)
         named = dict(zip(self.keys, values, strict=True))
-        return self.cls(**named) if self.kind == "record" else self.cls(named)
+        try:
+            if issubclass(cls, defaultdict):
+                return cls(None, named)  # what makes its defaults is no part of a batch
+            return cls(**named) if self.kind == "record" else cls(named)
+        except TypeError as error:
+            raise TypeError(
+                f"cannot make a {cls.__name__} of selected examples from its parts {list(self.keys)}: {error}. "
+                "Let the collate function return a dict"
+            ) from error
 
     def _describe(self) -> str:
         name = self.cls.__name__ if self.cls else self.kind
@@ -97,6 +115,23 @@ class Layout:
     def from_state_dict(state: dict[str, Any]) -> Layout:
         children = tuple(Layout.from_state_dict(child) for child in state["children"])
         return Layout(state["kind"], _find_class(state["class"]), tuple(state["keys"]), children)
+
+
+def _other_number(found: int, expected: int) -> ValueError:
+    return ValueError(
+        f"a batch has {found} examples where the sampler asked for {expected}: a collate function or a transform that "
+        "drops or adds examples leaves it open which ids are in the batch. Leave examples out in the sampler or in the "
+        "data set instead"
+    )
+
+
+def _visible_rows(batch: Any) -> int | None:
+    """Examples in a batch that cannot be read, as its first tensor or list has them."""
+    tensor = _first_tensor(batch, nested=False)
+    if tensor is not None:
+        return len(tensor) if tensor.dim() else None
+    entries = _first_list(batch)
+    return None if entries is None else len(entries)
 
 
 def count_rows(batch: Any) -> int:
@@ -129,10 +164,22 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     parts = _parts(value)
     if parts is None:
         return value
-    kind, keys, values = parts
-    children = tuple(Layout("column") for _ in values)
-    layout = Layout(kind, type(value), keys, children)
-    return layout.batch([map_tensors(part, change) for part in values])
+    return with_values(value, [map_tensors(part, change) for part in parts[2]])
+
+
+def entries(batch: Any) -> dict[Any, Any]:
+    """Values of a batch by key, name or position."""
+    parts = _parts(batch)
+    if parts is None:
+        raise TypeError(f"a batch of type {type(batch).__name__} has no entries: expected a dict, tuple or dataclass")
+    return dict(zip(parts[1], parts[2], strict=True))
+
+
+def with_values(batch: Any, values: list[Any]) -> Any:
+    """The same kind of batch with other values, in the order of `entries`."""
+    parts = _parts(batch)
+    assert parts is not None
+    return Layout(parts[0], type(batch), parts[1], tuple(Layout("column") for _ in values)).batch(values)
 
 
 def _first_tensor(value: Any, *, nested: bool) -> Tensor | None:

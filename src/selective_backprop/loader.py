@@ -288,7 +288,8 @@ class SelectiveLoader(LoaderAttributes):
 
         Save it between steps, mid-epoch too. The order of later epochs comes from the DataLoader's generator,
         which is saved too if it has one; without one it comes from torch's global state, which is the caller's
-        to save, as for any exact resume.
+        to save, as for any exact resume. Not exact mid-epoch: random numbers that the data set draws inside workers,
+        which start anew; the examples and their order are the same. Between epochs those are exact too.
         """
         feedback = self._feedback.state_dict()
         ranks = self._rounds.ranks if self._rounds is not None else None

@@ -13,7 +13,7 @@ from torch import Tensor
 from selective_backprop.assembler import Assembler
 from selective_backprop.batches import Layout
 from selective_backprop.intake import Intake, Loaded
-from selective_backprop.padding import Pad
+from selective_backprop.padding import Pad, ShapeCheck
 from selective_backprop.ranked_assembler import RankedAssembler
 from selective_backprop.rounds import Rounds
 from selective_backprop.selector import Selector
@@ -55,6 +55,7 @@ class Offering:
             self.queue = RankedAssembler(rounds.ranks, device, size, pad)
             self.num_batches = rounds.num_batches
             rounds.meanwhile = self._load_ahead
+        self._check_shapes = ShapeCheck(self._mixes if pad is None else lambda _: False)
 
     def begin(self) -> None:
         """Start the next epoch, or go on with the one that was under way when the state was saved."""
@@ -123,6 +124,11 @@ class Offering:
             self.queue.batch_size = self._scaled(max(self._rounds.sizes) if self._rounds is not None else size)
         if self.queue.layout is None and size:
             self.queue.layout = Layout.of(data, size)
+        columns = []
+        if size:
+            assert self.queue.layout is not None
+            columns = self.queue.layout.columns(data, size)
+            self._check_shapes(columns)
         selection = self._selector.decide(loaded, self.queue.layout, epoch=self.epoch, on=on, probing=probing)
         with self._stats.timing("selecting"):
             offered = loaded.chunk.offered if loaded.chunk else None
@@ -130,8 +136,7 @@ class Offering:
             self.keeps_everything = self.keeps_everything and self._all_kept(selection, num_offered)
             as_is = self.keeps_everything and self._passes_batches and self._same_sizes()
             if size:
-                assert self.queue.layout is not None
-                self.queue.add(self.queue.layout.columns(data, size), selection, ids, as_is=as_is)
+                self.queue.add(columns, selection, ids, as_is=as_is)
             if ids is not None and not self._selector.selecting:
                 self._selector.ledger.record_probabilities(ids, selection.probabilities)
                 self._selector.ledger.count_selected(ids.index_select(0, selection.positions))
@@ -146,6 +151,17 @@ class Offering:
     def _same_sizes(self) -> bool:
         """Whether all ranks have as many candidates as each other, so that their batches can be given out as is."""
         return self._rounds is None or len(set(self._rounds.sizes)) == 1
+
+    def _mixes(self, num_candidates: int) -> bool:
+        """Whether examples of different candidate batches come to share a training batch; found out by trying."""
+        method, batch_size = self._selector.method, self.queue.batch_size
+        if method.schedule.never_on or method.scorer.needs.training_pass:
+            return False
+        assert batch_size is not None
+        counts = self._selector.trial_counts(num_candidates)
+        return any(
+            count % batch_size != 0 and not (count == num_candidates and self._passes_batches) for count in counts
+        )
 
     def _load_ahead(self) -> Loaded | None:
         # Plain training loads a batch after the step before it, and augmentation may draw from the same random state

@@ -130,6 +130,20 @@ class Selector:
         part = _rows(candidates, undecided, layout)
         return _merge(known, undecided, self._select(self._score(part, epoch), part.ids))
 
+    def trial_counts(self, num_candidates: int, trials: int = 8) -> list[int]:
+        """How many of that many candidates the method would select, by copies of the policy and made-up scores."""
+        policy, generator = copy.deepcopy(self.method.policy), torch.Generator().manual_seed(0)
+        counts = []
+        for _ in range(trials):
+            scores = torch.rand(num_candidates, generator=generator)
+            if self.method.groups is None:
+                selection = policy.select(scores, generator)
+            else:
+                assert isinstance(policy, GroupedPolicy)
+                selection = policy.select(scores, generator, torch.zeros(num_candidates, dtype=torch.int64))
+            counts.append(len(selection.positions))
+        return counts
+
     def choose(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
         """Which candidates of the batch under way to train on, by scores that came out of the training pass."""
         # The one wait for the GPU per candidate batch: which are selected decides what the backward pass runs on.

@@ -253,3 +253,32 @@ def test_a_data_set_that_grew(make):
     data += list(digits(103))[100:]
     with pytest.raises(ValueError, match=r"100, 101, 102, but the data set had 100 .* when the data set has grown"):
         list(loader)
+
+
+def dropping(at):
+    calls = []
+
+    def collate(samples):
+        calls.append(samples)
+        return torch.utils.data.default_collate(samples[1:] if len(calls) == at else samples)
+
+    return collate
+
+
+@every_method
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_collate_function_that_drops_an_example(make, at):
+    loader = make_loader(make(0.5), num_epochs=3, loader_options={"collate_fn": dropping(at)})
+    message = "a batch has 15 examples where the sampler asked for 16: .* Leave examples out in the sampler"
+    with pytest.raises(ValueError, match=message):
+        for inputs, targets in loader:
+            loader.loss(loader.model(inputs), targets)
+
+
+def test_a_collate_function_that_drops_an_example_of_a_list():
+    def collate(samples):
+        return [image for image, _ in samples[1:]], [int(label) for _, label in samples[1:]]
+
+    loader = make_loader(sb.selective_backprop(0.5), loader_options={"collate_fn": collate})
+    with pytest.raises(ValueError, match="a batch has 15 examples where the sampler asked for 16"):
+        list(loader)
