@@ -18,7 +18,7 @@ def gather(ranks: Ranks | None, value: Any) -> list[Any]:
     """Every rank's value, of what JSON knows; by rank."""
     if ranks is None:
         return [value]
-    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(json.dumps(value, default=str).encode()), dtype=torch.uint8)
     return [json.loads(bytes(part.tolist())) for part in ranks.gather(text)]
 
 

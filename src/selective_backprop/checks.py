@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
+from selective_backprop.agreeing import gather
+from selective_backprop.description import describe, differing
 from selective_backprop.no_trace import is_sharded
 from selective_backprop.ranks import Ranks
 from selective_backprop.rounds import Rounds
@@ -52,7 +52,7 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
         raise ValueError(f"this {method.name} is for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}")
 
 
-def check_source(source: Source, method: Method) -> None:
+def check_source(source: Source, method: Method, ranks: Ranks | None) -> None:
     """Raise where the method and the user's loader do not go together."""
     if method.needs_ids and source.num_examples is None:
         raise ValueError(
@@ -60,7 +60,7 @@ def check_source(source: Source, method: Method) -> None:
             "automatic batching can tell: this loader has none. Methods without that need, such as "
             "selective_backprop, work with it"
         )
-    if source.num_batches == 0:
+    if source.num_batches == 0 and (ranks is None or not source.is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
     count = num_candidates(source.user_loader) if source.stream is not None else None
     if count is not None and count > source.longest_plan and _plans_epochs(method):
@@ -100,29 +100,45 @@ def check_ranks(model: nn.Module, method: Method, ranks: Ranks | None) -> None:
         )
 
 
-def introduce(rounds: Rounds, source: Source, method: Method, *, batch_size: int | None, seed: int) -> None:
+def to_agree_on(source: Source, method: Method, *, batch_size: int | None, **options: Any) -> dict[str, Any]:
+    """By name, what has to be the same on all ranks, for `introduce`.
+
+    options: of the loader. Numbers and words are compared. Of others, such as a transform, only whether there is one.
+    """
+    import selective_backprop  # which imports this module, and has its version only then
+
+    described = describe(method)
+    return {
+        "version of selective_backprop": selective_backprop.__version__,
+        "method": described.pop("name"),
+        **described,
+        "batch_size": batch_size or source.batch_size,
+        **{name: _brief(value) for name, value in options.items()},
+        "number of examples in the data set, whose indices are their ids": source.num_examples,
+    }
+
+
+def _brief(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float | str) else "one"
+
+
+def introduce(rounds: Rounds, source: Source, agreed: dict[str, Any]) -> None:
     """Tell other ranks what they have to know of this one; raise where they differ in what all have to agree on.
 
-    To be called by all ranks. Ranks that decide differently would wait for each other forever.
+    To be called by all ranks. Ranks that decide differently would wait for each other forever, or not train on what
+    the method says.
     """
-    size, num_batches = batch_size or source.batch_size or 0, source.num_batches or 0
-    together = rounds.scope == "global"
-    agreed = {
-        "batch_size=": size,
-        "scope=": together,
-        "seed=": seed * together,
-        "number of examples in the data set, whose indices are their ids": source.num_examples or 0,
-        "method with the same options (of which these are checksums)": _checksum(method) * together,
-    }
-    own = torch.tensor([num_batches, source.batch_size or 0, *agreed.values()])
-    told = torch.stack(rounds.ranks.gather(own, [len(own)] * rounds.ranks.size))
-    batches, sizes, *others = told.unbind(1)
-    for name, column in zip(agreed, others, strict=True):
-        if bool((column != column[0]).any()):
-            raise ValueError(f"all ranks need the same {name}; by rank, these have {column.tolist()}")
-    rounds.num_batches = int(batches.max()) if bool(batches.all()) else None
+    own = {"agreed": agreed, "num_batches": source.num_batches, "batch_size": source.batch_size or 0}
+    told = gather(rounds.ranks, own)
+    for rank, other in enumerate(told):
+        if found := differing(told[0]["agreed"], other["agreed"]):
+            raise ValueError(_disagreement(rank, found))
+    batches = [other["num_batches"] for other in told]
+    rounds.num_batches = None if None in batches else max(batches)
+    if rounds.num_batches == 0:
+        raise ValueError("the loader is empty: it has no batch to offer, on any rank")
     # Less than that many when each rank has its share, even if shares are padded to equal sizes.
-    offered = int(((batches - 1) * sizes).sum())
+    offered = sum(((count or 0) - 1) * other["batch_size"] for count, other in zip(batches, told, strict=True))
     if rounds.ranks.rank == 0 and source.num_examples and offered >= source.num_examples:
         _logger.warning(
             "each of the %d ranks goes through all %d examples: an epoch offers every one of them %d times, as it "
@@ -133,14 +149,20 @@ def introduce(rounds: Rounds, source: Source, method: Method, *, batch_size: int
         )
 
 
-def _checksum(method: Method) -> int:
-    """Of its name and of its policy's options that are numbers or words. Rank 0 votes for the schedules of all."""
-    options = [
-        f"{name}={value}"
-        for name, value in sorted(getattr(method.policy, "__dict__", {}).items())
-        if isinstance(value, bool | int | float | str) and not name.startswith("_")
-    ]
-    return zlib.crc32(" ".join([method.name, *options]).encode())
+def _disagreement(rank: int, found: list[tuple[str, str, str]]) -> str:
+    """Which option differs between rank 0 and this one, by its own name: max_age, not scorer.max_age."""
+    (name, first, other), *more = [_by_own_name(*difference) for difference in found]
+    text = f"all ranks need the same {name}; rank 0 has {first}, rank {rank} has {other}"
+    if name != "method" and more:  # other methods have other options, too
+        text += f". They also differ in {', '.join(f'{name} ({one} and {two})' for name, one, two in more[:4])}"
+    return text
+
+
+def _by_own_name(path: str, one: str, two: str) -> tuple[str, str, str]:
+    part, _, name = path.rpartition(".")
+    if name in ("true", "shape", "checksum"):  # by which a tensor is described
+        return part.rpartition(".")[2], f"{name} {one}", f"{name} {two}"
+    return name, one, two
 
 
 def runs_the_model_alone(scorer: Any) -> bool:

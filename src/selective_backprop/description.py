@@ -50,13 +50,18 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     >>> differences({"name": "mine", "policy": {"beta": 1}}, {"name": "mine", "policy": {"beta": 2}})
     ['policy.beta: 1 and 2']
     """
+    return [f"{name}: {one} and {other}" for name, one, other in differing(saved, own)]
+
+
+def differing(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The options in which two descriptions differ: name, what the first has, what the second has."""
     found = []
     for key in [*saved, *(key for key in own if key not in saved)]:
         one, other = (side.get(key, "nothing") for side in (saved, own))
         if isinstance(one, Mapping) and isinstance(other, Mapping) and one.get("class") == other.get("class"):
-            found += [f"{key}.{rest}" for rest in differences(one, other)]
+            found += [(f"{key}.{name}", first, second) for name, first, second in differing(one, other)]
         elif one != other:
-            found.append(f"{key}: {_phrase(one)} and {_phrase(other)}")
+            found.append((key, _phrase(one), _phrase(other)))
     return found
 
 

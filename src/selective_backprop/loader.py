@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.agreeing import together
-from selective_backprop.checks import STATE_VERSION, check_arguments, check_ranks, check_source, check_state, introduce
+from selective_backprop.checks import (
+    STATE_VERSION,
+    check_arguments,
+    check_ranks,
+    check_source,
+    check_state,
+    introduce,
+    to_agree_on,
+)
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
 from selective_backprop.forwarding import LoaderAttributes
@@ -89,17 +97,33 @@ class SelectiveLoader(LoaderAttributes):
         with together(ranks, "could not start"):  # an error on one rank is an error on all: none waits for it
             check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
             self._source = Source(loader, method.keep)
-            check_source(self._source, method)
+            check_source(self._source, method, ranks)
             check_ranks(model, method, ranks)
             self._rounds = None if ranks is None else Rounds(ranks, scope)
             self._loss = PerExampleLoss(loss_fn, reducer)
             self._device = torch.device(device) if device is not None else device_of(model)
+            agreed = (
+                {}
+                if ranks is None
+                else to_agree_on(
+                    self._source,
+                    method,
+                    batch_size=batch_size,
+                    num_epochs=num_epochs,
+                    seed=seed,
+                    scope=scope,
+                    forward=forward,
+                    transform=transform,
+                    reducer=reducer,
+                    pad=pad,
+                )
+            )
         self.model = model
         self.method = method
         self.num_epochs = num_epochs
         self.stats = Stats()
         if self._rounds is not None:
-            introduce(self._rounds, self._source, method, batch_size=batch_size, seed=seed)
+            introduce(self._rounds, self._source, agreed)
         num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
         self.ledger: AnyLedger = Ledger(num_examples, past_scores)
         if ranks is not None:

@@ -18,6 +18,7 @@ from selective_backprop.losses import require_finite
 from selective_backprop.no_trace import device_of, is_sharded, unwrap
 from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
+from selective_backprop.ranks import seed_of_rank
 from selective_backprop.rounds import Rounds
 from selective_backprop.sampling import Chunk
 from selective_backprop.schedule import Schedule
@@ -44,8 +45,9 @@ class Selector:
         self.method = method
         self.ledger = ledger
         # Ranks that decide together draw the same numbers, those that decide alone draw their own.
-        alone = rounds is not None and rounds.scope == "local"
-        self.generator = torch.Generator().manual_seed(seed + rounds.ranks.rank if rounds and alone else seed)
+        if rounds is not None and rounds.scope == "local":
+            seed = seed_of_rank(seed, rounds.ranks.rank)
+        self.generator = torch.Generator().manual_seed(seed)
         self.policy = copy.deepcopy(method.policy)
         self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)

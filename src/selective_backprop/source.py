@@ -77,6 +77,11 @@ class Source:
         # batches may be smaller than these.
         return min(total, count // size if drops_last(self.user_loader) else -(-count // size))
 
+    @property
+    def is_pruned(self) -> bool:
+        """Whether pruning left out all that the loader has; other ranks may have candidates then."""
+        return self.keep is not None and self._num_loader_batches() != 0
+
     def _num_loader_batches(self) -> int | None:
         try:
             return len(self.user_loader)

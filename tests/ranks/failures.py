@@ -43,6 +43,17 @@ def wrong_states():
     return messages
 
 
+def other_versions():
+    """What is said when ranks run different versions of the library."""
+    usual, sb.__version__ = sb.__version__, f"7.{dist.get_rank()}"
+    try:
+        loader_of_both(sb.selective_backprop(0.5), 24)
+    except ValueError as error:
+        return str(error)
+    finally:
+        sb.__version__ = usual
+
+
 class Broken(Numbers):
     """One example of rank 1 cannot be loaded."""
 

@@ -127,3 +127,10 @@ def test_5_a_state_of_another_rank_is_refused(runs):
         other_rank, one_process = result["state of another rank"]
         assert f"saved by rank {1 - rank} of 2, this is rank {rank} of 2" in other_rank
         assert f"saved by rank 0 of 1, this is rank {rank} of 2" in one_process and "save_checkpoint" in one_process
+
+
+def test_7_ranks_with_other_versions_of_the_library(runs):
+    for rank in runs:
+        assert rank["other versions"] == (
+            "all ranks need the same version of selective_backprop; rank 0 has 7.0, rank 1 has 7.1"
+        )

@@ -1,16 +1,18 @@
 """Any number of ranks, any sizes: threads stand in for processes, the loader is the real one."""
 
 import copy
+import dataclasses
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop.testing import same
-from tests.ranks.numbers import cut, go_through, make
+from tests.ranks.numbers import Losses, Numbers, cut, go_through, make
 from tests.ranks.runs import Ids
 from tests.ranks.threads import run_loaders
 
@@ -148,36 +150,6 @@ def test_scores_follow_examples_to_other_ranks(name):
     assert sum(skipped for _, skipped in results) > 20
 
 
-def test_ranks_that_could_not_agree_are_refused():
-    batches = cut(range(20), 5)
-    for by_rank, message in (
-        (lambda rank: {"batch_size": 4 + rank}, r"the same batch_size=; by rank, these have \[4, 5\]"),
-        (lambda rank: {"seed": rank}, r"the same seed=; by rank, these have \[0, 1\]"),
-        (lambda rank: {"scope": ["global", "local"][rank]}, "the same scope="),
-        (lambda rank: {"count": 20 + rank}, r"number of examples in the data set.*\[20, 21\]"),
-        (lambda rank: {"method": [sb.selective_backprop, sb.top_k][rank](0.5)}, "the same method"),
-        (lambda rank: {"method": sb.selective_backprop([0.5, 0.4][rank])}, "the same method with the same options"),
-    ):
-
-        def work(rank, by_rank=by_rank):
-            options = {"count": 20, "method": sb.selective_backprop(0.5)} | by_rank(rank)
-            make(batches=batches, epochs=1, **options)
-
-        with pytest.raises(ValueError, match=message):
-            run_loaders(2, work)
-
-
-def test_seeds_may_differ_where_each_rank_decides_for_itself():
-    shards = [cut(range(first, first + 20), 5) for first in (0, 20)]
-
-    def work(rank):
-        given, _ = go_through(*make(sb.top_k(0.5), 40, shards[rank], epochs=1, seed=rank, scope="local"), 1)
-        return [len(batch) for batch in given[0]]
-
-    first, second = run_loaders(2, work)
-    assert first == second and sum(first) > 0
-
-
 def errors_of(size, work):
     """What each rank raises."""
 
@@ -188,6 +160,60 @@ def errors_of(size, work):
             return f"{type(error).__name__}: {error}"
 
     return run_loaders(size, one)
+
+
+LEDGER = sb.ledger_backprop
+DIFFERENT = {
+    "batch_size; rank 0 has 4, rank 1 has 5": lambda rank: {"batch_size": 4 + rank},
+    "seed; rank 0 has 0, rank 1 has 1": lambda rank: {"seed": rank},
+    "scope; rank 0 has global, rank 1 has local": lambda rank: {"scope": ["global", "local"][rank]},
+    "number of examples in the data set, whose indices are their ids; rank 0 has 20, rank 1 has 21": (
+        lambda rank: {"count": 20 + rank}
+    ),
+    "num_epochs; rank 0 has 3, rank 1 has 4": lambda rank: {"epochs": 3 + rank},
+    "transform; rank 0 has None, rank 1 has one": lambda rank: {"transform": [None, torch.clone][rank]},
+    "reducer; rank 0 has mean, rank 1 has max": lambda rank: {"reducer": ["mean", "max"][rank]},
+    "pad; rank 0 has None, rank 1 has one": lambda rank: {"pad": [None, sb.pad_to_longest({"x": 0})][rank]},
+    "method; rank 0 has selective_backprop, rank 1 has top_k": (
+        lambda rank: {"method": [sb.selective_backprop, sb.top_k][rank](0.5)}
+    ),
+    "selectivity; rank 0 has 0.5, rank 1 has 0.4": lambda rank: {"method": sb.top_k([0.5, 0.4][rank])},
+    "max_age; rank 0 has 10, rank 1 has 5": lambda rank: {"method": LEDGER(0.5, max_age=[10, 5][rank])},
+    "every; rank 0 has 2, rank 1 has 3": lambda rank: {"method": sb.stale_selective_backprop(0.5, every=2 + rank)},
+    "warmup_epochs; rank 0 has 0, rank 1 has 1": lambda rank: {"method": LEDGER(0.5, warmup_epochs=rank)},
+    "end; rank 0 has 0.5, rank 1 has 0.75": lambda rank: {"method": sb.infobatch(0.5, until=[0.5, 0.75][rank])},
+    "past_scores; rank 0 has 2, rank 1 has 3": (
+        lambda rank: {"method": sb.predicted_selective_backprop(0.5, past_scores=2 + rank)}
+    ),
+    "keep; rank 0 has checksum ": (
+        lambda rank: {"method": sb.diet(sb.traditional(), torch.arange(20.0).roll(rank), 0.5)}
+    ),
+}
+
+
+@pytest.mark.parametrize("scope", ["global", "local"])
+@pytest.mark.parametrize("said", DIFFERENT)
+def test_ranks_that_differ_in_an_option_are_refused_at_the_start(said, scope):
+    def work(rank):
+        usual = {"count": 20, "method": sb.selective_backprop(0.5), "scope": scope, "epochs": 3}
+        make(batches=cut(range(20), 5), **usual | DIFFERENT[said](rank))
+
+    first, second = errors_of(2, work)
+    assert first == second and first.startswith(f"ValueError: all ranks need the same {said}")
+
+
+def test_ranks_that_decide_for_themselves_draw_numbers_of_their_own():
+    """With any seeds of two runs, no two ranks draw the same; and one process draws as it always did."""
+    drawn = set()
+
+    def work(rank, seed):
+        _, loader = make(sb.selective_backprop(0.5), 60, cut(range(60), 5), epochs=1, seed=seed, scope="local")
+        return tuple(torch.rand(4, generator=loader._selector.generator).tolist())
+
+    for seed in (0, 1, 2, -1):
+        drawn |= set(run_loaders(3, lambda rank, seed=seed: work(rank, seed)))
+    assert len(drawn) == 12
+    assert work(0, 7) == tuple(torch.rand(4, generator=torch.Generator().manual_seed(7)).tolist())
 
 
 @pytest.mark.parametrize(
@@ -267,6 +293,25 @@ def test_a_rank_whose_examples_are_all_pruned_takes_part_without_any(name, scope
         resumed = run_loaders(3, lambda rank, step=step: work(rank, states[rank, step]))
         for (whole, _), (rest, _) in zip(results, resumed, strict=True):
             assert sum(rest, []) == sum(whole, [])[step:]  # noqa: RUF017
+
+
+@pytest.mark.parametrize(("keep", "offered"), [(range(20), [20, 0]), ((), None)])
+def test_a_rank_that_knows_that_its_examples_are_all_pruned(keep, offered):
+    """A sampler of torch tells how many are left; none on any rank is an error at the start."""
+    method = dataclasses.replace(sb.selective_backprop(0.5), keep=torch.isin(torch.arange(40), torch.tensor([*keep])))
+
+    def work(rank):
+        sampler = torch.utils.data.SubsetRandomSampler(range(20 * rank, 20 * rank + 20))
+        data, model = DataLoader(Numbers(40), 5, sampler=sampler), Losses()
+        options = {"forward": lambda model, batch: (model(batch), None), "num_epochs": 1, "batch_size": 2}
+        loader = sb.SelectiveLoader(data, model, lambda outputs, targets: outputs, method, **options)
+        go_through(model, loader, 1)
+        return loader.stats.offered
+
+    if offered is not None:
+        assert run_loaders(2, work) == offered
+    else:
+        assert set(errors_of(2, work)) == {"ValueError: the loader is empty: it has no batch to offer, on any rank"}
 
 
 def test_loaders_that_are_all_empty_are_refused():
