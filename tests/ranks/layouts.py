@@ -109,7 +109,7 @@ class LayoutRun:
             batch_size=layout.batch_size,
             num_epochs=layout.epochs,
             scope=layout.scope,
-            seed=seed + (rank if layout.scope == "local" else 0),
+            seed=seed,
         )
         self.epochs, self.batches = layout.epochs, []
 

@@ -1,7 +1,9 @@
 """Checkpoints of several ranks, in real processes: exact with as many, nothing lost with more or fewer."""
 
 import copy
+import errno
 import os
+import resource
 import subprocess
 import sys
 import warnings
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import selective_backprop as sb
 from selective_backprop.ledger import COLUMNS
+from selective_backprop.safe_writing import FolderLock
 from selective_backprop.testing import same
 from tests.helpers import digits, make_model
 from tests.ranks.threads import run_phases
@@ -254,6 +257,42 @@ def test_few_examples_failures_and_damage(tmp_path):
             assert same(result["ledger"], saved[0]["ledger"])
             told = [text for text in result["warnings"] if "as newer checkpoints are damaged: checkpoint-2" in text]
             assert len(told) == (rank == 0)
+
+
+# ---- folders that cannot be written to
+
+
+def save_in_vain(ranks, folder, name):
+    """What each rank is told; where rank 1 has no room, and the folder is its own or another process's."""
+    run = Run(ranks, by_percentile())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if name == "no room":
+            sb.save_checkpoint(folder / name, run.loader, **run.parts)
+            if ranks.rank == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        sb.save_checkpoint(folder / name, run.loader, **run.parts)
+    except (OSError, RuntimeError) as error:
+        told = {"kind": type(error).__name__, "number": getattr(error, "errno", None), "text": str(error)}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return told | {"loaded": sb.load_checkpoint(folder / name, run.loader, **run.parts)}
+
+
+def test_all_ranks_are_told_when_one_has_no_room_or_the_folder_is_taken(tmp_path):
+    (tmp_path / "taken").mkdir()
+    lock = FolderLock(tmp_path / "taken")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        no_room, taken = run_phases([(2, save_in_vain, (name,)) for name in ("no room", "taken")], tmp_path)
+    lock.close()
+    for told in no_room:
+        assert (told["kind"], told["number"], told["loaded"]) == ("OSError", errno.EFBIG, True), told
+        assert "on rank 1 (" in told["text"] and "bytes are free there" in told["text"]
+    assert sorted(path.name for path in (tmp_path / "no room").glob("checkpoint-*")) == ["checkpoint-1"]
+    for told in taken:
+        assert told["kind"] == "RuntimeError" and "another process saves its checkpoints to" in told["text"], told
+        assert not told["loaded"]
 
 
 # ---- ranks that die
