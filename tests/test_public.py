@@ -12,7 +12,7 @@ SOURCE = Path(sb.__file__).parent
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
     ["regular_files", "safe_writing"],
-    ["no_trace", "batches", "padding", "row_gradients", "ranks", "agreeing", "description"],
+    ["no_trace", "batches", "padding", "row_gradients", "ranks", "agreeing", "description", "undoing"],
     ["functional"],
     ["losses", "history", "ledger", "sharded_ledger", "schedule", "guard", "stats", "forward", "recording"],
     ["types"],

@@ -217,6 +217,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     try:
         read(columns)
         state["ledger"] = ledger_state(loader.ledger.state_dict(), columns, state["ledger"]["writes"])
+        all_do(ranks, lambda: loader.check_state_dict(state))  # or one rank would refuse what others have loaded
         all_do(ranks, lambda: loader.load_state_dict(state))
         read(room)  # last, as parameters are read to where they are, which needs no second copy of them
     except CheckpointException as error:  # raised on all ranks

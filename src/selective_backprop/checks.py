@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from selective_backprop.agreeing import gather
-from selective_backprop.description import describe, differing
+from selective_backprop.description import describe, differences, differing
 from selective_backprop.no_trace import is_sharded
 from selective_backprop.ranks import Ranks
 from selective_backprop.rounds import Rounds
@@ -18,7 +18,9 @@ from selective_backprop.scorers import ForwardScorer
 from selective_backprop.source import Source
 from selective_backprop.types import Method
 
-STATE_VERSION = 2
+STATE_VERSION = 3
+
+_STATE_KEYS = {"method", "ranks", "in_epoch", "batch_size", "transform", "selector", "ledger", "stats", "feedback"}
 
 _logger = logging.getLogger(__name__)
 
@@ -177,10 +179,18 @@ def check_state(
     state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any, ranks: Ranks | None = None
 ) -> None:
     """Raise, before anything is loaded, for a saved state that does not fit."""
-    if state.get("version") != STATE_VERSION:
-        raise ValueError(f"this state has version {state.get('version')}, expected {STATE_VERSION}")
-    if state["method"] != method.name:
-        raise ValueError(f"saved by the method {state['method']}, this loader has {method.name}")
+    if not isinstance(state, dict) or "version" not in state:
+        raise ValueError(f"this is no state of a SelectiveLoader, which is a dict with a version, but {state!r:.200}")
+    if state["version"] != STATE_VERSION:
+        raise ValueError(f"this state has version {state['version']}, expected {STATE_VERSION}")
+    if missing := _STATE_KEYS - state.keys():
+        raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged")
+    if state["method"]["name"] != method.name:
+        raise ValueError(f"saved by the method {state['method']['name']}, this loader has {method.name}")
+    if found := differences(state["method"], describe(method)):
+        raise ValueError(
+            f"saved by {method.name} with other options than this loader's. Saved, and here: {'; '.join(found)}"
+        )
     saved, own = state["ranks"], {"rank": ranks.rank, "size": ranks.size} if ranks else {"rank": 0, "size": 1}
     if saved != own:
         raise ValueError(

@@ -135,11 +135,23 @@ class Ledger(Columns):
     def state_dict(self) -> dict[str, Tensor]:
         return {name: column.clone() for name, column in vars(self).items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def check_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Raise for a state that does not fit."""
+        if names := {name for name in vars(self) if name not in state}:
+            raise ValueError(f"the saved ledger lacks {', '.join(sorted(names))}: it is none, or damaged")
         if len(state["loss"]) != len(self):
             raise ValueError(
                 f"saved ledger has {len(state['loss'])} examples but the data set has {len(self)}: "
                 "was it saved for another data set, or has this one changed?"
             )
+        for name, column in vars(self).items():
+            if state[name].shape != column.shape:
+                there, here = tuple(state[name].shape), tuple(column.shape)
+                raise ValueError(
+                    f"the saved ledger's {name} has shape {there}, this one's {here}: was it saved by another method?"
+                )
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.check_state_dict(state)
         for name, column in vars(self).items():
             column.copy_(state[name])

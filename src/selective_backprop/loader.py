@@ -22,6 +22,7 @@ from selective_backprop.checks import (
     introduce,
     to_agree_on,
 )
+from selective_backprop.description import describe
 from selective_backprop.feedback import Feedback
 from selective_backprop.forward import default_forward
 from selective_backprop.forwarding import LoaderAttributes
@@ -40,6 +41,7 @@ from selective_backprop.sharded_ledger import AnyLedger, ShardedLedger
 from selective_backprop.source import Source
 from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Forward, Method, Policy, Scorer, Task
+from selective_backprop.undoing import unchanged_on_error
 
 
 class SelectiveLoader(LoaderAttributes):
@@ -319,7 +321,7 @@ class SelectiveLoader(LoaderAttributes):
         ranks = self._rounds.ranks if self._rounds is not None else None
         return {
             "version": STATE_VERSION,
-            "method": self.method.name,
+            "method": describe(self.method),
             "ranks": {"rank": ranks.rank, "size": ranks.size} if ranks is not None else {"rank": 0, "size": 1},
             "in_epoch": self._in_epoch,
             **self._offering.state_dict(in_epoch=self._in_epoch),
@@ -330,14 +332,28 @@ class SelectiveLoader(LoaderAttributes):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was saved; the next iteration finishes the epoch that was under way."""
+        """Go on where the state was saved; the next iteration finishes the epoch that was under way.
+
+        A state that does not fit this loader and its method is refused, with what differs, and changes nothing.
+        """
+        self.check_state_dict(state)
+        parts = [self, self._selector, self.stats, self._feedback, *self._offering.parts()]
+        transform = self._offering.transform
+        stateful = [transform] if hasattr(transform, "load_state_dict") else []
+        with unchanged_on_error(*parts, generators=self._source.generators(), stateful=stateful):
+            self._offering.load_state_dict(state, self._device)
+            self.stats.load_state_dict(state["stats"])
+            self._feedback.load_state_dict(state["feedback"])
+            self._batch = None
+            self._in_epoch = self._resumed = state["in_epoch"]
+            # These are written to in place, and known to take it since they were checked.
+            self._selector.load_state_dict(state["selector"])
+            self.ledger.load_state_dict(state["ledger"])
+        self._offering.resubmit()
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise for a state that `load_state_dict` would refuse; changes nothing."""
         ranks = self._rounds.ranks if self._rounds is not None else None
         check_state(state, self.method, batch_size=self.batch_size, transform=self._offering.transform, ranks=ranks)
-        self.ledger.load_state_dict(state["ledger"])
-        self._offering.load_state_dict(state, self._device)
-        self._selector.load_state_dict(state["selector"])
-        self.stats.load_state_dict(state["stats"])
-        self._offering.resubmit()
-        self._batch = None
-        self._in_epoch = self._resumed = state["in_epoch"]
-        self._feedback.load_state_dict(state["feedback"])
+        self._selector.check_state_dict(state["selector"])
+        self.ledger.check_state_dict(state["ledger"])

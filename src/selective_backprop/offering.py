@@ -184,6 +184,11 @@ class Offering:
     def _scaled(self, batch_size: int) -> int:
         return max(1, round(batch_size * self._selector.method.batch_scale))
 
+    def parts(self) -> list[object]:
+        """What a state is loaded into."""
+        parts: list[object] = [self, self.queue, self._intake, self._intake.source]
+        return parts if self._rounds is None else [*parts, self._rounds]
+
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
         return {
             "epoch": self.epoch,

@@ -278,17 +278,32 @@ class Selector:
         columns = self._layout.columns(self._stand_in.data, self._stand_in.size)
         return {"layout": self._layout.state_dict(), "columns": columns, "ids": self._stand_in.ids}
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise for a state that does not fit, by loading it into copies."""
+        parts = {name: getattr(self.method, name) for name in ("policy", "scorer", "schedule")}
+        for name, part in {**parts, "generator": None}.items():
+            try:
+                if part is None:
+                    torch.Generator().set_state(state[name])
+                elif hasattr(part, "load_state_dict"):
+                    copy.deepcopy(part).load_state_dict(state[name])
+            except Exception as error:  # of any kind: a part may be the user's own
+                raise ValueError(
+                    f"the saved state of the {name} does not fit {part or 'a generator'}, as if it were another's or "
+                    f"damaged: {type(error).__name__}: {error}"
+                ) from error
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (saved := state["stand_in"]) is not None:
+            self._layout = Layout.from_state_dict(saved["layout"])
+            data = move(self._layout.batch(saved["columns"]), device_of(self._task.model))
+            self._stand_in = Candidates(data, saved["ids"], len(saved["columns"][0]))
+        self.checked = state["checked"]
         self.policy.load_state_dict(state["policy"])
         if hasattr(self.scorer, "load_state_dict"):
             self.scorer.load_state_dict(state["scorer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
-        self.checked = state["checked"]
-        if (saved := state["stand_in"]) is not None:
-            self._layout = Layout.from_state_dict(saved["layout"])
-            data = move(self._layout.batch(saved["columns"]), device_of(self._task.model))
-            self._stand_in = Candidates(data, saved["ids"], len(saved["columns"][0]))
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)

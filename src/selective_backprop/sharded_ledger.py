@@ -198,8 +198,8 @@ class ShardedLedger:
             "writes": [list(write) for write in self._writes],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what the same one of as many ranks saved."""
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise for a state that does not fit."""
         if "block" not in state:
             raise ValueError(
                 f"the saved ledger is of one process, this run has {self._ranks.size} ranks: save and load with "
@@ -217,6 +217,11 @@ class ShardedLedger:
             )
         if state["rank"] != self._ranks.rank:
             raise ValueError(f"this is the saved ledger of rank {state['rank']}, and here is rank {self._ranks.rank}")
+        self.block.check_state_dict(state["block"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what the same one of as many ranks saved."""
+        self.check_state_dict(state)
         self.block.load_state_dict(state["block"])
         self._writes = [Write(*write) for write in state["writes"]]
 

@@ -203,6 +203,10 @@ class Source:
         elif held is not None:
             yield held[0], end
 
+    def generators(self) -> list[torch.Generator]:
+        """The user's generators whose states are saved and loaded."""
+        return generators_of(self._generator_owners)
+
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
         state: dict[str, Any] = {}
         if in_epoch:

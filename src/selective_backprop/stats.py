@@ -94,6 +94,8 @@ class Stats:
         return {f.name: copy.copy(getattr(self, f.name)) for f in fields(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if unknown := state.keys() - {f.name for f in fields(self)}:
+            raise ValueError(f"the saved statistics have {', '.join(sorted(unknown))}, which these do not")
         for name, value in state.items():
             setattr(self, name, copy.copy(value))
 

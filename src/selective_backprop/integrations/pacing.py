@@ -103,6 +103,11 @@ class PacedLoader(SelectiveLoader):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "slot": self.slot, "pending": list(self._pending)}
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        if not {"slot", "pending"} <= state.keys():
+            raise ValueError("saved by a SelectiveLoader outside of Lightning, which has no slots: load it there")
+        super().check_state_dict(state)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.slot, self._pending, self._loaded = state["slot"], list(state["pending"]), True

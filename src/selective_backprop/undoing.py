@@ -1,0 +1,51 @@
+"""All or nothing: what is changed halfway is put back."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def unchanged_on_error(
+    *objects: object, generators: Iterable[torch.Generator] = (), stateful: Iterable[Any] = ()
+) -> Iterator[None]:
+    """If the block raises, give the objects their attributes back, and generators and stateful objects their states.
+
+    For objects whose attributes are replaced, or are lists, dicts, sets and deques that are changed in place; tensors
+    that are written to stay as they are then.
+
+    >>> class Counter:
+    ...     count = 0
+    >>> counter = Counter()
+    >>> try:
+    ...     with unchanged_on_error(counter):
+    ...         counter.count = 1
+    ...         raise ValueError
+    ... except ValueError:
+    ...     counter.count
+    0
+    """
+    attributes = [(thing, {name: _copied(value) for name, value in vars(thing).items()}) for thing in objects]
+    drawn = [(generator, generator.get_state()) for generator in generators]
+    states = [(thing, copy.deepcopy(thing.state_dict())) for thing in stateful]
+    try:
+        yield
+    except BaseException:
+        for thing, before in attributes:
+            vars(thing).clear()
+            vars(thing).update(before)
+        for generator, state in drawn:
+            generator.set_state(state)
+        for thing, state in states:
+            thing.load_state_dict(state)
+        raise
+
+
+def _copied(value: Any) -> Any:
+    return copy.copy(value) if type(value) in (list, dict, set, deque) else value

@@ -1,0 +1,170 @@
+"""Promise 5: a refused load says what differs and changes nothing, whatever the method."""
+
+import functools
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import selective_backprop as sb
+from selective_backprop.testing import same
+from tests.contracts.methods import METHODS
+from tests.helpers import digits, make_model, train
+
+EPOCHS = 2
+
+
+class CountingTransform:
+    """Noise whose amount depends on how many batches it has seen."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, batch):
+        self.seen += 1
+        return [batch[0] + 0.001 * self.seen, batch[1]]
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+def make(name, transform=None, selectivity=0.4):
+    torch.manual_seed(0)
+    model = make_model()
+    candidates = DataLoader(digits(), 16, shuffle=True, generator=torch.Generator().manual_seed(3))
+    loader = sb.SelectiveLoader(
+        candidates, model, nn.CrossEntropyLoss(), METHODS[name](selectivity), num_epochs=EPOCHS, transform=transform
+    )
+    return loader, model
+
+
+def run(name, *, step=0, on_step=lambda loader: None, transform=None):
+    """A short run, with something done in the middle of it; its outcome."""
+    loader, model = make(name, transform)
+    batches = train(loader, model, EPOCHS, on_step=lambda number, _: on_step(loader) if number == step else None)
+    values = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    counts = {key: value for key, value in loader.stats.state_dict().items() if key != "seconds"}
+    return batches, values, counts, loader.ledger.state_dict()
+
+
+class StopRunError(Exception):
+    pass
+
+
+@functools.cache
+def saved(name):
+    """What a run by the method saves in the middle of its first epoch."""
+    loader, model = make(name)
+
+    def stop(number, _):
+        if number == 3:
+            raise StopRunError
+
+    with pytest.raises(StopRunError):
+        train(loader, model, EPOCHS, on_step=stop)
+    torch.save(loader.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_5_states_of_all_other_methods_and_options_are_refused_and_change_nothing(name):
+    messages = {}
+
+    def try_all(loader):
+        for other in METHODS:
+            if other != name:
+                with pytest.raises(ValueError, match="saved by") as caught:
+                    loader.load_state_dict(saved(other))
+                messages[other] = str(caught.value)
+
+    disturbed = run(name, step=3, on_step=try_all)
+    assert len(messages) == len(METHODS) - 1
+    for other, message in messages.items():
+        if saved(other)["method"]["name"] == METHODS[name](0.4).name:
+            assert "with other options than this loader's. Saved, and here: " in message
+            assert " and " in message.partition("here: ")[2]
+        else:
+            assert "saved by the method" in message
+    assert same(disturbed, run(name))
+
+
+def test_5_a_fitting_state_is_taken():
+    for name in METHODS:
+        loader, _ = make(name)
+        loader.load_state_dict(saved(name))
+        assert loader.stats.batches == 3
+
+
+@pytest.mark.parametrize("selectivity", [0.3, 0.5])
+def test_5_another_selectivity_is_named(selectivity):
+    loader, _ = make("selective_backprop", selectivity=selectivity)
+    with pytest.raises(ValueError, match=rf"policy.selectivity: 0.4 and {selectivity}"):
+        loader.load_state_dict(saved("selective_backprop"))
+
+
+def without(state, *path):
+    """The state without one of its entries."""
+    first, *rest = path
+    if not rest:
+        return {key: value for key, value in state.items() if key != first}
+    return state | {first: without(state[first], *rest)}
+
+
+def changed(state, value, *path):
+    """The state with another value for one of its entries."""
+    first, *rest = path
+    return state | {first: changed(state[first], value, *rest) if rest else value}
+
+
+DAMAGED = {
+    "no key": lambda state: without(state, "selector"),
+    "no policy": lambda state: without(state, "selector", "policy"),
+    "policy without its history": lambda state: changed(state, {}, "selector", "policy"),
+    "generator of another size": lambda state: changed(
+        state, torch.zeros(3, dtype=torch.uint8), "selector", "generator"
+    ),
+    "ledger without a column": lambda state: without(state, "ledger", "mean_loss"),
+    "ledger with more past scores": lambda state: changed(state, torch.zeros(203, 4), "ledger", "scores"),
+    "unknown statistics": lambda state: changed(state, 1, "stats", "unheard_of"),
+    "class of batches that is not there": lambda state: changed(state, "no.such:Class", "queue", "layout", "class"),
+    "no generators in the source": lambda state: changed(state, [], "source", "generators"),
+    "generator of the source of another size": lambda state: changed(
+        state, [torch.zeros(3, dtype=torch.uint8)], "source", "generators"
+    ),
+    "transform without its count": lambda state: changed(state, {}, "transform"),
+    "no feedback": lambda state: changed(state, {}, "feedback"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED.keys())
+def test_5_a_damaged_state_changes_nothing(damage):
+    name = "selective_backprop"
+    state = damage(saved(name) | {"transform": {"seen": 77}})
+
+    def attempt(loader):
+        with pytest.raises((ValueError, KeyError, RuntimeError, TypeError)):
+            loader.load_state_dict(state)
+
+    disturbed = run(name, step=4, on_step=attempt, transform=CountingTransform())
+    assert same(disturbed, run(name, transform=CountingTransform()))
+
+
+def test_5_a_state_of_another_pruning_is_refused():
+    scores = torch.arange(203.0)
+
+    def loader(prune, scores):
+        method = sb.diet(sb.selective_backprop(0.5), scores, prune)
+        return sb.SelectiveLoader(DataLoader(digits(), 16), make_model(), nn.CrossEntropyLoss(), method)
+
+    state = loader(0.25, scores).state_dict()
+    with pytest.raises(ValueError, match=r"diet\(selective_backprop\) with other options.* keep.true: 152 and 101"):
+        loader(0.5, scores).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"with other options.* keep.checksum"):
+        loader(0.25, -scores).load_state_dict(state)
+    loader(0.25, scores).load_state_dict(state)
