@@ -53,7 +53,8 @@ def read_arrays(file: Path, *names: str) -> list[Array]:
     except OSError:
         raise
     except Exception as error:  # zip, zlib and numpy raise many kinds, depending on where the file stops making sense
-        raise ValueError(f"{file} is damaged: {error}") from None
+        reason = str(error).partition(". If you trust")[0]  # numpy goes on with how to run the code in it
+        raise ValueError(f"{file} is damaged: {reason}") from None
 
 
 def stack(arrays: list[Array], folder: Path) -> Array:
