@@ -131,7 +131,8 @@ def test_none_selected_is_a_step_without_gradient():
     model = make_network()
     loader = make_loader(sb.selective_backprop(beta=1e6, scoring="reuse", history_size=4096), model=model)
     loader.policy.history.rank(torch.full((4096,), 100.0))
-    inputs, targets = next(iter(loader))
+    iteration = iter(loader)
+    inputs, targets = next(iteration)
     gradients = grads_of(model, loader.loss(model(inputs), targets))
     assert not any(gradient.any() for gradient in gradients) and loader.stats.trained == 0
 

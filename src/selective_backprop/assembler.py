@@ -96,6 +96,12 @@ class Assembler:
             return None
         return self._batch(self._first(self.batch_size))
 
+    def put_back(self, batch: Batch) -> None:
+        """A batch that was given out comes next again, as it is."""
+        assert self.layout is not None
+        columns = self.layout.columns(batch.data, len(batch))
+        self._whole.appendleft(Rows(columns, batch.ids, batch.weights, batch.probabilities))
+
     def even_out(self) -> None:
         """Deal out what waits evenly among ranks; alone, there is nothing to do."""
 

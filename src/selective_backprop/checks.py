@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from selective_backprop.agreeing import gather
 from selective_backprop.description import describe, differences, differing
@@ -38,10 +39,14 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(method, Method):
         raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if num_epochs is not None and num_epochs < 1:
-        raise ValueError(f"num_epochs must be at least 1, got {num_epochs}")
+    _check_whole("batch_size", batch_size)
+    _check_whole("num_epochs", num_epochs)
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"the model has lazy modules whose parameters have no shape yet ({', '.join(lazy[:3])}), and scoring must "
+            "not be what gives them one: call the model on one batch before you make the optimizer and the loader"
+        )
     if method.schedule.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
     if method.scorer.needs.training_pass and (batch_size is not None or method.batch_scale != 1):
@@ -52,6 +57,35 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
     max_epochs = method.scorer.needs.max_epochs
     if max_epochs is not None and num_epochs is not None and num_epochs > max_epochs:
         raise ValueError(f"this {method.name} is for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}")
+
+
+def check_numbers(*, seed: Any, scope: Any, total_batches: Any, loader: Any) -> None:
+    """Raise for options of the wrong kind."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, got {seed!r}")
+    if scope not in ("global", "local"):
+        raise ValueError(f"scope must be 'global' or 'local', got {scope!r}")
+    _check_whole("total_batches", total_batches)
+    if total_batches is None:
+        return
+    try:
+        length = len(loader)
+    except TypeError:
+        return
+    if length != total_batches:
+        raise ValueError(
+            f"total_batches is for loaders without a length; this one has {length} batches, and total_batches is "
+            f"{total_batches}: leave it out"
+        )
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def check_source(source: Source, method: Method, ranks: Ranks | None) -> None:

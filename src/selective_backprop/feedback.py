@@ -13,6 +13,42 @@ from selective_backprop.types import Batch
 _MAX_WAITING = 16  # training steps whose losses may wait on a GPU
 
 
+class WatchedBatch(Batch):
+    """A batch with weights, which notes when these are read; looking at anything else is not using them.
+
+    >>> ones = torch.ones(2)
+    >>> "weights=tensor([1., 1.])" in repr(WatchedBatch(None, None, ones, ones))
+    True
+    """
+
+    feedback: Feedback | None = None
+
+    @classmethod
+    def of(cls, batch: Batch, feedback: Feedback) -> WatchedBatch:
+        watched = cls(batch.data, batch.ids, batch.weights, batch.probabilities)
+        object.__setattr__(watched, "feedback", feedback)
+        return watched
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "weights" and (feedback := object.__getattribute__(self, "feedback")) is not None:
+            feedback.weights_used = True
+        return object.__getattribute__(self, name)
+
+    def __repr__(self) -> str:
+        return repr(self._plain())
+
+    def __len__(self) -> int:
+        return len(self._plain())
+
+    def __reduce__(self) -> Any:
+        plain = self._plain()
+        return Batch, (plain.data, plain.ids, plain.weights, plain.probabilities)
+
+    def _plain(self) -> Batch:
+        parts = vars(self)
+        return Batch(parts["data"], parts["ids"], parts["weights"], parts["probabilities"])
+
+
 class Feedback:
     """Collects the losses of training steps without making the host wait for the GPU at each of them.
 
@@ -21,16 +57,17 @@ class Feedback:
 
     def __init__(self, selector: Selector, device: torch.device) -> None:
         self._selector = selector
-        self._waits = device.type != "cpu"
+        self.device = device
         self._steps: list[tuple[Tensor | None, Tensor, int, bool]] = []  # ids, losses, epoch, whether all were kept
         self.weights_used = True
         """Whether the weights of the batch under way were applied or read, if it has any."""
         self._losses_given = True
 
-    def expect_for(self, batch: Batch) -> None:
-        """A step on this batch begins."""
-        self.weights_used = bool((batch.weights == 1).all())
+    def expect_for(self, batch: Batch) -> Batch:
+        """A step on this batch begins. Returns the batch to show to the caller."""
         self._losses_given = not self._selector.scorer.needs.training_losses
+        self.weights_used = bool((batch.weights == 1).all())
+        return batch if self.weights_used else WatchedBatch.of(batch, self)
 
     def expect_nothing(self) -> None:
         """The batch was taken ahead: the caller has its weights, and its step may end after others began."""
@@ -58,7 +95,7 @@ class Feedback:
 
     def _learn_if_due(self) -> None:
         """On the CPU learn at once; on a GPU wait once in a while, if nothing else did before."""
-        if not self._waits or len(self._steps) >= _MAX_WAITING:
+        if self.device.type == "cpu" or len(self._steps) >= _MAX_WAITING:
             self.learn()
 
     def learn(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,13 @@ class Intake:
         self._batches: Iterator[tuple[Chunk | None, Any]] = iter(())
         self.ahead: Loaded | None = None
         """Loaded before their turn."""
+
+    def move(self, device: torch.device) -> None:
+        """Candidates come to this device from now on."""
+        self._device = device
+        if self.ahead is not None:
+            candidates = replace(self.ahead.candidates, data=move(self.ahead.candidates.data, device))
+            self.ahead = replace(self.ahead, candidates=candidates)
 
     def begin(self, plan: Plan | None) -> None:
         """Start the next epoch, or go on with the one that was under way when the state was saved."""

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from selective_backprop.agreeing import together
 from selective_backprop.checks import (
     STATE_VERSION,
     check_arguments,
+    check_numbers,
     check_ranks,
     check_source,
     check_state,
@@ -28,7 +32,7 @@ from selective_backprop.forward import default_forward
 from selective_backprop.forwarding import LoaderAttributes
 from selective_backprop.intake import Intake
 from selective_backprop.ledger import Ledger
-from selective_backprop.losses import PerExampleLoss, Reducer
+from selective_backprop.losses import PerExampleLoss, Reducer, WrongCountError
 from selective_backprop.no_trace import device_of
 from selective_backprop.offering import Offering
 from selective_backprop.padding import Pad
@@ -42,6 +46,35 @@ from selective_backprop.source import Source
 from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Forward, Method, Policy, Scorer, Task
 from selective_backprop.undoing import unchanged_on_error
+
+_logger = logging.getLogger(__name__)
+
+
+class _Look:
+    """Whether the caller of an iteration has only looked at its first batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.batch: Batch | None = None
+        """The first batch of the iteration, until the caller has trained on it."""
+        self.trained = False
+        self.put_back = False
+        """Whether a batch was put back, so that the epoch goes on where it is."""
+        self._marks: list[Any] = []
+
+    def begin(self, batch: Batch) -> None:
+        if self.batch is None and not self.trained:
+            self.batch, self._marks = batch, self._written()
+
+    def end(self) -> Batch | None:
+        """The first batch, if that is where the iteration ends: no loss computed, no gradient or weight written."""
+        batch, self.batch = self.batch, None
+        return batch if not self.trained and self._marks == self._written() else None
+
+    def _written(self) -> list[Any]:
+        return [
+            (p._version, None if p.grad is None else (id(p.grad), p.grad._version)) for p in self._model.parameters()
+        ]
 
 
 class SelectiveLoader(LoaderAttributes):
@@ -65,18 +98,22 @@ class SelectiveLoader(LoaderAttributes):
             are not ignored, "sum", "max" or a function, such as `mean_of_largest(8)`.
         pad: for candidate batches whose examples differ in length, such as `pad_to_longest({"input_ids": 0})`:
             makes parts of them the same shape when they are to share a training batch.
-        device: where batches are given out; by default where the model's parameters are.
+        device: where batches are given out; by default where the model's parameters are when an epoch begins.
         num_epochs: length of the run. Needed by methods with a window of training and for `progress`; with it
             the last epoch gives out what is left as one smaller batch, unless the DataLoader has drop_last or a
             single example is left, on which BatchNorm could not be trained.
         seed: of the loader's own generator. Global random state is never touched.
         scope: with several ranks (torch.distributed), percentiles are among the candidates of all of them, "global", or
             of each by itself, "local". Every rank gives out as many batches as the others, all of them full.
+        total_batches: candidate batches of an epoch, where the loader has no length. `len` and `progress` follow from
+            it; if it is not quite right, `progress` still ends at 1, and the log says how many there were.
 
     Without num_epochs, up to B - 1 selected examples may still wait at the end of the run: `flush()` gives them.
     As long as an epoch keeps every candidate, the user's own batches pass through unchanged. Other attributes of the
     loader can be read here: `loader.dataset`, `loader.sampler.set_epoch(epoch)`.
     """
+
+    _puts_back = True  # a batch that was only looked at
 
     def __init__(
         self,
@@ -94,15 +131,18 @@ class SelectiveLoader(LoaderAttributes):
         num_epochs: int | None = None,
         seed: int = 0,
         scope: Scope = "global",
+        total_batches: int | None = None,
     ) -> None:
         ranks = current_ranks()
         with together(ranks, "could not start"):  # an error on one rank is an error on all: none waits for it
             check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
-            self._source = Source(loader, method.keep)
+            check_numbers(seed=seed, scope=scope, total_batches=total_batches, loader=loader)
+            self._source = Source(loader, method.keep, total_batches)
             check_source(self._source, method, ranks)
             check_ranks(model, method, ranks)
             self._rounds = None if ranks is None else Rounds(ranks, scope)
             self._loss = PerExampleLoss(loss_fn, reducer)
+            self._follows_model = device is None
             self._device = torch.device(device) if device is not None else device_of(model)
             agreed = (
                 {}
@@ -147,6 +187,10 @@ class SelectiveLoader(LoaderAttributes):
         self._queue = self._offering.queue
         self._in_epoch = self._resumed = False
         self._batch: Batch | None = None
+        self._step_under_way = False
+        self._look = _Look(model)
+        self._iteration: weakref.ref[Generator[Any]] | None = None  # the one that gives out batches
+        self._warned_beyond_end = False
         self._feedback = Feedback(self._selector, self._device)
         self._reuse = ForwardReuse(self._selector, model, self._loss, self.stats)
 
@@ -198,6 +242,11 @@ class SelectiveLoader(LoaderAttributes):
         """Fraction of the run's candidates offered so far, from 0 to 1: what a schedule should go by."""
         if self.num_epochs is None:
             raise ValueError("progress is a fraction of the run: pass num_epochs= to SelectiveLoader")
+        if self._offering.num_batches is None:
+            raise ValueError(
+                "progress within an epoch is not known, because the loader inside has no length: pass total_batches= "
+                "to SelectiveLoader, its candidate batches of an epoch"
+            )
         return min(1.0, self.epochs_done / self.num_epochs)
 
     @property
@@ -205,7 +254,6 @@ class SelectiveLoader(LoaderAttributes):
         """The batch given out last, with its ids, weights and probabilities."""
         if self._batch is None:
             raise RuntimeError("no batch has been given out yet")
-        self._feedback.weights_used = True
         return self._batch
 
     def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
@@ -216,7 +264,15 @@ class SelectiveLoader(LoaderAttributes):
         losses then evaluate it once more, on a copy and with the same random numbers. Return one loss per example to
         spare that. Of `batches()`, say which one it is.
         """
-        batch = self.batch if batch is None else batch
+        if batch is None:
+            batch = self.batch
+            if not self._step_under_way:
+                raise RuntimeError(
+                    "no training step is under way: loader.loss is for the batch that the loader gave out last, while "
+                    "its loop goes on, and would record these losses as that batch's. For other batches, such as "
+                    "validation, call your loss function itself"
+                )
+        self._look.trained = True
         # What is left in the queue is given out when the last epoch has been counted already.
         epoch = self.epoch if self._in_epoch else self.epoch - 1
         losses: Tensor | None
@@ -224,22 +280,64 @@ class SelectiveLoader(LoaderAttributes):
             loss, losses, self._batch = self._reuse.loss(batch, outputs, targets, epoch)
         else:
             weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
-            loss, losses = self._loss.for_training(
-                outputs, targets, weights, len(batch), record=self._selector.learns_losses
-            )
+            try:
+                loss, losses = self._loss.for_training(
+                    outputs, targets, weights, len(batch), record=self._selector.learns_losses
+                )
+            except WrongCountError as error:
+                raise ValueError(
+                    f"{error}. loader.loss is for the batch that the loader gave out; for other batches, such as "
+                    "validation, call your loss function itself"
+                ) from None
+        self._feedback.weights_used = True
         self._feedback.add(batch, losses, epoch)
         return loss
 
     # ---- iteration
 
     def __iter__(self) -> Iterator[Any]:
+        """One epoch, or the rest of the one that was under way when the state was saved.
+
+        One iteration at a time. Leaving it early ends the epoch. Looking at its first batch and leaving without having
+        trained on it, as by `next(iter(loader))`, does not: the next iteration begins with that batch.
+        """
+        iteration = self._epoch_batches(own := [])
+        own.append(weakref.ref(iteration))
+        return iteration
+
+    def _epoch_batches(self, own: list[weakref.ref[Generator[Any]]]) -> Generator[Any]:
+        self._refuse_a_second_iteration()
+        self._iteration = own[0]
+        self._look.trained = False
+        try:
+            yield from self._epoch_or_rest()
+        finally:
+            self._step_under_way = False
+            batch = self._look.end()
+            if batch is not None and self._puts_back:
+                self._put_back(batch)
+
+    def _refuse_a_second_iteration(self) -> None:
+        other = self._iteration() if self._iteration is not None else None
+        if other is not None and inspect.getgeneratorstate(other) != inspect.GEN_CLOSED:
+            raise RuntimeError(
+                "another iteration over this loader is still going on, and both would take batches from the same "
+                "epoch: finish it, leave its loop, or close its iterator (iterator.close()) before the next one "
+                "begins. For two loops at once, make two loaders"
+            )
+
+    def _epoch_or_rest(self) -> Iterator[Any]:
         if self._in_epoch and not self._resumed:
             self._end_epoch()  # the caller left the last epoch early
+        self._follow_device()
         if not self._in_epoch:
+            self._warn_beyond_the_end()
             self._feedback.learn()  # of batches that were taken ahead
             self._offering.keeps_everything = self._queue.empty
+        looked, self._look.put_back = self._look.put_back, False
         self._in_epoch, self._resumed = True, False
-        self._offering.begin()
+        if not looked:
+            self._offering.begin()
         yield from self._full_batches()  # those queued when the state was saved
         scored = self.stats.scored
         while self._offering.offer():
@@ -254,8 +352,36 @@ class SelectiveLoader(LoaderAttributes):
             self._queue.even_out()
             self.stats.queued = len(self._queue)
             yield from self._full_batches()
+        self._source.note_length()
         self._end_epoch()
         yield from self._last_batches()
+
+    def _put_back(self, batch: Batch) -> None:
+        """The caller has only looked at the epoch's first batch: it comes first when the epoch goes on."""
+        self._queue.put_back(batch)
+        self.stats.trained -= len(batch)
+        self.stats.batches -= 1
+        self.stats.queued = len(self._queue)
+        if not self._in_epoch:  # it was the last batch, too
+            self._offering.reopen()
+        self._in_epoch = self._resumed = self._look.put_back = True
+
+    def _follow_device(self) -> None:
+        """The model may have moved since the last epoch; so does what is queued."""
+        if self._follows_model and (device := device_of(self.model)) != self._device:
+            self._device = device
+            self._offering.move(device)
+            self._feedback.device = device
+
+    def _warn_beyond_the_end(self) -> None:
+        if self.num_epochs is not None and self.epoch >= self.num_epochs and not self._warned_beyond_end:
+            self._warned_beyond_end = True
+            _logger.warning(
+                "epoch %d begins, and the loader was made for num_epochs=%d: progress stays at 1, so a learning rate "
+                "by step_by_progress stays where it ended",
+                self.epoch + 1,
+                self.num_epochs,
+            )
 
     def batches(self) -> Iterator[Batch]:
         """As iterating over the loader, for callers that take batches ahead of training on them.
@@ -265,6 +391,7 @@ class SelectiveLoader(LoaderAttributes):
         """
         for _ in self:
             self._feedback.expect_nothing()
+            self._look.batch = None  # the caller has it, whatever becomes of this iteration
             assert self._batch is not None
             yield self._batch
 
@@ -293,13 +420,16 @@ class SelectiveLoader(LoaderAttributes):
             yield from self._give(batch)
 
     def _give(self, batch: Batch) -> Iterator[Any]:
-        self._batch = batch
-        self._feedback.expect_for(batch)
+        self._batch = self._feedback.expect_for(batch)
+        self._look.begin(batch)
         self.stats.trained += len(batch)
         self.stats.batches += 1
         self.stats.queued = len(self._queue)
+        self._step_under_way = True
         with self.stats.timing("training"):
             yield batch.data
+        self._step_under_way = False
+        self._look.trained = True  # the caller went on to the next batch
         self._feedback.step_is_over()
 
     def _end_epoch(self) -> None:
@@ -345,6 +475,7 @@ class SelectiveLoader(LoaderAttributes):
             self.stats.load_state_dict(state["stats"])
             self._feedback.load_state_dict(state["feedback"])
             self._batch = None
+            self._look = _Look(self.model)
             self._in_epoch = self._resumed = state["in_epoch"]
             # These are written to in place, and known to take it since they were checked.
             self._selector.load_state_dict(state["selector"])

@@ -70,6 +70,10 @@ def token_cross_entropy(
     return losses.view(labels.shape) if reduction == "none" else losses
 
 
+class WrongCountError(ValueError):
+    """There are losses of another number of examples than there should be."""
+
+
 class Evaluation:
     """One evaluation of the user's loss on a training batch: the losses as they came, and the user's own reduction."""
 
@@ -240,7 +244,7 @@ class PerExampleLoss:
             )
         rows = len(raw) if num_examples is None else num_examples
         if len(raw) != rows:
-            raise ValueError(f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples")
+            raise WrongCountError(f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples")
         if self.reducer is not None and raw.dim() > 1:
             raw = self.reducer(raw, self._mask(raw, targets)) if self._reducer_takes_mask else self.reducer(raw)
         if raw.numel() != rows:

@@ -104,6 +104,19 @@ class Offering:
             self._rounds.number = 0
             self._deliver()
 
+    def reopen(self) -> None:
+        """The epoch that has just ended goes on: its last batch was given out and has come back."""
+        self.epoch -= 1
+        self.fraction = 1.0
+
+    def move(self, device: torch.device) -> None:
+        """Candidates come to this device from now on, and those that wait go there."""
+        self._intake.move(device)
+        if self.queue.layout is not None:
+            self.queue.load_state_dict(self.queue.state_dict(), device)
+        if isinstance(self.queue, RankedAssembler):
+            self.queue.device = device
+
     def _deliver(self) -> None:
         ledger = self._selector.ledger
         if isinstance(ledger, ShardedLedger) and len(ledger):

@@ -34,7 +34,7 @@ class RankedAssembler(Assembler):
     def __init__(self, ranks: Ranks, device: torch.device, batch_size: int | None, pad: Pad | None) -> None:
         super().__init__(batch_size, pad)
         self._ranks = ranks
-        self._device = device
+        self.device = device
         self.lengths = [0] * ranks.size
         """Examples that wait on each rank for their batches to fill."""
         self.moved = 0
@@ -89,7 +89,7 @@ class RankedAssembler(Assembler):
         if self.layout is None:
             self.layout = Layout.from_state_dict(layout)
         for columns, *notes in pieces:
-            self._pieces.append(Rows([move(column, self._device) for column in columns], *notes))
+            self._pieces.append(Rows([move(column, self.device) for column in columns], *notes))
             self._waiting += len(self._pieces[-1].weights)
 
     def pop(self) -> Batch | None:

@@ -31,7 +31,7 @@ class Schedule:
     """Every `interrupt`-th candidate batch of an epoch is plain; 0 means none."""
 
     def __post_init__(self) -> None:
-        if self.warmup_epochs < 0:
+        if not self.warmup_epochs >= 0:  # also if it is NaN
             raise ValueError(f"warmup_epochs must be >= 0, got {self.warmup_epochs}")
         if not 0 <= self.start <= 1 or not 0 <= self.end <= 1:
             raise ValueError(f"start and end must be fractions of the run in [0, 1], got {self.start} and {self.end}")

@@ -41,13 +41,16 @@ class Source:
         keep: (M,) bool by id; the other ids are pruned from every epoch. What is left comes in batches of the usual
             size. If a single example is left at the end, it goes into the batch before it: BatchNorm could not be
             trained on it alone.
+        total_batches: what the user says the loader has, where it has no length.
     """
 
-    def __init__(self, loader: Iterable[Any], keep: Tensor | None = None) -> None:
+    def __init__(self, loader: Iterable[Any], keep: Tensor | None = None, total_batches: int | None = None) -> None:
         self.user_loader: Any = loader
         self.keep = None if keep is None or bool(keep.all()) else keep
         # Those there are at first: a sampler that makes one when it is iterated over seeds it, too.
         self._generator_owners = generator_owners(loader)
+        self._total_batches = total_batches
+        self._told_length = False
         self.stream: IndexStream | None = None
         self._loader: Any = loader
         if has_ids(self.user_loader):
@@ -86,7 +89,20 @@ class Source:
         try:
             return len(self.user_loader)
         except TypeError:
-            return None
+            return self._total_batches
+
+    def note_length(self) -> None:
+        """The epoch is over: say so once if it had another number of batches than the user said."""
+        if self._total_batches in (None, self.position) or self._told_length or self.keep is not None:
+            return
+        self._told_length = True
+        _logger.warning(
+            "the epoch had %d candidate batches, and total_batches=%d was given: progress was off within it, and a "
+            "learning rate by step_by_progress with it. Pass total_batches=%d",
+            self.position,
+            self._total_batches,
+            self.position,
+        )
 
     @property
     def batch_size(self) -> int | None:

@@ -32,6 +32,8 @@ class PacedLoader(SelectiveLoader):
     (8, True, True)
     """
 
+    _puts_back = False  # slots are counted, whatever becomes of them
+
     def __init__(self, *arguments: Any, window: int = 1, **options: Any) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
