@@ -64,8 +64,20 @@ def kept_loss_share(losses, beta):
     return kept / sum(losses)
 
 
-def hardest_with_loss_share(losses, share):
+def capped(losses, times):
+    """Losses cut at the largest cap that is at most `times` the mean of the result: lowered step by step."""
+    while max(losses) > times * sum(losses) / len(losses) * (1 + 1e-12):
+        cap = times * sum(losses) / len(losses)
+        losses = [min(loss, cap) for loss in losses]
+    return losses
+
+
+def hardest_with_loss_share(losses, share, cap=float("inf")):
     """Positions of the largest losses, taken one by one until they have this share of the total."""
+    if cap < float("inf"):
+        counted = capped(losses, cap)
+        number = len(hardest_with_loss_share(counted, share))
+        return sorted(range(len(losses)), key=lambda i: losses[i])[-number:]
     taken, remaining = [], sorted(range(len(losses)), key=lambda i: losses[i])
     while sum(losses[i] for i in taken) < share * sum(losses):
         taken.append(remaining.pop())

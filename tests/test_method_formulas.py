@@ -401,7 +401,7 @@ def test_weights_reset_exactly_when_the_window_ends(num_epochs, until):
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.8, 0.9, 0.99])
 def test_a_loss_share_takes_the_hardest_and_not_one_too_many(share):
     losses = torch.randn(300, generator=generator()).exp()
-    selection = sb.LossSharePolicy(loss_share=share).select(losses, generator())
+    selection = sb.LossSharePolicy(loss_share=share, cap=float("inf")).select(losses, generator())
     assert selection.positions.tolist() == sorted(reference.hardest_with_loss_share(losses.tolist(), share))
     kept = selection.probabilities.bool()
     assert kept.nonzero().flatten().tolist() == selection.positions.tolist()
@@ -409,10 +409,66 @@ def test_a_loss_share_takes_the_hardest_and_not_one_too_many(share):
     assert losses[kept].sum() >= share * losses.sum() > losses[kept].sum() - losses[kept].min()
 
 
+@pytest.mark.parametrize("spread", [0.5, 1.5, 3.0])
+@pytest.mark.parametrize("cap", [2, 10.0, 33])
+def test_a_loss_share_of_capped_losses(spread, cap):
+    losses = torch.randn(300, generator=generator(), dtype=torch.float64).mul(spread).exp()
+    expected = sorted(reference.hardest_with_loss_share(losses.tolist(), 0.9, cap))
+    policy = sb.LossSharePolicy(loss_share=0.9, cap=cap)
+    assert len(expected) == round(policy.keep_fraction(losses) * 300) >= 0.9 * 300 / cap
+    if not sb.functional.is_outlier(losses).any():
+        assert policy.select(losses, generator()).positions.tolist() == expected
+
+
+def test_outliers_are_kept_with_the_chance_that_candidates_have_on_average():
+    losses = torch.cat([torch.rand(996, generator=generator()), torch.tensor([1e3, 1e5, 1e9, 2e9])])
+    policy, draws, times = sb.LossSharePolicy(loss_share=0.9), generator(), torch.zeros(4)
+    fraction = policy.keep_fraction(losses)
+    assert 0.6 < fraction < 0.75  # of uniform losses, 1 - sqrt(0.1), and a little less because outliers count too
+    for _ in range(400):
+        selection = policy.select(losses, draws)
+        kept = torch.zeros(1000).index_fill_(0, selection.positions, 1)
+        times += kept[-4:]
+        usual = kept[:996].bool()
+        assert int(usual.sum()) == pytest.approx(fraction * 996, abs=1)
+        assert losses[:996][usual].min() > losses[:996][~usual].max()
+    assert selection.probabilities[-4:].tolist() == [fraction] * 4
+    assert (times / 400).tolist() == pytest.approx([fraction] * 4, abs=5 * (0.25 / 400) ** 0.5)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_loss_share_takes_negative_losses_by_how_far_they_are_above_the_smallest(soft):
+    losses = torch.randn(300, generator=generator()).mul(0.5).exp()
+    shifted = losses - losses.min() - 2.5
+    policies = [sb.LossSharePolicy(loss_share=0.8, soft=soft) for _ in range(2)]
+    expected = policies[0].select(losses - losses.min(), generator())
+    got = policies[1].select(shifted, generator())
+    assert torch.equal(got.positions, expected.positions)
+    assert torch.allclose(got.probabilities, expected.probabilities)
+    assert len(expected.positions) < 290
+    # A loss that is only just negative changes next to nothing.
+    slightly = torch.cat([losses, torch.tensor([-1e-6])])
+    without = torch.cat([losses, torch.tensor([0.0])])
+    chances = [sb.LossSharePolicy(loss_share=0.8, soft=soft).select(x, generator()) for x in (slightly, without)]
+    assert torch.allclose(chances[0].probabilities, chances[1].probabilities, atol=1e-4)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 11, 20, 500])
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.95, 1.0])
+def test_a_loss_share_keeps_something(soft, size, share):
+    one = torch.zeros(size).index_fill_(0, torch.tensor([size - 1]), 1e30)
+    for losses in (one, -one, one * 1e-30, torch.zeros(size), torch.full((size,), -3.0), torch.rand(size) - 0.5):
+        selection = sb.LossSharePolicy(loss_share=share, soft=soft).select(losses, generator())
+        assert 0 < len(selection.positions) <= size
+        assert len(set(selection.positions.tolist())) == len(selection.positions)
+        assert share < 1 or len(selection.positions) == size
+
+
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.9, 0.99])
 def test_beta_keeps_the_asked_share_of_the_loss(share):
     losses = torch.randn(300, generator=generator()).exp()
-    policy = sb.LossSharePolicy(loss_share=share, soft=True)
+    policy = sb.LossSharePolicy(loss_share=share, soft=True, cap=float("inf"))
     selection = policy.select(losses, generator())
     assert reference.kept_loss_share(losses.tolist(), policy.beta) == pytest.approx(share, abs=1e-4)
     assert float((selection.probabilities * losses).sum() / losses.sum()) == pytest.approx(share, abs=1e-4)
@@ -636,11 +692,11 @@ def test_scores_of_another_data_set():
         ),
         (lambda: sb.selective_backprop(max_weight=0.5), ValueError, "max_weight must be at least 1, got 0.5"),
         (
-            lambda: sb.ImportancePolicy(selectivity=0.5).select(torch.tensor([-1.0]), generator()),
+            lambda: sb.ImportancePolicy(selectivity=0.5).select(torch.tensor([2.0, -1.0]), generator()),
             ValueError,
-            "got -1.0",
+            r"negative: score is -1 for the examples with positions \[1\] among the candidates",
         ),
-        (lambda: sb.LossSharePolicy(loss_share=0.5).select(torch.tensor([-1.0]), generator()), ValueError, "got -1.0"),
+        (lambda: sb.LossSharePolicy(loss_share=0.5, cap=0.5), ValueError, "cap must be at least 1, got 0.5"),
     ],
 )
 def test_bad_parameters(make, error, message):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from selective_backprop import functional
 from selective_backprop.costs import Costs, measure_costs
+from selective_backprop.policies import LossSharePolicy
 
 SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
 _WORTH_IT = 0.95  # of plain training's time: a gain below that is within the error of the prediction
@@ -138,7 +138,7 @@ def predict(costs: Costs) -> Advice:
                 options.append(option(stale, share, load=fresh + (1 - fresh) * share, scoring=fresh * cost))
     if costs.has_ids:
         options += [option(f"ledger_backprop({share:.2f})", share, load=share) for share in SELECTIVITIES]
-        by_share = functional.count_for_loss_share(costs.losses, _LOSS_SHARE) / len(costs.losses)
+        by_share = LossSharePolicy(loss_share=_LOSS_SHARE).keep_fraction(costs.losses)
         options.append(option(f"ledger_backprop(loss_share={_LOSS_SHARE})", by_share, load=by_share))
     options.sort(key=lambda option: option.seconds)
     first = Option(method="traditional()", selectivity=1.0, seconds=plain, speed_up=1.0)

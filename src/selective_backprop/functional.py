@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -94,35 +95,105 @@ def beta_from_guarded_selectivity(selectivity: float, ceiling: float) -> float:
     return round(_solve_falling(lambda beta: ceiling**beta / (beta + 1) - selectivity), 9)
 
 
-def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float) -> float:
+def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float, cap: float = float("inf")) -> float:
     """Exponent for which the expected share of the total loss that percentile ** beta keeps is `share`.
 
     The loss that is skipped, not the number of examples, is what selection may lose; with much redundancy a few
-    examples carry most of it.
+    examples carry most of it. Negative losses and cap count as in `count_for_loss_share`.
 
     >>> losses = torch.tensor([0.0, 0.0, 0.0, 1.0])
     >>> beta_from_loss_share(rank_percentiles(losses), losses, share=0.9) > 50      # the one that counts is kept
     True
     """
-    total = float(losses.sum(dtype=torch.float64))
-    if total <= 0:
-        return 0.0  # nothing is known to be easier than anything else
+    counted = cap_losses(loss_above_smallest(losses), cap)
+    total = float(counted.sum(dtype=torch.float64))
+    if share == 1 or total <= 0:
+        return 0.0  # nothing may be skipped, or nothing is known to be easier than anything else
     # exp of a multiple of the logarithm, in float32: many times faster than pow, for millions of examples.
-    logarithms, parts = percentiles.log().to(torch.float32), (losses / total).to(torch.float32)
-    return _solve_falling(lambda beta: float(torch.exp(logarithms * beta) @ parts) - share)
+    logarithms, parts = percentiles.log().to(torch.float32), (counted / total).to(torch.float32)
+    beta = _solve_falling(lambda beta: float(torch.exp(logarithms * beta) @ parts) - share)
+    return min(beta, _cap_for(len(losses), cap) / share - 1)  # at least share / cap of all are kept
 
 
-def count_for_loss_share(losses: Tensor, share: float) -> int:
+def loss_above_smallest(losses: Tensor) -> Tensor:
+    """Losses of which a share can be taken: as they are if none is negative, otherwise each less the smallest.
+
+    >>> loss_above_smallest(torch.tensor([0.5, 2.0])).tolist(), loss_above_smallest(torch.tensor([-0.5, 2.0])).tolist()
+    ([0.5, 2.0], [0.0, 2.5])
+    """
+    return losses - losses.min().clamp(max=0) if len(losses) else losses
+
+
+def cap_losses(losses: Tensor, times: float) -> Tensor:
+    """Losses >= 0 cut at the largest cap that is at most `times` the mean of the result.
+
+    However large a loss was, it is then at most times / N of the sum; and at most half of it, unless it is the only
+    one. Where so few losses are positive that each is above any such cap, they count as 1 and the others as 0.
+
+    >>> cap_losses(torch.tensor([1.0, 1.0, 1.0, 1e6]), times=2).tolist()
+    [1.0, 1.0, 1.0, 3.0]
+    """
+    size = len(losses)
+    times = _cap_for(size, times)
+    if size < 2 or times == float("inf"):
+        return losses
+    values = losses.to(torch.float64)
+    largest, places = values.topk(min(size, int(size / times) + 1))
+    # If the k largest are cut to t, then t = times * (k * t + rest) / N. The first k whose t reaches the next loss
+    # holds. Sums from small to large: what remains of a sum less its outlier would be rounding errors.
+    rest = torch.cat([values.index_fill(0, places, 0).sum().view(1), largest.flip(0)]).cumsum(0)[1:].flip(0)
+    num_cut = torch.arange(len(largest), dtype=torch.float64)
+    caps = times * rest / (size - times * num_cut).clamp(min=1e-300)
+    holds = ((largest <= caps * (1 + 1e-12)) & (times * num_cut < size)).nonzero().flatten()
+    cap = float(caps[holds[0]]) if len(holds) else 0.0
+    return values.clamp(max=cap) if cap > 0 else (values > 0).to(torch.float64)
+
+
+def _cap_for(size: int, times: float) -> float:
+    """The multiple of the mean at which N losses are cut: below 2 * times of them a half of their sum is less."""
+    return times if times == float("inf") else max(1.0, min(times, size / 2))
+
+
+def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")) -> int:
     """How many of the largest losses it takes to have this share of their sum.
+
+    Args:
+        losses: of any sign; if some are negative, what counts is how far each is above the smallest.
+        share: of the sum.
+        cap: no loss counts for more than this many times the mean of what counts (`cap_losses`), so that it takes at
+            least share / cap of all losses.
 
     >>> count_for_loss_share(torch.tensor([0.0, 1.0, 0.0, 2.0]), share=0.6)
     1
+    >>> outlier = torch.cat([torch.ones(99), torch.tensor([1e8])])
+    >>> count_for_loss_share(outlier, share=0.9), count_for_loss_share(outlier, share=0.9, cap=10)
+    (1, 90)
     """
-    sums = losses.sort(descending=True).values.cumsum(0, dtype=torch.float64)
-    if share == 1 or not len(losses) or sums[-1] <= 0:
-        return len(losses)  # nothing may be skipped, or nothing is known to be easier than anything else
+    size = len(losses)
+    counted = cap_losses(loss_above_smallest(losses), cap)
+    sums = counted.sort(descending=True).values.cumsum(0, dtype=torch.float64)
+    if share == 1 or not size or sums[-1] <= 0:
+        return size  # nothing may be skipped, or nothing is known to be easier than anything else
     # The small allowance keeps 0.9 of ten equal losses from being ten of them.
-    return 1 + int((sums < (share - 1e-9) * sums[-1]).sum())
+    count = 1 + int((sums < (share - 1e-9) * sums[-1]).sum())
+    return max(count, math.ceil(share * size / _cap_for(size, cap) - 1e-9))
+
+
+def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99) -> Tensor:
+    """Whether each loss >= 0 is more than `times` that within which this share of the losses is; (N,) bool.
+
+    It is compared with other hard examples, not with the mean: where most examples are learned and a few are not,
+    those few are no outliers. Of fewer than 20 losses none is.
+
+    >>> losses = torch.cat([torch.zeros(95), torch.tensor([2.0, 3.0, 5.0, 8.0, 900.0])])
+    >>> is_outlier(losses).nonzero().flatten().tolist()
+    [99]
+    """
+    if len(losses) < 20:
+        return torch.zeros(len(losses), dtype=torch.bool)
+    # Not quantile, which takes no more than 2 ** 24 values.
+    within = losses.kthvalue(1 + int(share * (len(losses) - 1))).values
+    return losses > times * within
 
 
 def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:

@@ -275,6 +275,23 @@ def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
     )
 
 
+def require_not_negative(scores: Tensor, ids: Tensor | None, what: str) -> None:
+    """Stop at a negative score where scores are shares of a sum, and say which examples have it and what to use."""
+    if not bool((scores < 0).any()):
+        return
+    rows = (scores < 0).nonzero().flatten()
+    values = ", ".join(f"{value:.4g}" for value in scores[rows[:5]].tolist())
+    where = (
+        f"ids {ids[rows[:5]].tolist()}" if ids is not None else f"positions {rows[:5].tolist()} among the candidates"
+    )
+    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    raise ValueError(
+        f"negative: {what} is {values} for the examples with {where}{more}. Examples are drawn in proportion to it, so "
+        "it must be >= 0. Use selective_backprop, top_k or ledger_backprop, which take losses of any sign, or a loss "
+        "that cannot be negative"
+    )
+
+
 def _same_buffers(one: Any, other: nn.Module) -> bool:
     ones, others = dict(one.named_buffers()), dict(unwrap(other).named_buffers())
     return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)

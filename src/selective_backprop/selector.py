@@ -14,7 +14,7 @@ from torch import Tensor
 
 from selective_backprop.batches import Layout, move
 from selective_backprop.intake import Loaded
-from selective_backprop.losses import require_finite
+from selective_backprop.losses import require_finite, require_not_negative
 from selective_backprop.no_trace import device_of, is_sharded, unwrap
 from selective_backprop.planning import plan_epoch
 from selective_backprop.policies import GroupedPolicy
@@ -165,14 +165,17 @@ class Selector:
             by_id = self.method.groups
             groups = None if by_id is None else by_id[_NO_IDS if ids is None else ids]
             if self._rounds is None:
-                self._require_finite(scores, ids)
+                self._require_valid(scores, ids)
                 return self._choose(scores, groups)
 
             select = self._rounds.select_planned if planned else self._rounds.select
-            return select(scores, groups, self._choose, lambda: self._require_finite(scores, ids))
+            return select(scores, groups, self._choose, lambda: self._require_valid(scores, ids))
 
-    def _require_finite(self, scores: Tensor, ids: Tensor | None) -> None:
-        require_finite(scores, ids, f"{self._score_name} in a selection pass")
+    def _require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
+        what = f"{self._score_name} in a selection pass"
+        require_finite(scores, ids, what)
+        if not getattr(self.policy, "takes_negative_scores", True):
+            require_not_negative(scores, ids, what)
 
     @property
     def _score_name(self) -> str:
@@ -194,7 +197,7 @@ class Selector:
     def _look_at(self, candidates: Candidates, epoch: int) -> None:
         """Score candidates that are not selected from."""
         scores = self._score(candidates, epoch)
-        self._require_finite(scores, candidates.ids)
+        self._require_valid(scores, candidates.ids)
         self.schedule.observe(scores)
 
     def _watch(self, candidates: Candidates) -> None:

@@ -8,7 +8,7 @@
 | predicted_selective_backprop | predicted from past selection passes | chance = percentile ** beta |
 | distance_backprop | squared softmax error in a selection pass | chance = score, clipped |
 | expected_selective_backprop | loss in a selection pass | everything, weighted by percentile ** beta |
-| ledger_backprop | loss in training, no selection pass | chance = percentile ** beta |
+| ledger_backprop | loss in training, no selection pass | the hardest that carry 95% of the loss |
 | infobatch | loss in training, no selection pass | all above the mean, some below, weighted up |
 | kath18 | loss or gradient bound in a selection pass | draws in proportion to the score |
 | composer_backprop | loss in a selection pass, in a window | a fixed share of each candidate batch |

@@ -93,7 +93,9 @@ def ledger_backprop(
         selectivity: expected share of candidates trained on, each with chance percentile ** beta.
         loss_share: instead of a selectivity, train on the hardest examples, as many as carry this share of the total
             loss. It follows the data: little is trained on where there is much redundancy. 0.95 if neither it nor
-            selectivity nor beta is given.
+            selectivity nor beta is given. No example counts for more than ten times the average, and outliers are
+            trained on no more often than others: see `LossSharePolicy`. Losses may be negative: then it is the share
+            of how far losses are above the smallest.
         soft: with a loss_share, draw examples with chance percentile ** beta, beta such that the expected share is
             trained on. It takes more examples for the same share, and more compute for the same error.
         max_age: train on every example at least once in this many epochs; None: an example that has become easy may

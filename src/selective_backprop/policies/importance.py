@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.losses import require_not_negative
 from selective_backprop.policies.stateless import Stateless
 from selective_backprop.types import Selection
 
 
 class ImportancePolicy(Stateless):
     """Draw a share of each pool of candidates with replacement, p = score / sum of scores.
+
+    Scores must be >= 0. Shifting negative ones would not do: the smallest, and all its gradient, would never be drawn.
 
     Args:
         selectivity: the share; of N candidates, ceil(selectivity * N) draws. 1 keeps everything once: there is
@@ -33,12 +36,16 @@ class ImportancePolicy(Stateless):
         self.selectivity = selectivity
         self.unbiased = unbiased
 
+    @property
+    def takes_negative_scores(self) -> bool:
+        """If not, the loader refuses negative scores with their ids, from the first batch on."""
+        return self.selectivity == 1
+
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         size = len(scores)
         if self.selectivity == 1:
             return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
-        if bool((scores < 0).any()):
-            raise ValueError(f"importance sampling needs scores >= 0, got {float(scores.min())}")
+        require_not_negative(scores, None, "score")
         total = scores.to(torch.float64).sum()
         shares = scores.to(torch.float64) / total if total > 0 else torch.full((size,), 1 / size, dtype=torch.float64)
         num_draws = math.ceil(self.selectivity * size - 1e-9)

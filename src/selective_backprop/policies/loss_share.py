@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,38 +19,75 @@ class LossSharePolicy(Described):
     It follows the data: where few examples carry the loss, few are kept; where all are hard, nearly all. Made for
     whole epochs: what is decided about together is all there is, without a history.
 
+    A few broken examples cannot use up the share. No score counts for more than `cap` times the mean of what counts,
+    so that at least loss_share / cap of the candidates are kept. Outliers, more than 100 times what 99% of the scores
+    stay within, have no priority: each is kept with the chance that candidates have on average. Otherwise training
+    would meet them in every epoch and the rest in some, and chase them more than plain training does.
+
+    If some scores are negative, as the loss of a Gaussian with a learned variance can be, what counts is how far each
+    score is above the smallest. One candidate or more is kept, if there is any.
+
     Args:
         loss_share: share of the candidates' total score that is kept.
         soft: give each candidate the chance percentile ** beta instead, with beta such that the expected share is
-            kept. Everything has a chance, and more is kept for the same share.
+            kept. Everything has a chance, outliers the highest, and more is kept for the same share.
+        cap: at most this many times the mean is counted of a score; infinity: scores count as they are, and there are
+            no outliers.
 
     >>> policy = LossSharePolicy(loss_share=0.9)
     >>> redundant = torch.cat([torch.full((900,), 0.001), torch.full((100,), 1.0)])
     >>> len(policy.select(redundant, torch.Generator()).positions)
     91
+    >>> policy.keep_fraction(torch.cat([torch.ones(99), torch.tensor([1e8])]))    # not 0.01
+    0.9
     """
 
-    def __init__(self, *, loss_share: float, soft: bool = False) -> None:
+    def __init__(self, *, loss_share: float, soft: bool = False, cap: float = 10.0) -> None:
         if not 0 < loss_share <= 1:
             raise ValueError(f"loss_share must be in (0, 1], got {loss_share}")
         if not isinstance(soft, bool):  # "False" of a command line would count as true
             raise ValueError(f"soft must be true or false, got {soft!r}")
-        self.loss_share, self.soft = loss_share, soft
+        if not cap >= 1:
+            raise ValueError(f"cap must be at least 1, got {cap}")
+        self.loss_share, self.soft, self.cap = loss_share, soft, cap
         self.beta = float("nan")
         """The exponent chosen last, if soft."""
 
+    def keep_fraction(self, scores: Tensor) -> float:
+        """Fraction of the candidates that carry the share; what is kept unless soft."""
+        return functional.count_for_loss_share(scores, self.loss_share, self.cap) / max(1, len(scores))
+
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        if bool((scores < 0).any()):
-            raise ValueError(f"a share of the loss needs losses >= 0, got {float(scores.min())}")
-        if self.soft:
-            percentiles = functional.rank_percentiles(scores)
-            self.beta = functional.beta_from_loss_share(percentiles, scores, self.loss_share)
-            chances = functional.keep_probability(percentiles, self.beta)
-            positions = functional.flip_coins(chances, generator)
-        else:
-            count = functional.count_for_loss_share(scores, self.loss_share)
-            positions, chances = functional.highest(scores, count, generator)
+        positions, chances = (self._by_chance if self.soft else self._hardest)(scores, generator)
         return Selection(positions, torch.ones(positions.shape), chances)
+
+    def _by_chance(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        percentiles = functional.rank_percentiles(scores)
+        self.beta = functional.beta_from_loss_share(percentiles, scores, self.loss_share, self.cap)
+        chances = functional.keep_probability(percentiles, self.beta)
+        positions = functional.flip_coins(chances, generator)
+        if not len(scores) or bool((chances == 1).any()):
+            return positions, chances
+        # Ties at the top may all fall through: then one of them is kept, which adds to their chances.
+        top = (scores == scores.max()).nonzero().flatten()
+        if not len(positions):
+            positions = top[torch.randint(len(top), (1,), generator=generator)]
+        chances[top] += (1 - chances).prod() / len(top)
+        return positions, chances
+
+    def _hardest(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        fraction = self.keep_fraction(scores)
+        outliers = functional.is_outlier(functional.loss_above_smallest(scores))
+        if self.cap == float("inf") or not bool(outliers.any()):
+            return functional.highest(scores, round(fraction * len(scores)), generator)
+        usual = (~outliers).nonzero().flatten()
+        hardest, chances_of_usual = functional.highest(
+            scores[usual], math.ceil(fraction * len(usual) - 1e-9), generator
+        )
+        chances = torch.full((len(scores),), fraction, dtype=torch.float64)
+        chances[usual] = chances_of_usual
+        kept = functional.flip_coins(chances * outliers, generator)
+        return torch.cat([usual[hardest], kept]).sort().values, chances
 
     def state_dict(self) -> dict[str, Any]:
         return {"beta": self.beta}

@@ -1,0 +1,141 @@
+"""Losses of which a few are far larger than the rest, and negative ones."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import selective_backprop as sb
+
+SIZE, BATCH = 2000, 64
+
+
+def regression(seed, outlier=None):
+    """Inputs and noisy targets to train on, the same to test on; one target to train on is broken."""
+    draws = torch.Generator().manual_seed(seed)
+    slopes = torch.randn(10, 1, generator=draws)
+    sets = []
+    for _ in range(2):
+        inputs = torch.randn(SIZE, 10, generator=draws)
+        sets.append((inputs, inputs @ slopes + 0.3 * torch.randn(SIZE, 1, generator=draws)))
+    if outlier is not None:
+        sets[0][1][7] = outlier
+    return sets
+
+
+def make_loader(data, model, method, loss_fn, epochs, batch_size=BATCH):
+    order = torch.Generator().manual_seed(0)
+    loader = DataLoader(TensorDataset(*data), batch_size, shuffle=True, generator=order)
+    return sb.SelectiveLoader(loader, model, loss_fn, method, num_epochs=epochs)
+
+
+def trained(method, seed, outlier, make_optimizer, epochs=12):
+    """Test error, and training batches of each epoch."""
+    train, test = regression(seed, outlier)
+    torch.manual_seed(seed)
+    model = nn.Linear(10, 1)
+    optimizer = make_optimizer(model.parameters())
+    rate = optimizer.param_groups[0]["lr"]
+    loader, batches = make_loader(train, model, method, nn.MSELoss(), epochs), []
+    for _ in range(epochs):
+        batches.append(0)
+        for inputs, targets in loader:
+            optimizer.param_groups[0]["lr"] = rate * (1 - loader.progress)
+            loss = loader.loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            batches[-1] += 1
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(model(test[0]), test[1])), batches
+
+
+@pytest.mark.parametrize("outlier", [300.0, 1e4])
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [lambda p: torch.optim.Adam(p, lr=0.05), lambda p: torch.optim.SGD(p, lr=0.005)],
+    ids=["adam", "sgd"],
+)
+def test_one_broken_target_does_not_stop_the_ledger(outlier, make_optimizer):
+    """Its loss is over 99% of all. Test errors are within 10% of plain training's, over two seeds."""
+    plain = [trained(sb.traditional(), seed, outlier, make_optimizer)[0] for seed in range(2)]
+    ledger = [trained(sb.ledger_backprop(), seed, outlier, make_optimizer) for seed in range(2)]
+    assert sum(error for error, _ in ledger) < 1.1 * sum(plain)
+    for _, batches in ledger:
+        assert min(batches) > 0.2 * batches[0]
+        assert sum(batches) < 0.8 * len(batches) * batches[0]  # and not everything is trained on
+
+
+def test_the_rule_without_a_cap_does_stop():
+    """What the test above is there to see."""
+    method = sb.ledger_backprop()
+    method.policy.cap = float("inf")
+    _, batches = trained(method, 0, 1e4, lambda p: torch.optim.Adam(p, lr=0.05))
+    assert sum(batches[1:10]) < 0.5 * batches[0]  # until all is trained on for its age
+
+
+def test_some_wrong_labels_do_not_use_up_the_share():
+    """3% of the losses are 7, and what the network knows of the others differs; it goes on to train on these."""
+    others = torch.rand(9700, generator=torch.Generator().manual_seed(0)) * 0.01
+    losses = torch.cat([torch.full((300,), 7.0), others])
+    kept = sb.LossSharePolicy(loss_share=0.95).select(losses, torch.Generator()).positions
+    assert int((kept < 300).sum()) == 300
+    assert int((kept >= 300).sum()) > 0.5 * len(others)
+    uncapped = sb.LossSharePolicy(loss_share=0.95, cap=float("inf")).select(losses, torch.Generator()).positions
+    assert int((uncapped >= 300).sum()) == 0
+
+
+class GaussianLoss(nn.Module):
+    """Negative log likelihood of a Gaussian with a learned variance: below zero where the model is sure and right."""
+
+    reduction = "mean"
+
+    def forward(self, outputs, targets):
+        losses = nn.functional.gaussian_nll_loss(
+            outputs[:, :1], targets, outputs[:, 1:].exp(), reduction="none"
+        ).flatten()
+        return losses.mean() if self.reduction == "mean" else losses
+
+
+def gaussian_task(method, epochs):
+    draws = torch.Generator().manual_seed(0)
+    inputs = torch.randn(400, 4, generator=draws)
+    targets = 0.05 * torch.randn(400, 1, generator=draws)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    loader = make_loader((inputs, targets), model, method, GaussianLoss(), epochs, batch_size=40)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(epochs):
+        for batch_inputs, batch_targets in loader:
+            loss = loader.loss(model(batch_inputs), batch_targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return loader
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_ledger_goes_on_with_negative_losses(soft):
+    loader = gaussian_task(sb.ledger_backprop(loss_share=0.8, soft=soft), 6)
+    losses = loader.ledger.whole().loss
+    assert float(losses.median()) < -1
+    assert 0.2 < loader.stats.selectivity < 0.95
+
+
+def test_kath18_refuses_negative_losses_with_their_ids_and_what_to_use():
+    with pytest.raises(ValueError, match=r"negative: loss in a selection pass is -\d.* ids \[\d+") as caught:
+        gaussian_task(sb.kath18(2, variable_start=False), 6)
+    assert "Use selective_backprop, top_k or ledger_backprop" in str(caught.value)
+
+
+def test_kath18_refuses_negative_losses_at_the_first_batch_even_while_it_is_off():
+    targets = torch.zeros(40, 1)
+    model = nn.Linear(4, 2)
+    nn.init.zeros_(model.weight)
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([0.0, -4.0]))  # sure, and right
+    loader = make_loader((torch.randn(40, 4), targets), model, sb.kath18(2), GaussianLoss(), 4, batch_size=20)
+    with pytest.raises(ValueError, match=r"is -2, -2, -2, -2, -2 for the examples with ids \[.*\] and 15 more"):
+        next(iter(loader))
+    plain = make_loader((torch.randn(40, 4), targets), model, sb.kath18(1), GaussianLoss(), 4, batch_size=20)
+    assert len(list(plain)) == 2  # everything is kept: nothing is drawn in proportion to anything
