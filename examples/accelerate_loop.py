@@ -8,7 +8,11 @@ import argparse
 import tempfile
 
 import torch
-from accelerate import Accelerator
+
+try:
+    from accelerate import Accelerator
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'selective-backprop[transformers]'") from None
 
 import selective_backprop as sb
 

@@ -13,8 +13,12 @@ import os
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
-import keras
-import numpy as np
+try:
+    import keras
+    import numpy as np
+    import sklearn  # noqa: F401, because the data come from it
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'selective-backprop[keras,lab]'") from None
 
 import selective_backprop as sb  # NEW
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset  # NEW

@@ -9,13 +9,18 @@ Needs the extras [lightning] and [lab], the latter for the data.
 
 import argparse
 
-import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+
+try:
+    import lightning as L
+    import sklearn  # noqa: F401, because the data come from it
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'selective-backprop[lightning,lab]'") from None
 
 import selective_backprop as sb  # NEW
 from selective_backprop.integrations.lightning import SelectiveBackprop  # NEW

@@ -15,6 +15,11 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
+try:
+    import sklearn  # noqa: F401, because the data come from it
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'selective-backprop[lab]'") from None
+
 import selective_backprop as sb  # NEW
 from selective_backprop.lab.datasets import load_images
 

@@ -8,9 +8,14 @@ import argparse
 import random
 import tempfile
 
-import numpy as np
 import torch
-from transformers import BertConfig, BertForSequenceClassification, TrainingArguments, set_seed
+
+try:
+    import accelerate  # noqa: F401, because Trainer misses it only when a run is set up
+    import numpy as np
+    from transformers import BertConfig, BertForSequenceClassification, TrainingArguments, set_seed
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'selective-backprop[transformers]'") from None
 
 import selective_backprop as sb
 from selective_backprop.integrations.transformers import SelectiveTrainer

@@ -14,6 +14,7 @@ import selective_backprop as sb
 from selective_backprop.description import checksum, describe, differences
 from selective_backprop.scorers import Int8Copy
 from tests.contracts.methods import METHODS
+from tests.helpers import make_loader
 
 LABELS = torch.arange(6) % 2
 
@@ -110,6 +111,19 @@ def test_no_addresses_in_what_is_printed(name):
 )
 def test_a_method_is_printed_as_a_call(method, printed):
     assert repr(method) == printed
+
+
+def test_a_loader_is_printed_with_its_method_and_place():
+    loader = make_loader(sb.ledger_backprop(loss_share=0.95))
+    method = repr(loader.method)
+    assert repr(loader) == f"SelectiveLoader({method}, 13 candidate batches of 16, epoch 0)"
+    for _ in loader:
+        loader.loss(loader.model(loader.batch.data[0]), loader.batch.data[1])
+    assert repr(loader).endswith("epoch 1)")
+    larger = make_loader(sb.top_k(0.5), batch_size=8)
+    assert "13 candidate batches of 16, training batches of 8, epoch 0" in repr(larger)
+    endless = sb.SelectiveLoader(iter([]), nn.Linear(2, 2), nn.MSELoss(), sb.top_k(0.5))
+    assert repr(endless) == "SelectiveLoader(top_k(selectivity=0.5), candidate batches, epoch 0)"
 
 
 def test_a_part_of_a_users_own_shows_what_it_kept():

@@ -26,6 +26,23 @@ def counts(printed):
     return [int(number.replace(",", "")) for number in STATS.search(printed).groups()]
 
 
+@pytest.mark.parametrize(
+    ("script", "missing", "extras"),
+    [
+        ("pytorch_loop.py", "sklearn", "lab"),
+        ("lightning_digits.py", "lightning", "lightning,lab"),
+        ("keras_digits.py", "keras", "keras,lab"),
+        ("accelerate_loop.py", "accelerate", "transformers"),
+        ("transformers_text.py", "transformers", "transformers"),
+    ],
+)
+def test_a_missing_package_is_one_sentence_with_its_pip_line(script, missing, extras):
+    code = f"import runpy, sys; sys.modules[{missing!r}] = None; runpy.run_path({str(ROOT / 'examples' / script)!r})"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.strip().endswith(f": pip install 'selective-backprop[{extras}]'") and missing in done.stderr
+
+
 def test_pytorch_loop():
     printed = run("pytorch_loop.py", "--epochs", 5)
     offered, trained, _ = counts(printed)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import selective_backprop as sb
 from selective_backprop import functional as SF
 from selective_backprop.ledger import Ledger
+from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer, StoredScorer
 from tests import reference
 from tests.helpers import NUM_DIGITS, digits, make_loader, make_model, train
 
@@ -573,12 +574,47 @@ def test_bad_references(given, error, message):
         sb.reducible_loss(given)
 
 
-def test_too_few_reference_losses():
-    with pytest.raises(ValueError, match=r"no reference loss for id \d+: there are 10"):
-        list(make_loader(sb.reducible_loss(torch.rand(10))))
+@pytest.mark.parametrize("count", [10, NUM_DIGITS - 1, NUM_DIGITS + 1])
+def test_reference_losses_of_another_data_set_are_refused_at_once(count):
+    message = f"has scores for {count} ids, but the data set has {NUM_DIGITS} examples"
+    with pytest.raises(ValueError, match=message):
+        make_loader(sb.reducible_loss(torch.rand(count)))
+    nested = StoredScorer(ReducibleLossScorer(ForwardScorer(), torch.rand(count)), every=2)
+    with pytest.raises(ValueError, match=message):
+        make_loader(sb.top_k(0.5, scoring=nested))
 
 
 # ---- options of SB-like methods
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.int])
+def test_classes_may_be_a_list_or_an_array(convert):
+    labels = torch.arange(NUM_DIGITS) % 3
+    given, expected = (make_loader(sb.selective_backprop(0.4, classes=c)) for c in (convert(labels), labels))
+    assert torch.equal(given.method.groups, expected.method.groups)
+    torch.manual_seed(0)
+    found = [given.batch.ids.tolist() for _ in given]
+    torch.manual_seed(0)
+    assert found == [expected.batch.ids.tolist() for _ in expected]
+
+
+@pytest.mark.parametrize(
+    ("classes", "error", "message"),
+    [
+        (torch.zeros(NUM_DIGITS, 2), ValueError, r"classes must be 1-D, one number per id, got shape \(203, 2\)"),
+        (["cat", "dog"], TypeError, r"classes must be whole numbers, one for each id, got \['cat', 'dog'\]. Number"),
+        ([[0, 1], [2]], TypeError, r"classes must be whole numbers, one for each id, got \[\[0, 1\], \[2\]\]"),
+        ([0.0, 1.0], TypeError, r"classes must be whole numbers, one for each id, got torch.float32"),
+    ],
+)
+def test_classes_that_are_none(classes, error, message):
+    with pytest.raises(error, match=message):
+        sb.selective_backprop(0.4, classes=classes)
+
+
+def test_classes_of_another_data_set():
+    with pytest.raises(ValueError, match="selective_backprop has classes for 3 ids, but the data set has 203 examples"):
+        make_loader(sb.selective_backprop(0.4, classes=[0, 1, 2]))
 
 
 @pytest.mark.parametrize("selectivity", [0.1, 0.37, 0.9, 1.0])

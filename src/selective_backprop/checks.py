@@ -17,7 +17,7 @@ from selective_backprop.rounds import Rounds
 from selective_backprop.sampling import num_candidates
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.source import Source
-from selective_backprop.types import Method
+from selective_backprop.types import Method, require_method
 
 STATE_VERSION = 3
 
@@ -37,8 +37,7 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(method, Method):
-        raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
+    require_method(method)
     _check_whole("batch_size", batch_size)
     _check_whole("num_epochs", num_epochs)
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
@@ -106,12 +105,21 @@ def check_source(source: Source, method: Method, ranks: Ranks | None) -> None:
             "shuffle=True or RandomSampler(data, replacement=True, num_samples=len(data)), and count epochs; or use a "
             "method that decides batch by batch, such as selective_backprop"
         )
-    lengths = {name: len(by_id) for name in ("keep", "groups") if (by_id := getattr(method, name)) is not None}
-    for name, length in {"scores": method.scorer.needs.num_examples, **lengths}.items():
-        if length is not None and length != source.num_examples:
+    by_id = {"keep": method.keep, "classes": method.groups}
+    lengths = [(name, len(values)) for name, values in by_id.items() if values is not None]
+    for name, length in [*lengths, *(("scores", length) for length in _lengths(method.scorer))]:
+        if length != source.num_examples:
             raise ValueError(
                 f"{method.name} has {name} for {length} ids, but the data set has {source.num_examples} examples"
             )
+
+
+def _lengths(scorer: Any) -> list[int]:
+    """For how many ids the scorer, and those that it hands candidates to, have values."""
+    if scorer is None:
+        return []
+    own = scorer.needs.num_examples
+    return ([] if own is None else [own]) + _lengths(getattr(scorer, "fresh", None))
 
 
 def _plans_epochs(method: Method) -> bool:

@@ -10,6 +10,9 @@ from torch import Tensor
 from selective_backprop.selector import Selector
 from selective_backprop.types import Batch
 
+LOSS_CALL = "loader.loss(outputs, targets)"
+"""What errors tell users to call; a framework's users have another way to it."""
+WEIGHTS_NAME = "loader.batch.weights"
 _MAX_WAITING = 16  # training steps whose losses may wait on a GPU
 
 
@@ -62,6 +65,7 @@ class Feedback:
         self.weights_used = True
         """Whether the weights of the batch under way were applied or read, if it has any."""
         self._losses_given = True
+        self.loss_call, self.weights_name = LOSS_CALL, WEIGHTS_NAME
 
     def expect_for(self, batch: Batch) -> Batch:
         """A step on this batch begins. Returns the batch to show to the caller."""
@@ -83,13 +87,13 @@ class Feedback:
         name = self._selector.method.name
         if not self.weights_used:
             raise RuntimeError(
-                f"{name} gives examples weights, and this batch was trained on without them: use "
-                "loader.loss(outputs, targets), or read loader.batch.weights and apply them yourself"
+                f"{name} gives examples weights, and this batch was trained on without them: compute the loss by "
+                f"{self.loss_call}, or read {self.weights_name} and apply them yourself"
             )
         if not self._losses_given:
             raise RuntimeError(
                 f"{name} selects by the losses of training, and learned none from this batch: compute the loss by "
-                "loader.loss(outputs, targets)"
+                f"{self.loss_call}"
             )
         self._learn_if_due()
 

@@ -196,6 +196,13 @@ class SelectiveLoader(LoaderAttributes):
 
     # ---- what users read
 
+    def __repr__(self) -> str:
+        batches, size = self._offering.num_batches, self._source.batch_size
+        count = "candidate batches" if batches is None else f"{batches:,} candidate batches"
+        sizes = "" if size is None else f" of {size}"
+        training = f", training batches of {self.batch_size}" if self.batch_size not in (None, size) else ""
+        return f"{type(self).__name__}({self.method!r}, {count}{sizes}{training}, epoch {self.epoch})"
+
     def __len__(self) -> int:
         """The most batches an epoch can give, reached when everything is selected; selectivity x this is usual.
 

@@ -79,7 +79,7 @@ def keep_after_pruning(
     order = scored[scores[scored].argsort(stable=True)]
     groups: Sequence[Tensor] = [order]
     if classes is not None:
-        labels = torch.as_tensor(classes).cpu()
+        labels = labels_by_id(classes)
         if labels.shape != scores.shape:
             raise ValueError(f"classes must have one label for each of {len(scores)} ids, got {tuple(labels.shape)}")
         ordered, position = labels[order].sort(stable=True)
@@ -89,6 +89,24 @@ def keep_after_pruning(
         keep[group[: round(prune * len(group))]] = False
         keep[group[len(group) - round(highest * len(group)) :]] = False
     return keep
+
+
+def labels_by_id(classes: Tensor | Sequence[int]) -> Tensor:
+    """Classes given as a tensor, a numpy array or a list, as (M,) int64 on the CPU.
+
+    >>> labels_by_id([0, 2, 1])
+    tensor([0, 2, 1])
+    """
+    try:
+        labels = torch.as_tensor(classes).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:  # lists of words, lists of different lengths
+        raise TypeError(
+            f"classes must be whole numbers, one for each id, got {classes!r:.100}. Number the classes from 0"
+        ) from error
+    _require_one_dimension(labels, "classes")
+    if labels.is_floating_point() or labels.is_complex():
+        raise TypeError(f"classes must be whole numbers, one for each id, got {labels.dtype}")
+    return labels.to(torch.int64)
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -219,6 +220,24 @@ class Method:
             raise ValueError(f"{self.name} decides by itself when selection is on, by {self.schedule!r}")
         timing = {item.name: getattr(self.schedule, item.name) for item in dataclasses.fields(Schedule)}
         return dataclasses.replace(self, schedule=Guard(**timing, window=window, patience=patience))
+
+
+def require_method(method: Any) -> None:
+    """Raise for what is not a Method, with the call that was probably meant."""
+    if isinstance(method, Method):
+        return
+    start = "method must be a Method, such as selective_backprop(selectivity=1/3)"
+    if isinstance(method, str):
+        import selective_backprop  # which imports this module
+
+        names = selective_backprop.methods.__all__
+        near = difflib.get_close_matches(method, names, 1)
+        meant = f"pass the method itself, sb.{near[0]}()" if near else f"there are {', '.join(names)}"
+        raise TypeError(f"{start}, got the word {method!r}: {meant}")
+    if callable(method) and hasattr(method, "__name__"):
+        name = method.__name__
+        raise TypeError(f"{start}, got the function {name}: forgot the parentheses? Write {name}()")
+    raise TypeError(f"{start}, got {method!r:.200}")
 
 
 def _scorer_options(scorer: object) -> list[str]:

@@ -116,8 +116,17 @@ def test_a_batch_that_is_no_pair(make):
         (
             {"method": "selective_backprop"},
             TypeError,
-            r"method must be a Method, such as selective_backprop\(selectivity",
+            r"method must be a Method, .* got the word 'selective_backprop': pass the method itself, "
+            r"sb.selective_backprop\(\)",
         ),
+        ({"method": "ledger-backprop"}, TypeError, r"pass the method itself, sb.ledger_backprop\(\)"),
+        ({"method": "adam"}, TypeError, "got the word 'adam': there are composer_backprop, diet, "),
+        (
+            {"method": sb.selective_backprop},
+            TypeError,
+            r"got the function selective_backprop: forgot the parentheses\? Write selective_backprop\(\)",
+        ),
+        ({"method": 0.5}, TypeError, r"method must be a Method, such as selective_backprop\(.*\), got 0.5"),
         ({"method": sb.selective_backprop(start=0.5)}, ValueError, "selects in a window of training: pass num_epochs="),
         ({"model": len}, TypeError, "model must be a torch.nn.Module, got builtin_function_or_method"),
         ({"loss_fn": "cross_entropy"}, TypeError, "loss_fn must be callable, got str"),

@@ -117,6 +117,13 @@ def test_a_pydataset_in_batches_of_another_size():
     assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1) and len(watch.ids) == 13
 
 
+def test_kath18_starts_when_it_pays_by_scoring_now_and_then():
+    _, dataset, _ = fit(sb.kath18(3, threshold=1.07), candidate_batch_size=48, epochs=8)
+    stats = dataset.loader.stats
+    assert dataset.loader.schedule.tau > 1.07
+    assert 48 < stats.scored < stats.offered and stats.trained < stats.offered
+
+
 def test_scoring_leaves_no_trace():
     model = make_model()
     x, y = arrays()
@@ -335,7 +342,6 @@ class Inputs(keras.utils.PyDataset):
         (sb.ledger_backprop(), "goes by the losses of training"),
         (sb.infobatch(), "goes by the losses of training"),
         (sb.selective_backprop(0.5, scoring="reuse"), "goes by the losses of training"),
-        (sb.kath18(), "variable_start=False"),
         (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.selective_backprop(0.5, scoring="half"), "scoring='eval' only"),
         (sb.stale_selective_backprop(0.5, scoring="int8"), "scoring='eval' only"),

@@ -73,7 +73,8 @@ def test_methods_that_need_the_selected_loss(method):
     module, _, selection = fit(method)
     assert selection.loader.stats.selectivity < 0.9
     assert all(parameter.isfinite().all() for parameter in module.parameters())
-    with pytest.raises(RuntimeError, match=r"loader\.loss\(outputs, targets\)"):
+    call = r"compute the loss by self\.trainer\.train_dataloader\.loss\(outputs, targets\) in training_step"
+    with pytest.raises(RuntimeError, match=call):  # not loader.loss, which a LightningModule does not have
         fit(method, module=Digits(selected_loss=False))
 
 
@@ -201,6 +202,16 @@ def test_a_checkpoint_of_other_ranks_is_refused():
     selection.setup(trainer(), Digits(), "fit")
     with pytest.raises(ValueError, match="saved by 2 ranks"):
         selection.load_state_dict({"ranks": [{}, {}]})
+
+
+def test_a_fault_inside_lightning_is_not_told_as_a_missing_extra(tmp_path):
+    package = tmp_path / "lightning"
+    package.mkdir()
+    (package / "__init__.py").write_text("import a_dependency_of_lightning")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import selective_backprop.integrations.lightning"
+    failed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert failed.returncode == 1 and "No module named 'a_dependency_of_lightning'" in failed.stderr
+    assert "pip install" not in failed.stderr
 
 
 def test_a_missing_extra_names_its_pip_line():

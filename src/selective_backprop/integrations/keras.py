@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.keras_steps import SelectedSteps
 from selective_backprop.loader import SelectiveLoader
 from selective_backprop.stats import Stats
@@ -15,6 +16,8 @@ from selective_backprop.types import Batch, Method
 try:
     import keras
 except ImportError as error:
+    if not is_missing(error, "keras"):
+        raise
     raise ImportError(f"{error}: pip install 'selective-backprop[keras]', and set KERAS_BACKEND") from error
 
 from selective_backprop.integrations.keras_data import PyDatasetBatches, example, rows_loader, to_numpy

@@ -14,18 +14,14 @@ from selective_backprop.policies import (
     TopKPolicy,
     UniformPolicy,
 )
-from selective_backprop.schedule import VariableStart
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.scorers.wrapping import Wrapping
-from selective_backprop.types import Method, Policy, Scorer
+from selective_backprop.types import Policy, Scorer, require_method
 
 
 def check_method(method: Any) -> None:
     """Raise for a method whose parts cannot work with a Keras model."""
-    if not isinstance(method, Method):
-        raise TypeError(f"method must be a Method, such as sb.selective_backprop(1/3), got {method!r}")
-    if isinstance(method.schedule, VariableStart):
-        raise ValueError(f"{method.name} starts by losses of training, which fit() keeps: pass variable_start=False")
+    require_method(method)
     _check_scorer(method.scorer, method.name)
 
 

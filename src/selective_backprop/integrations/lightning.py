@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from selective_backprop.forward import default_forward
+from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.pacing import PacedLoader
 from selective_backprop.losses import Reducer
 from selective_backprop.stats import Stats
-from selective_backprop.types import Forward, Method
+from selective_backprop.types import Forward, Method, require_method
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -24,6 +25,8 @@ try:
     from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
     from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 except ImportError as error:
+    if not is_missing(error, "lightning"):
+        raise
     raise ImportError(f"{error}: pip install 'selective-backprop[lightning]'") from error
 
 # Said once a run about slots without a batch, all of them on purpose.
@@ -65,8 +68,7 @@ class SelectiveBackprop(Callback):
         seed: int = 0,
         random_state: bool = True,
     ) -> None:
-        if not isinstance(method, Method):
-            raise TypeError(f"method must be a Method, such as sb.selective_backprop(1/3), got {method!r}")
+        require_method(method)
         self.method = method
         self.loss_fn = loss_fn
         self.forward = forward or default_forward
@@ -193,6 +195,8 @@ class SelectiveBackprop(Callback):
             num_epochs=self.num_epochs or max_epochs,
             seed=self.seed,
             window=trainer.accumulate_grad_batches,
+            loss_call="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
+            weights_name="loader.batch.weights of your SelectiveBackprop",
         )
         if self._saved is not None:
             self._loader.load_state_dict(self._saved["loader"])

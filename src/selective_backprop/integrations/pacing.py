@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from selective_backprop.feedback import LOSS_CALL, WEIGHTS_NAME
 from selective_backprop.loader import SelectiveLoader
 from selective_backprop.types import Batch
 
@@ -20,6 +21,8 @@ class PacedLoader(SelectiveLoader):
     Args:
         window: slots that belong together, such as those between two optimizer steps: all of them have a batch, or
             none has. The last window of an epoch may be shorter, and may begin with slots without a batch.
+        loss_call, weights_name: what errors tell the framework's users to call instead of `loader.loss`, and to read
+            instead of `loader.batch.weights`.
         options: those of SelectiveLoader.
 
     >>> import torch, selective_backprop as sb
@@ -34,10 +37,18 @@ class PacedLoader(SelectiveLoader):
 
     _puts_back = False  # slots are counted, whatever becomes of them
 
-    def __init__(self, *arguments: Any, window: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        window: int = 1,
+        loss_call: str = LOSS_CALL,
+        weights_name: str = WEIGHTS_NAME,
+        **options: Any,
+    ) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         super().__init__(*arguments, **options)
+        self._feedback.loss_call, self._feedback.weights_name = loss_call, weights_name
         self.slot = 0
         """Slots of this epoch given out."""
         self._window = window

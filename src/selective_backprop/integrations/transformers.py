@@ -16,19 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
 from selective_backprop.loader import SelectiveLoader
 from selective_backprop.losses import Reducer, token_cross_entropy
 from selective_backprop.padding import Pad, pad_to_longest
 from selective_backprop.progress import step_by_progress
 from selective_backprop.safe_writing import write_whole
-from selective_backprop.types import Batch, Method
+from selective_backprop.types import Batch, Method, require_method
 
 try:
     import accelerate  # noqa: F401, because transformers misses it only when a run is set up
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
+    if not is_missing(error, "accelerate", "transformers"):
+        raise
     raise ImportError("SelectiveTrainer needs: pip install 'selective-backprop[transformers]'") from error
 
 STATE_NAME = "selective_backprop.pt"
@@ -271,8 +274,7 @@ def _is_causal(model: nn.Module) -> bool:
 
 def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
     """Raise for what cannot work, before anything is trained."""
-    if not isinstance(method, Method):
-        raise TypeError(f"method must be a Method, such as selective_backprop(selectivity=1/3), got {method!r}")
+    require_method(method)
     if trainer.args.n_gpu > 1:
         raise ValueError(
             f"SelectiveTrainer works on one device per process, and this one has {trainer.args.n_gpu}: start it by "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 from torch import Tensor
 
 from selective_backprop.policies import GroupedPolicy, PercentilePolicy
+from selective_backprop.pruning import labels_by_id
 from selective_backprop.schedule import Schedule
 from selective_backprop.types import Method, Policy, Scorer
 
@@ -29,7 +31,7 @@ class PercentileOptions(ScheduleOptions, total=False):
     noise_guard: float
     unbiased: bool
     max_weight: float
-    classes: Tensor
+    classes: Tensor | Sequence[int]
 
 
 OF_PERCENTILES = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased", "max_weight")
@@ -52,5 +54,5 @@ def method_with(name: str, scorer: Scorer, policy: Policy, options: PercentileOp
     timing = {key: options[key] for key in ScheduleOptions.__optional_keys__ if key in options}  # type: ignore[literal-required]
     classes = options.get("classes")
     if classes is not None:
-        policy = GroupedPolicy(policy)
+        classes, policy = labels_by_id(classes), GroupedPolicy(policy)
     return Method(name, scorer, policy, Schedule(**timing), groups=classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -11,7 +12,12 @@ from selective_backprop.types import Method
 
 
 def diet(
-    method: Method, scores: Tensor, prune: float = 0.25, *, highest: float = 0.0, classes: Tensor | None = None
+    method: Method,
+    scores: Tensor,
+    prune: float = 0.25,
+    *,
+    highest: float = 0.0,
+    classes: Tensor | Sequence[int] | None = None,
 ) -> Method:
     """Any method on what a pruning before training left: Diet-SB is EL2N and then SB.
 
