@@ -33,14 +33,6 @@ def test_training_does_not_overwrite_the_score_of_the_selection_pass():
     assert (ledger.score[0], ledger.loss[0]) == (2, 1)
 
 
-def test_mean_loss_is_exponentially_weighted():
-    ledger, mean = Ledger(1), None
-    for epoch, loss in enumerate([4.0, 2.0, 1.0, 0.5]):
-        ledger.record_losses(torch.tensor([0]), torch.tensor([loss]), epoch)
-        mean = loss if mean is None else 0.7 * mean + 0.3 * loss
-    assert float(ledger.mean_loss[0]) == pytest.approx(mean)
-
-
 def test_repeated_ids_count_each_time():
     ledger = Ledger(3)
     ledger.count_offered(torch.tensor([2, 2, 0]))

@@ -7,9 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_MEAN_DECAY = 0.7  # an example seen once an epoch: its last three losses make up two thirds of the mean
-
-
 class Columns:
     """What is known of examples, a column each; what rows there are is up to the class."""
 
@@ -17,7 +14,6 @@ class Columns:
     score_epochs: Tensor
     loss: Tensor
     loss_epoch: Tensor
-    mean_loss: Tensor
     probability: Tensor
     offered: Tensor
     selected: Tensor
@@ -64,14 +60,13 @@ class LedgerRows(Columns):
 
 
 class Ledger(Columns):
-    """One row per example id, on the CPU: 32 bytes, and 8 more for every past score beyond the last.
+    """One row per example id, on the CPU: 28 bytes, and 8 more for every past score beyond the last.
 
     Attributes (M = number of examples, H = past scores kept):
         scores: (M, H) the last scores from selection passes, newest first; NaN where there were none.
         score_epochs: (M, H) their epochs; -1 where there were none.
         loss: last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none.
         loss_epoch: its epoch; -1 if there was none.
-        mean_loss: exponentially weighted mean of the losses from training.
         probability: chance of selection at its last decision; NaN if there was none.
         offered: how often it was a candidate.
         selected: how often it was selected for training.
@@ -88,7 +83,6 @@ class Ledger(Columns):
         self.score_epochs = torch.full((num_examples, past_scores), -1, dtype=torch.int32)
         self.loss = torch.full((num_examples,), nan)
         self.loss_epoch = torch.full((num_examples,), -1, dtype=torch.int32)
-        self.mean_loss = torch.full((num_examples,), nan)
         self.probability = torch.full((num_examples,), nan)
         self.offered = torch.zeros(num_examples, dtype=torch.int32)
         self.selected = torch.zeros(num_examples, dtype=torch.int32)
@@ -115,11 +109,8 @@ class Ledger(Columns):
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
         """Losses of a training step. Epoch: as for scores."""
-        losses = losses.to(torch.float32)
-        mean = self.mean_loss[ids]
-        self.loss[ids] = losses
+        self.loss[ids] = losses.to(torch.float32)
         self.loss_epoch[ids] = epoch
-        self.mean_loss[ids] = torch.where(mean.isnan(), losses, mean.lerp(losses, 1 - _MEAN_DECAY))
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Chances with which it was decided about candidates."""

@@ -129,7 +129,7 @@ DAMAGED = {
     "generator of another size": lambda state: changed(
         state, torch.zeros(3, dtype=torch.uint8), "selector", "generator"
     ),
-    "ledger without a column": lambda state: without(state, "ledger", "mean_loss"),
+    "ledger without a column": lambda state: without(state, "ledger", "loss_epoch"),
     "ledger with more past scores": lambda state: changed(state, torch.zeros(203, 4), "ledger", "scores"),
     "unknown statistics": lambda state: changed(state, 1, "stats", "unheard_of"),
     "class of batches that is not there": lambda state: changed(state, "no.such:Class", "queue", "layout", "class"),
