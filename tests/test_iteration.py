@@ -80,6 +80,17 @@ def test_a_look_at_the_only_batch_of_an_epoch():
     assert (loader.epoch, loader.progress, loader.stats.queued) == (1, 1, 0)
 
 
+def test_what_flush_gave_out_does_not_come_back():
+    model = make_model()
+    loader = make_loader(sb.selective_backprop(0.3), model=model, loader_options={"batch_size": 203})
+    given = 0
+    for _ in range(4):
+        for inputs, targets in itertools.chain(loader, loader.flush()):
+            loader.loss(model(inputs), targets)
+            given += len(targets)
+    assert given == loader.stats.trained == int(loader.ledger.selected.sum())
+
+
 def test_leaving_after_a_training_step_is_no_look():
     model = make_model()
     loader = make_loader(sb.selective_backprop(0.5), model=model)
@@ -255,3 +266,72 @@ def test_total_batches_of_a_loader_without_a_length(total, logged, caplog):
 def test_options_of_the_wrong_kind(options, error, message):
     with pytest.raises(error, match=message):
         make_loader(sb.selective_backprop(0.5), **options)
+
+
+class Bar:
+    """As tqdm's, as far as it is used."""
+
+    def __init__(self, total=None):
+        self.total, self.n, self.closed = total, 0, False
+
+    def update(self, count):
+        self.n += count
+
+    def close(self):
+        self.closed = True
+
+
+@every_method
+def test_a_bar_by_candidates_ends_with_the_epoch(make):
+    model = make_model()
+    loader = make_loader(make(), model=model, num_epochs=2)
+    for _ in range(2):
+        bar, seen = Bar(), []
+        for inputs, targets in loader.with_bar(bar):
+            loader.loss(model(inputs), targets).backward()
+            seen.append(bar.n)
+        assert bar.total == bar.n == 13 and bar.closed
+        assert seen == sorted(seen) and seen[0] < 13
+
+
+def test_a_bar_without_a_length_counts_batches():
+    loader, _ = iterable_loader()
+    loader.num_epochs = None
+    bar = Bar()
+    assert len(list(loader.with_bar(bar))) == 13 == bar.n
+
+
+def test_mean_losses_say_what_they_are_of():
+    model = make_model().eval()
+    loader = make_loader(sb.top_k(0.5), model=model)
+    assert loader.stats.mean_trained_loss != loader.stats.mean_trained_loss  # NaN
+    with torch.no_grad():
+        for inputs, targets in itertools.chain(loader, loader.flush()):
+            loader.loss(model(inputs), targets)
+        inputs, targets = digits().tensors
+        losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+    assert loader.stats.mean_candidate_loss == pytest.approx(float(losses.mean()), rel=1e-5)
+    trained = losses[loader.ledger.selected > 0]
+    assert loader.stats.mean_trained_loss == pytest.approx(float(trained.mean()), rel=1e-5)
+    assert loader.stats.mean_trained_loss > loader.stats.mean_candidate_loss
+
+
+class Counting(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+        self.calls, self.scale, self.cache = 0, torch.ones(()), None
+
+    def forward(self, x):
+        self.calls += 1
+        self.scale.mul_(1.0)
+        self.cache = torch.zeros(1)
+        return super().forward(x)
+
+
+def test_state_in_plain_attributes_is_named_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        list(make_loader(sb.selective_backprop(0.5), model=nn.Sequential(Counting())))
+    assert caplog.text.count("plain attributes (calls of 0, scale of 0)") == 1
+    caplog.clear()
+    list(make_loader(sb.selective_backprop(0.5), model=make_model()))
+    assert "plain attributes" not in caplog.text

@@ -265,7 +265,7 @@ def test_a_proxy_for_something_else_is_refused_at_the_first_batch(unfit, message
 
 def test_what_is_wrong_with_the_large_model_is_not_blamed_on_the_proxy():
     method = sb.top_k(0.5, scoring=sb.proxy(nn.Linear(32, 10)))
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+    with pytest.raises(ValueError, match="in the model or in loss_fn, with RuntimeError: mat1 and mat2"):
         next(iter(make_loader(method, model=nn.Linear(33, 10))))
 
 

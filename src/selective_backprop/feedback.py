@@ -61,7 +61,8 @@ class Feedback:
     def __init__(self, selector: Selector, device: torch.device) -> None:
         self._selector = selector
         self.device = device
-        self._steps: list[tuple[Tensor | None, Tensor, int, bool]] = []  # ids, losses, epoch, whether all were kept
+        # ids, losses on their way, epoch, whether all were kept
+        self._steps: list[tuple[Tensor | None, tuple[Tensor, Any], int, bool]] = []
         self.weights_used = True
         """Whether the weights of the batch under way were applied or read, if it has any."""
         self._losses_given = True
@@ -80,7 +81,7 @@ class Feedback:
     def add(self, batch: Batch, losses: Tensor | None, epoch: int) -> None:
         """The losses of a step's examples; None where nobody needs them and finding them would cost extra."""
         if losses is not None:
-            self._steps.append((batch.ids, losses, epoch, bool((batch.probabilities == 1).all())))
+            self._steps.append((batch.ids, _sent(losses), epoch, bool((batch.probabilities == 1).all())))
         self._losses_given = True
 
     def step_is_over(self) -> None:
@@ -106,13 +107,35 @@ class Feedback:
         """Take in what was collected; costs no time when the device has caught up anyway."""
         steps, self._steps = self._steps, []
         for ids, losses, epoch, all_kept in steps:
-            self._selector.learn(ids, losses.to("cpu", torch.float32), epoch, all_kept=all_kept)
+            self._selector.learn(ids, _received(losses), epoch, all_kept=all_kept)
 
     def state_dict(self) -> dict[str, Any]:
         # Saving must not change when a GPU's losses are learned, or the run would differ from one without it.
         self._learn_if_due()
-        return {"steps": [[ids, losses.cpu(), *rest] for ids, losses, *rest in self._steps]}
+        return {"steps": [[ids, _received(losses), epoch, kept] for ids, losses, epoch, kept in self._steps]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steps = [(ids, losses, epoch, all_kept) for ids, losses, epoch, all_kept in state["steps"]]
+        self._steps = [(ids, (losses, None), epoch, all_kept) for ids, losses, epoch, all_kept in state["steps"]]
         self.weights_used = self._losses_given = True
+
+
+def _sent(losses: Tensor) -> tuple[Tensor, Any]:
+    """Begin to copy losses to the CPU; the second part tells when they have arrived, if that is to be waited for.
+
+    From a GPU the copy is queued behind the training step. The wait for the next scores is after it, so that reading
+    these losses then needs no wait of its own.
+    """
+    if not losses.is_cuda:
+        return losses, None
+    with torch.cuda.device(losses.device):
+        arriving = losses.float().to("cpu", non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+    return arriving, arrived
+
+
+def _received(sent: tuple[Tensor, Any]) -> Tensor:
+    losses, arrived = sent
+    if arrived is not None:
+        arrived.synchronize()
+    return losses.to("cpu", torch.float32)

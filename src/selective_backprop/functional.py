@@ -353,11 +353,24 @@ def select_using_loss(
         raise TypeError(f"Loss function must be callable, got {type(loss_fun).__name__}")
     if "reduction" not in inspect.signature(loss_fun).parameters:
         raise TypeError("Loss function `loss_fun` must take a keyword argument `reduction`.")
+    if not len(input):
+        raise ValueError("the batch has no examples to select from")
     small = shrink(input, scale_factor)
     num_selected = max(1, int(len(input) * keep))
     guard: Any = NoTrace(model)() if isinstance(model, torch.nn.Module) else torch.no_grad()
     with guard:
         losses = loss_fun(model(small), target, reduction="none").float().cpu()
+    if losses.numel() != len(input):
+        raise ValueError(
+            f"one loss per example is needed: loss_fun gave losses of shape {tuple(losses.shape)} for "
+            f"{len(input)} examples"
+        )
+    losses = losses.reshape(-1)
+    if not bool(torch.isfinite(losses).all()):
+        row = int((~torch.isfinite(losses)).nonzero()[0])
+        raise ValueError(
+            f"the loss of example {row} of the batch is {float(losses[row])}: selection needs finite losses"
+        )
     middles = rank_percentiles(losses) - 0.5 / len(losses)
     probabilities = fixed_size_probabilities(keep_probability(middles, beta_from_selectivity(keep)), num_selected)
     # Systematic sampling in order of loss spreads the choice over easy and hard alike.

@@ -62,6 +62,10 @@ class _Look:
         """Whether a batch was put back, so that the epoch goes on where it is."""
         self._marks: list[Any] = []
 
+    def start(self) -> None:
+        """An iteration begins; what `flush` gave out before it was none of its batches."""
+        self.batch, self.trained = None, False
+
     def begin(self, batch: Batch) -> None:
         if self.batch is None and not self.trained:
             self.batch, self._marks = batch, self._written()
@@ -315,7 +319,7 @@ class SelectiveLoader(LoaderAttributes):
     def _epoch_batches(self, own: list[weakref.ref[Generator[Any]]]) -> Generator[Any]:
         self._refuse_a_second_iteration()
         self._iteration = own[0]
-        self._look.trained = False
+        self._look.start()
         try:
             yield from self._epoch_or_rest()
         finally:
@@ -401,6 +405,39 @@ class SelectiveLoader(LoaderAttributes):
             self._look.batch = None  # the caller has it, whatever becomes of this iteration
             assert self._batch is not None
             yield self._batch
+
+    def with_bar(self, bar: Any) -> Iterator[Any]:
+        """As iterating over the loader, with a progress bar that goes by candidates and ends with the epoch.
+
+        Args:
+            bar: `tqdm()` or anything else with `update(n)` and `close()`. If it has a `total` that is None, that is
+                set to the candidate batches of an epoch.
+
+        In one line: `for inputs, targets in loader.with_bar(tqdm()):`. A bar around the loader itself would stop at
+        selectivity x 100%, since `len(loader)` is the most that an epoch can give.
+        """
+        total, shown = self._offering.num_batches, 0
+        if total is not None and getattr(bar, "total", 0) is None:
+            bar.total = total
+        epoch = self.epoch
+        try:
+            for batch in self:
+                yield batch
+                shown = self._advance(bar, epoch, shown)
+            if total is not None:
+                self._advance(bar, epoch, shown)
+        finally:
+            bar.close()
+
+    def _advance(self, bar: Any, epoch: int, shown: int) -> int:
+        """Bring the bar to where the epoch is; without a known length it counts training batches."""
+        total = self._offering.num_batches
+        if total is None:
+            bar.update(1)
+            return shown
+        reached = total if self.epoch > epoch else round(self._offering.fraction * total)
+        bar.update(reached - shown)
+        return reached
 
     def flush(self) -> Iterator[Any]:
         """Give out what is still queued, as a last batch that may be smaller than the others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import random
 import sys
 import threading
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 ScoringMode = Literal["eval", "train"]
+_logger = logging.getLogger(__name__)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -164,6 +166,30 @@ def _own_value(value: Any) -> Any:
     return copy.copy(value) if type(value) in (list, dict, set, deque) else value
 
 
+def _plain_attributes(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """Numbers and tensors that modules keep in attributes of their own: no buffers, so nobody restores them."""
+    found: dict[tuple[str, str], Any] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                found[path, name] = (id(value), value._version)
+            elif isinstance(value, int | float) and name != "training":
+                found[path, name] = value
+    return found
+
+
+def _tell_of_changes(before: dict[tuple[str, str], Any], after: dict[tuple[str, str], Any]) -> None:
+    changed = [
+        f"{name} of {path or 'the model'}" for (path, name), value in before.items() if after.get((path, name)) != value
+    ]
+    if changed:
+        _logger.warning(
+            "the model's forward pass changes what it keeps in plain attributes (%s): selection passes do so too, and "
+            "they are not restored. Register them as buffers, which are",
+            ", ".join(changed[:5]),
+        )
+
+
 class NoTrace:
     """Context in which the model can be called: no gradients, and nothing changed afterwards.
 
@@ -185,6 +211,7 @@ class NoTrace:
         # Buffers are written in train mode. In eval mode hardly any model does it, and copying them every time
         # has a cost, so the first call finds out.
         self._writes_buffers: bool | None = True if mode == "train" else None
+        self._called = False
         # FSDP gathers parameters for a forward pass, and leaves the outermost ones gathered for the backward pass.
         fsdp: Any = sys.modules.get("torch.distributed.fsdp")
         sharded = getattr(fsdp, "FSDPModule", ())
@@ -194,8 +221,12 @@ class NoTrace:
     def __call__(self) -> Iterator[None]:
         # no_grad, not inference_mode: a tensor that the model caches in its forward (rotary embeddings, masks)
         # must remain usable in training.
+        plain = _plain_attributes(self.model) if not self._called else {}
         with torch.no_grad(), preserved_rng(device_of(self.model)), self._flags(), self._buffers():
             yield
+        self._called = True
+        if plain:
+            _tell_of_changes(plain, _plain_attributes(self.model))
         for module in self._sharded:
             module.reshard()
 

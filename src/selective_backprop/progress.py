@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from selective_backprop.loader import SelectiveLoader
 
@@ -15,8 +15,8 @@ def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader, total_step
     candidates offered asks for: at the end of the run, `total_steps` times in all.
 
     Args:
-        scheduler: any torch scheduler that is stepped once per training step.
-        loader: made with num_epochs=.
+        scheduler: any torch scheduler that is stepped once per training step, chained and sequential ones too.
+        loader: made with num_epochs=, and with total_batches= if the DataLoader has no length.
         total_steps: the steps the scheduler was built for: num_epochs * len(user's DataLoader), as a rule.
 
     >>> import torch, selective_backprop as sb
@@ -37,7 +37,19 @@ def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader, total_step
     >>> scheduler.last_epoch
     16
     """
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TypeError(
+            "ReduceLROnPlateau goes by a validation loss, not by steps: call scheduler.step(validation_loss) once an "
+            "epoch yourself, without step_by_progress"
+        )
     # The small allowance undoes the rounding of the fraction, so that selectivity 1 steps exactly once a step.
     due = int(loader.progress * total_steps + 1e-6)
-    while scheduler.last_epoch < due:
+    while _steps_taken(scheduler) < due:
         scheduler.step()
+
+
+def _steps_taken(scheduler: LRScheduler) -> int:
+    """A ChainedScheduler steps several others together, and has no count of its own."""
+    if isinstance(scheduler, ChainedScheduler):
+        return _steps_taken(scheduler._schedulers[0])
+    return scheduler.last_epoch

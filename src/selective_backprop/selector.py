@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +61,7 @@ class Selector:
         self._num_epochs = num_epochs
         self._rounds = rounds
         self._is_sharded = rounds is not None and is_sharded(task.model)
+        self._has_scored = False
         self._layout: Layout | None = None
         self._stand_in: Candidates | None = None  # the last that were scored, if a rank without any has to attend
 
@@ -213,7 +216,9 @@ class Selector:
             self._attend()
             return torch.empty(0)
         with self._stats.timing("scoring"):
-            scores = self.scorer.score(candidates, self._current_task())
+            with _explained(first=not self._has_scored):
+                scores = self.scorer.score(candidates, self._current_task())
+            self._has_scored = True
             if scores.shape != (candidates.size,):
                 raise ValueError(
                     f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates"
@@ -223,6 +228,8 @@ class Selector:
         if self.scorer.needs.selection_pass:
             fidelity, staleness = getattr(self.scorer, "fidelity", 1.0), getattr(self.scorer, "staleness", 0)
             self._stats.count_scores(candidates.size, fidelity=fidelity, staleness=staleness)
+            if self._score_name == "loss":
+                self._stats.count_losses(scores, "candidates")
             if candidates.ids is not None:
                 self.ledger.record_scores(candidates.ids, scores, epoch)
         if self._is_sharded:
@@ -258,6 +265,8 @@ class Selector:
     def learn(self, ids: Tensor | None, losses: Tensor, epoch: int, *, all_kept: bool) -> None:
         """Losses of a finished training step. all_kept: nothing was selected, so they are those of any candidates."""
         require_finite(losses, ids, "training loss")
+        # With forward reuse these are the losses of all candidates, selected or not.
+        self._stats.count_losses(losses, "candidates" if self.scorer.needs.training_pass else "trained")
         by_loss = self._score_name == "loss" or not self.scorer.needs.selection_pass
         if all_kept and by_loss:
             self.schedule.observe_losses(losses)
@@ -307,6 +316,34 @@ class Selector:
             self.scorer.load_state_dict(state["scorer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
+
+
+@contextmanager
+def _explained(*, first: bool) -> Iterator[None]:
+    """An error of the model or the loss in the first selection pass says what to do about it.
+
+    Errors in words of ours come as they are, and so does a lack of memory.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError) as error:
+        if not first or isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
+            raise
+        raise ValueError(
+            f"the first selection pass failed in the model or in loss_fn, with {type(error).__name__}: {error}\n"
+            "If the model returns a tuple, a dict or a ModelOutput, or takes its batch another way, pass forward=, "
+            "such as forward=lambda model, batch: (model(batch[0]).logits, batch[1]). For targets of tokens with the "
+            "classes last, use sb.token_cross_entropy as loss_fn, with reducer='mean'"
+        ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it was raised by this package, and not from inside the model, the loss or torch."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return str(name).partition(".")[0] == __name__.partition(".")[0]
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)

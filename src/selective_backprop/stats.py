@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from torch import Tensor
+
+_LOSSES = ("trained", "num_trained", "candidates", "num_candidates")
 PHASES = ("loading", "scoring", "selecting", "training")
 
 
@@ -38,6 +41,8 @@ class Stats:
     """Rank correlation of cheap scores with exact ones, on the last sample; 1 where scores are exact."""
     staleness: float = 0.0
     """Training batches given out between the weights that made a score and its use, on average over all scores."""
+    loss_sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOSSES, 0.0))
+    """Sums of the losses that `mean_trained_loss` and `mean_candidate_loss` are means of, and how many they are."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     def __post_init__(self) -> None:
@@ -48,9 +53,31 @@ class Stats:
         """Achieved so far: selected among offered candidates."""
         return (self.trained + self.queued) / self.offered if self.offered else float("nan")
 
+    @property
+    def mean_trained_loss(self) -> float:
+        """Mean loss of the examples trained on, as they were trained on: hard ones, where these are selected.
+
+        It is no training loss as plain training has it, and above that of all candidates. NaN before `loader.loss` was
+        called, or where that does not tell the loss of each example.
+        """
+        return _mean(self.loss_sums["trained"], self.loss_sums["num_trained"])
+
+    @property
+    def mean_candidate_loss(self) -> float:
+        """Mean loss of all candidates that had a selection pass: compare this with plain training and with test loss.
+
+        NaN where there was none, or where a method scores by something else than the loss of the model.
+        """
+        return _mean(self.loss_sums["candidates"], self.loss_sums["num_candidates"])
+
+    def count_losses(self, losses: Tensor, of: str) -> None:
+        """Losses, on the CPU, of examples "trained" on or of "candidates" in a selection pass."""
+        self.loss_sums[of] += float(losses.sum())
+        self.loss_sums[f"num_{of}"] += len(losses)
+
     def copy(self) -> Stats:
         """As they are now."""
-        return replace(self, seconds=dict(self.seconds))
+        return replace(self, seconds=dict(self.seconds), loss_sums=dict(self.loss_sums))
 
     def since(self, then: Stats) -> dict[str, float]:
         """What an epoch did, to be logged; `then` is a copy from its beginning.
@@ -108,3 +135,7 @@ class Stats:
             f"skipped before loading {self.skipped_before_loading:,}, queued {self.queued:,}; "
             f"selectivity {self.selectivity:.3f}{fidelity}{staleness}; seconds: {seconds}"
         )
+
+
+def _mean(total: float, count: float) -> float:
+    return total / count if count else float("nan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from abc import ABC, abstractmethod
 from typing import Any
@@ -41,12 +42,14 @@ class CheapCopy(Described, ABC):
         """Spent so far, in this process, on making, measuring and refreshing the copy; compiling included."""
         self._module: nn.Module | None = None
         self._batches = 0
+        self._modules: list[nn.Module] = []  # of the model that was copied
         self._saved: dict[str, Any] | None = None  # the state to go on from, until there is a model to make a copy of
 
     def current(self, candidates: Candidates, task: Task) -> nn.Module:
         if self.used is False:
             return task.model
         began = time.perf_counter()
+        self._make_anew_if_changed(task.model)
         up_to_date = self._module is None and self._saved is None  # as one is that is made now, and not restored
         if self._module is None:
             self._start(candidates, task)
@@ -55,6 +58,14 @@ class CheapCopy(Described, ABC):
         self._batches += 1
         self.seconds += time.perf_counter() - began
         return self._chosen(candidates, task)
+
+    def _make_anew_if_changed(self, model: nn.Module) -> None:
+        """Layers may be swapped in the middle of a run; a copy of the old ones would go on without them."""
+        modules = list(model.modules())
+        if self._modules and (len(modules) != len(self._modules) or any(map(operator.is_not, modules, self._modules))):
+            _logger.warning("the model has other layers than before: its %s copy is made anew", self.name)
+            self._module = None
+        self._modules = modules
 
     @abstractmethod
     def _make(self, candidates: Candidates, task: Task, exact: Tensor) -> nn.Module:

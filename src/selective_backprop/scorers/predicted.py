@@ -72,7 +72,7 @@ class PredictedScorer(Wrapping):
     def __init__(self, fresh: Scorer, *, predictor: Predictor, past_scores: int = 4, max_age: int = 3) -> None:
         if past_scores < 1:
             raise ValueError(f"past_scores must be at least 1, got {past_scores}")
-        if max_age < 1:
+        if not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         super().__init__(fresh)
         self.predictor = predictor

@@ -39,6 +39,10 @@ class ReducibleLossScorer(Wrapping):
         self.needs = Needs(ids=num_examples is not None, selection_pass=True, num_examples=num_examples)
         self._of_reference = ForwardScorer("eval")
 
+    @property
+    def score_name(self) -> str:
+        return "reducible loss"
+
     def remembers(self, epoch: int) -> bool:
         return False
 

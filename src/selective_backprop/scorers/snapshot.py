@@ -56,7 +56,14 @@ class Snapshot:
 
 
 def _private_copy(model: nn.Module, device: torch.device | None) -> nn.Module:
-    private = copy.deepcopy(model).requires_grad_(False).eval()
+    try:
+        private = copy.deepcopy(model).requires_grad_(False).eval()
+    except Exception as error:  # whatever a module raises that cannot be copied
+        raise ValueError(
+            "pipelined scoring works by a copy of the model, and copy.deepcopy(model) failed: "
+            f"{str(error).strip().partition(chr(10))[0]}. If the model has torch.nn.utils.weight_norm, "
+            "torch.nn.utils.parametrizations.weight_norm can be copied; otherwise score without pipelining"
+        ) from error
     return private if device is None else private.to(device)
 
 

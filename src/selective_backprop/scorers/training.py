@@ -23,7 +23,7 @@ class TrainingLossScorer(Described):
     needs = Needs(ids=True, training_losses=True)
 
     def __init__(self, *, max_age: int | None = None) -> None:
-        if max_age is not None and max_age < 1:
+        if max_age is not None and not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         self.max_age = max_age
 

@@ -1,0 +1,151 @@
+"""What other people's scripts met, each by its message; and copies of a model that changes."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+from torch.utils.data import TensorDataset
+
+import selective_backprop as sb
+from tests.helpers import digits, make_loader, make_model, train
+
+EPOCHS, STEPS = 2, 13
+
+
+class Tupled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), None
+
+
+class Dicted(nn.Linear):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+class OutOfMemory(nn.Linear):
+    def forward(self, x):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("kind", [Tupled, Dicted])
+def test_outputs_that_the_loss_does_not_take_name_forward(kind):
+    with pytest.raises(ValueError, match=r"first selection pass failed.*cross_entropy.*\n.*pass forward=") as found:
+        next(iter(make_loader(sb.selective_backprop(0.5), model=kind(64, 10))))
+    assert isinstance(found.value.__cause__, TypeError)
+
+
+def test_targets_of_tokens_name_token_cross_entropy():
+    data = TensorDataset(torch.randn(32, 7, 4), torch.randint(9, (32, 7)))
+    with pytest.raises(ValueError, match=r"sb\.token_cross_entropy as loss_fn, with reducer='mean'"):
+        next(iter(make_loader(sb.selective_backprop(0.5), model=nn.Linear(4, 9), dataset=data)))
+
+
+def test_a_lack_of_memory_comes_as_it_is():
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        next(iter(make_loader(sb.selective_backprop(0.5), model=OutOfMemory(64, 10))))
+
+
+def rates(make_scheduler, selectivity):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = make_scheduler(optimizer)
+    loader = make_loader(sb.selective_backprop(selectivity), model=model, num_epochs=EPOCHS)
+    seen = []
+
+    def step(number, optimizer):
+        sb.step_by_progress(scheduler, loader, total_steps=EPOCHS * STEPS)
+        seen.append(optimizer.param_groups[0]["lr"])
+
+    train(loader, model, EPOCHS, optimizer=optimizer, on_step=step)
+    return seen
+
+
+def chained(optimizer):
+    return lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 5), lr_scheduler.LinearLR(optimizer, 1, 0.01, EPOCHS * STEPS)]
+    )
+
+
+def sequential(optimizer):
+    parts = [lr_scheduler.ConstantLR(optimizer, 0.5, 5), lr_scheduler.LinearLR(optimizer, 1, 0.01, EPOCHS * STEPS - 5)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[5])
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # of SequentialLR's own making
+@pytest.mark.parametrize("make", [chained, sequential])
+@pytest.mark.parametrize("selectivity", [1.0, 0.4])
+def test_schedulers_of_schedulers_end_where_they_should(make, selectivity):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler, expected = make(optimizer), []
+    for _ in range(EPOCHS * STEPS):
+        optimizer.step()
+        scheduler.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+    found = rates(make, selectivity)
+    assert (
+        found == expected if selectivity == 1 else found[-1] == pytest.approx(expected[-1]) and set(found) < {*expected}
+    )
+
+
+def test_a_scheduler_that_goes_by_validation_loss_is_refused():
+    with pytest.raises(TypeError, match=r"call scheduler\.step\(validation_loss\) once an epoch yourself"):
+        rates(lr_scheduler.ReduceLROnPlateau, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_a_model_that_cannot_be_copied_is_told_before_pipelining():
+    model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(64, 10)))
+    model(torch.zeros(1, 64)).sum().backward()  # as after a first step: its weight is no leaf any more
+    with pytest.raises(ValueError, match=r"pipelined.*copy\.deepcopy\(model\) failed.*parametrizations\.weight_norm"):
+        next(iter(make_loader(sb.selective_backprop(0.5, scoring="pipelined"), model=model)))
+
+
+@pytest.mark.parametrize("kind", [sb.FoldedCopy, sb.Int8Copy, sb.AutocastCopy])
+def test_a_copy_is_made_anew_when_layers_were_swapped(kind, caplog):
+    model = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    scorer = sb.ForwardScorer(model_copy=kind(measure=False))
+    loader = make_loader(sb.top_k(0.5, scoring=scorer), model=model)
+    train(loader, model, 1)
+    model[0], model[2] = nn.Linear(64, 16), nn.Tanh()
+    with torch.no_grad():
+        model[0].weight.mul_(5)
+    inputs, targets = digits()[:32]
+    task = sb.Task(model, lambda m, batch: (m(batch[0]), batch[1]), loader._loss)
+    with caplog.at_level(logging.WARNING):
+        found = loader.scorer.score(sb.Candidates((inputs, targets), torch.arange(32), 32), task)
+    assert "the model has other layers than before" in caplog.text or kind is sb.AutocastCopy
+    model.eval()
+    torch.testing.assert_close(found, F.cross_entropy(model(inputs), targets, reduction="none"), rtol=0.15, atol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sb.selective_backprop(0.5, warmup_epochs=float("nan")), "warmup_epochs must be >= 0, got nan"),
+        (lambda: sb.TrainingLossScorer(max_age=float("nan")), "max_age must be at least 1 epoch, got nan"),
+        (lambda: sb.kath18(threshold=float("nan")), "threshold must be a number >= 0, got nan"),
+    ],
+)
+def test_nan_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def select(losses, count=4):
+    def loss_fun(outputs, targets, reduction="mean"):
+        return losses
+
+    return sb.functional.select_using_loss(torch.randn(count, 3), torch.arange(count), nn.Linear(3, 2), loss_fun, 0.5)
+
+
+def test_select_using_loss_takes_a_column_of_losses_and_refuses_what_cannot_be_ranked():
+    assert len(select(torch.rand(4, 1))[0]) == 2
+    with pytest.raises(ValueError, match="the loss of example 2 of the batch is nan"):
+        select(torch.tensor([1.0, 2.0, float("nan"), 1.0]))
+    with pytest.raises(ValueError, match=r"losses of shape \(4, 2\) for 4 examples"):
+        select(torch.rand(4, 2))
+    with pytest.raises(ValueError, match="no examples to select from"):
+        select(torch.rand(0), count=0)
