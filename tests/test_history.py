@@ -31,6 +31,19 @@ def test_long_history_of_small_batches_equals_the_reference():
         seen += batch.tolist()
 
 
+@pytest.mark.parametrize("size", [10, 500, 5000])
+def test_counts_of_smaller_and_of_not_larger_losses(size):
+    history, seen = LossHistory(size), []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        batch = (torch.rand(12, generator=generator) * 50).round()
+        seen = (seen + batch.tolist())[-max(size, 12) :]
+        below, up_to, total = history.counts(batch)
+        assert total == len(seen)
+        assert below.tolist() == [sum(x < loss for x in seen) for loss in batch.tolist()]
+        assert up_to.tolist() == [sum(x <= loss for x in seen) for loss in batch.tolist()]
+
+
 def test_one_at_a_time_is_algorithm_2():
     history, algorithm = LossHistory(32), reference.Algorithm2(32, beta=2)
     for loss in torch.randn(200).exp().tolist():

@@ -1,10 +1,15 @@
+import copy
 import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from selective_backprop import PercentilePolicy, TopKPolicy, UniformPolicy
+from selective_backprop import ExpectedPolicy, GroupedPolicy, PercentilePolicy, TopKPolicy, UniformPolicy
 from tests import reference
+
+THIRD = 1 / 3
 
 
 def generator(seed=0):
@@ -25,20 +30,199 @@ def test_selectivity_is_reached():
         assert kept / (400 * 128) == pytest.approx(selectivity, abs=0.011)
 
 
-def test_probabilities_follow_algorithm_2_with_the_batch_added_first():
-    policy, seen = PercentilePolicy(beta=2, history_size=50), []
+def test_the_paper_s_rule_is_algorithm_2_with_the_batch_added_first():
+    policy, seen = PercentilePolicy(beta=2, history_size=50, paper=True), []
     for _ in range(12):
         batch = (torch.rand(9) * 20).round()
         expected = [u**2 for u in reference.batched_percentiles(seen[-50:], batch.tolist(), 50)]
         assert policy.select(batch, generator()).probabilities.tolist() == pytest.approx(expected)
         seen += batch.tolist()
+    assert PercentilePolicy(beta=2, paper=True).history.size == 1024
+
+
+LOSSES = st.sampled_from([0.0, 0.125, 0.5, 1.0, 7.0, 100.0])
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 20),
+    st.sampled_from([0.5, 2.0, 9.0]),
+    st.none() | st.just(0.8),
+    st.lists(LOSSES, min_size=1),
+    st.data(),
+)
+def test_chances_equal_the_reference(size, beta, ceiling, batch, data):
+    """Of the first batch, and of the next, which makes up for what coins kept too few or too many of the first."""
+    policy = PercentilePolicy(beta=beta, history_size=size, noise_guard=ceiling)
+    expected = reference.keep_chances([], batch, size, beta, ceiling)
+    first = policy.select(torch.tensor(batch), generator())
+    assert first.probabilities.tolist() == pytest.approx(expected, abs=1e-3)
+    later = data.draw(st.lists(LOSSES, min_size=1, max_size=25))
+    # What was kept too few or too many of the first is made up for over the next 32.
+    selectivity, kept = policy.selectivity, len(first.positions)
+    share = selectivity + (selectivity * len(batch) - kept) / 32
+    if ceiling is None and selectivity / 64 < share < 1 - (1 - selectivity) / 64:
+        expected = reference.keep_chances(batch[-size:], later, size, 1 / share - 1)
+        assert policy.select(torch.tensor(later), generator()).probabilities.tolist() == pytest.approx(
+            expected, abs=1e-3
+        )
+
+
+def falling(kind, num_candidates, batch_size, seed=0):
+    """Batches of losses: stationary, or falling, or rising, by many times their spread."""
+    draw = generator(seed)
+    for i in range(num_candidates // batch_size):
+        done, z = i * batch_size / num_candidates, torch.randn(batch_size, generator=draw)
+        yield {
+            "still": z.exp(),
+            "falling": (z - 6 * done).exp(),
+            "falling fast": (z / 10 - 4 * done).exp(),
+            "falling at first": (z / 2).exp() * (0.1 + 3 * math.exp(-8 * done)),
+            "rising": (z / 3 + 3 * done).exp(),
+            "equal": torch.ones(batch_size),
+            "zero but a few": (z > 2).float(),
+            "zero in the end": (z + 1 - 3 * done).clamp(min=0),
+        }[kind]
+
+
+def shares_of_epochs(policy, batches, num_epochs=2, groups=None):
+    """What was selected of each of equally long parts; with groups, numbers are given to candidates in turn."""
+    coins, batches, kept = generator(9), list(batches), []
+    for epoch in range(num_epochs):
+        part = batches[epoch * len(batches) // num_epochs : (epoch + 1) * len(batches) // num_epochs]
+        of_groups = [] if groups is None else [torch.arange(len(part[0])) % groups]
+        selected = sum(len(policy.select(batch, coins, *of_groups).positions) for batch in part)
+        kept.append(selected / sum(map(len, part)))
+    return kept
+
+
+KINDS = ["still", "falling", "falling fast", "falling at first", "rising", "equal", "zero but a few", "zero in the end"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [8, 32, 128])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fixed_size": True}, {"noise_guard": 0.9}, {"unbiased": True}, {"fixed_size": True, "unbiased": True}],
+    ids=str,
+)
+def test_each_epoch_keeps_what_was_asked_for(kind, batch_size, options):
+    """Within 10%, from the first epoch of 640 candidates on, while losses fall by many times their spread."""
+    for selectivity in (THIRD, 0.25):
+        policy = PercentilePolicy(selectivity=selectivity, **options)
+        shares = shares_of_epochs(policy, falling(kind, 1280, batch_size))
+        assert shares == pytest.approx([selectivity] * 2, rel=0.1)
+
+
+def test_the_paper_s_rule_does_not():
+    """The test above can fail."""
+    policy = PercentilePolicy(selectivity=THIRD, paper=True)
+    assert max(shares_of_epochs(policy, falling("falling", 1280, 32))) < 0.25
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("classes", [4, 20, 64])
+@pytest.mark.parametrize("fixed_size", [False, True])
+def test_each_epoch_keeps_what_was_asked_for_with_classes(kind, classes, fixed_size):
+    """At batch 32 a class has 8 candidates of each batch, or one or two, or one."""
+    policy = GroupedPolicy(PercentilePolicy(selectivity=0.25, fixed_size=fixed_size))
+    shares = shares_of_epochs(policy, falling(kind, 2560, 32), groups=classes)
+    assert shares == pytest.approx([0.25] * 2, rel=0.01 if fixed_size else 0.1)
+
+
+@pytest.mark.parametrize("inner", [PercentilePolicy(selectivity=0.3, fixed_size=True), TopKPolicy(selectivity=0.3)])
+def test_classes_share_a_fixed_size_and_each_gets_its_part(inner):
+    # 600 batches of 16 in classes of 10, 5 and 1: five standard deviations of a rounding are 5 * 0.5 * 600 ** 0.5 = 61.
+    policy, coins = GroupedPolicy(copy.deepcopy(inner)), generator()
+    classes = torch.tensor([0] * 10 + [1] * 5 + [2])
+    kept, sizes = torch.zeros(3), []
+    for _ in range(600):
+        positions = policy.select(torch.rand(16, generator=coins), coins, classes).positions
+        kept += torch.bincount(classes[positions], minlength=3)
+        sizes.append(len(positions))
+    assert set(sizes) == {4, 5} and abs(sum(sizes) - 0.3 * 16 * 600) <= 1
+    assert kept.tolist() == pytest.approx([1800, 900, 180], abs=61)
+
+
+def test_probabilities_of_shared_sizes_are_those_of_inclusion():
+    """A class of one candidate is included by chance, and its probability says how often; with exact weights."""
+    classes, scores = torch.tensor([0] * 10 + [1] * 5 + [2]), torch.rand(16, generator=generator(3))
+    for inner in (
+        PercentilePolicy(selectivity=0.3, fixed_size=True),
+        PercentilePolicy(selectivity=0.3, fixed_size=True, unbiased=True, max_weight=1e9),
+        TopKPolicy(selectivity=0.3),
+    ):
+        coins, included, weighted = generator(), torch.zeros(16), torch.zeros(16)
+        for _ in range(4000):
+            selection = GroupedPolicy(copy.deepcopy(inner)).select(scores, coins, classes)
+            included[selection.positions] += 1
+            weighted[selection.positions] += selection.weights
+        chance = selection.probabilities
+        assert torch.allclose(included.double() / 4000, chance, atol=5 * 0.5 / 4000**0.5)
+        if getattr(inner, "unbiased", False):
+            errors = 5 * ((1 / chance - 1) / 4000).sqrt()
+            assert bool(((weighted / 4000 - 1).abs() <= errors + 1e-6).all())
+            assert float(chance.sum()) == pytest.approx(0.3 * 16)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda s: PercentilePolicy(selectivity=s, fixed_size=True), lambda s: TopKPolicy(selectivity=s)]
+)
+@pytest.mark.parametrize("selectivity", [0.01, 0.1, THIRD, 0.5, 0.77, 1])
+@pytest.mark.parametrize("size", [1, 3, 8, 40])
+def test_fixed_sizes_add_up_to_the_share(make, selectivity, size):
+    policy, coins = make(selectivity), generator()
+    total = 0
+    for batch in range(1, 61):
+        kept = len(policy.select(torch.rand(size, generator=coins), coins).positions)
+        total += kept
+        assert abs(kept - selectivity * size) < 1
+        assert abs(total - selectivity * size * batch) <= 0.5 + 1e-6
+
+
+def test_the_state_has_what_is_owed():
+    for make in (
+        lambda: PercentilePolicy(selectivity=THIRD),
+        lambda: PercentilePolicy(selectivity=THIRD, fixed_size=True),
+        lambda: TopKPolicy(selectivity=THIRD),
+        lambda: GroupedPolicy(PercentilePolicy(selectivity=THIRD, fixed_size=True)),
+        lambda: ExpectedPolicy(selectivity=THIRD),
+    ):
+        policy, again = make(), make()
+        for i in range(7):
+            policy.select(torch.rand(5), generator(i))
+        again.load_state_dict(copy.deepcopy(policy.state_dict()))
+        for i in range(7):
+            batch = torch.rand(5)
+            one, other = policy.select(batch, generator(i)), again.select(batch, generator(i))
+            assert torch.equal(one.positions, other.positions) and torch.equal(one.probabilities, other.probabilities)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_expected_weights_have_a_mean_of_1(kind):
+    policy = ExpectedPolicy(selectivity=THIRD)
+    weights = [policy.select(batch, generator()).weights for batch in falling(kind, 1280, 8)]
+    assert float(torch.cat(weights).mean()) == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize("history_size", [None, 5, 1024, 5000])
+def test_only_the_order_of_losses_matters(history_size):
+    """Monotone transformations change nothing; the highest has the highest chance; equals have equal chances."""
+    straight, transformed = (PercentilePolicy(selectivity=0.2, history_size=history_size) for _ in range(2))
+    for i in range(40):
+        batch = (torch.rand(12) * 20).round()
+        chance = straight.select(batch, generator(i)).probabilities
+        assert torch.equal(chance, transformed.select(batch.pow(3) * 1e-3 + 5, generator(i)).probabilities)
+        assert bool(((chance > 0) & (chance <= 1)).all())
+        order = batch.argsort()
+        assert bool(((chance[order].diff() > 0) == (batch[order].diff() > 0)).all())
 
 
 def test_losses_above_1_and_the_hardest_are_not_lost():
     policy = PercentilePolicy(selectivity=0.1)
     scores = torch.arange(1000.0) * 100
     chance = policy.select(scores, generator()).probabilities
-    assert chance[-1] == 1
+    assert 0.99 < chance[-1] <= 1
     assert bool((chance.diff() > 0).all())
 
 
@@ -54,8 +238,8 @@ def test_permuting_scores_permutes_what_they_are_selected_with():
 def test_top_k_keeps_the_highest(count, selectivity):
     scores = torch.randn(count)
     kept = TopKPolicy(selectivity=selectivity).select(scores, generator()).positions
-    number = math.ceil(round(selectivity * count, 9))
-    assert sorted(scores.tolist())[-number:] == sorted(scores[kept].tolist())
+    assert abs(len(kept) - selectivity * count) <= 0.5
+    assert sorted(scores.tolist())[count - len(kept) :] == sorted(scores[kept].tolist())
 
 
 def test_top_k_decides_ties_by_lot():
@@ -74,6 +258,7 @@ def test_top_k_decides_ties_by_lot():
         (lambda: PercentilePolicy(beta=-1), "beta must be a number >= 0, got -1"),
         (lambda: PercentilePolicy(selectivity=1.5), r"selectivity must be in \(0, 1\], got 1.5"),
         (lambda: PercentilePolicy(beta=1, history_size=0), "history size must be at least 1, got 0"),
+        (lambda: PercentilePolicy(beta=1, paper="False"), "paper must be true or false, got 'False'"),
         (lambda: UniformPolicy(selectivity=0), r"selectivity must be in \(0, 1\], got 0"),
         (lambda: TopKPolicy(selectivity=-1), r"selectivity must be in \(0, 1\], got -1"),
     ],

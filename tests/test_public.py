@@ -18,7 +18,7 @@ LAYERS = [
     ["types"],
     ["policies", "scorers"],
     ["tagging", "sampling", "planning", "source", "intake", "assembler", "ranked_assembler", "rounds", "checks"],
-    ["selector", "feedback", "reuse", "offering"],
+    ["share_check", "selector", "feedback", "reuse", "offering"],
     ["forwarding", "loader"],
     ["redealing"],
     ["checkpoint_files", "checkpoint_owner", "checkpoint_ledger", "checkpoint_parts", "safe_reading", "checkpoint"],

@@ -30,7 +30,7 @@ def generator_state(seed):
 def state(rank, size, *, pieces=(), whole=(), chunks=(), tail=(), ahead=None, seed=0, **changes):
     """What a loader saves in the middle of an epoch, in short."""
     result = {
-        "version": 2,
+        "version": 3,
         "method": "mine",
         "ranks": {"rank": rank, "size": size},
         "in_epoch": True,

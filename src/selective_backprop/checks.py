@@ -224,7 +224,10 @@ def check_state(
     if not isinstance(state, dict) or "version" not in state:
         raise ValueError(f"this is no state of a SelectiveLoader, which is a dict with a version, but {state!r:.200}")
     if state["version"] != STATE_VERSION:
-        raise ValueError(f"this state has version {state['version']}, expected {STATE_VERSION}")
+        raise ValueError(
+            f"this state has version {state['version']}, expected {STATE_VERSION}: it was saved by another version of "
+            "selective_backprop. Finish the run with that one, or start it again"
+        )
     if missing := _STATE_KEYS - state.keys():
         raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged")
     if state["method"]["name"] != method.name:

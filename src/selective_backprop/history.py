@@ -47,6 +47,23 @@ class LossHistory:
         self._add(losses)
         return self._percentiles(losses)
 
+    def counts(self, losses: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Add the losses; then, for each, how many of the remembered are smaller, and not larger, and of how many.
+
+        >>> below, up_to, total = LossHistory(size=4).counts(torch.tensor([7.0, 1.0, 7.0, 9.0]))
+        >>> below.tolist(), up_to.tolist(), total
+        ([1, 0, 1, 3], [3, 1, 3, 4], 4)
+        """
+        losses = losses.to("cpu", torch.float32)
+        if losses.numel() >= self.size:
+            self._replace(losses[-self.size :])
+            return (*_counts(losses.sort().values, losses), losses.numel())
+        self._add(losses)
+        if self._order is not None:
+            return (*self._order.counts(losses), self._filled)
+        known = self._ring if self._filled == self.size else self._ring[: self._filled]
+        return (*_counts(known.sort().values, losses), self._filled)
+
     def percentiles(self, losses: Tensor) -> Tensor:
         """Percentile of each loss among those remembered, without adding them."""
         if not self._filled:
@@ -126,9 +143,21 @@ class _Order:
 
     def balance(self, losses: Tensor) -> Tensor:
         """Smaller members minus larger ones, for each loss."""
-        total = torch.zeros(len(losses), dtype=torch.int64)
+        below, up_to = self.counts(losses)
+        size = sum(map(len, self._came)) - sum(map(len, self._went))
+        return below + up_to - size
+
+    def counts(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """How many members are smaller than each loss, and how many are not larger."""
+        below, up_to = torch.zeros(2, len(losses), dtype=torch.int64)
         for runs, sign in ((self._came, 1), (self._went, -1)):
             for run in runs:
-                below, up_to = torch.searchsorted(run, losses), torch.searchsorted(run, losses, right=True)
-                total.add_(below + up_to - len(run), alpha=sign)
-        return total
+                smaller, not_larger = _counts(run, losses)
+                below.add_(smaller, alpha=sign)
+                up_to.add_(not_larger, alpha=sign)
+        return below, up_to
+
+
+def _counts(ordered: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the ordered values are smaller than each loss, and how many are not larger."""
+    return torch.searchsorted(ordered, losses), torch.searchsorted(ordered, losses, right=True)

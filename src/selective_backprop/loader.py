@@ -478,6 +478,7 @@ class SelectiveLoader(LoaderAttributes):
 
     def _end_epoch(self) -> None:
         self._feedback.learn()
+        self._selector.share_check.end_epoch(self.epoch)
         self._offering.end()
         self._in_epoch = False
 

@@ -25,6 +25,7 @@ from selective_backprop.rounds import Rounds
 from selective_backprop.sampling import Chunk
 from selective_backprop.schedule import Schedule
 from selective_backprop.sharded_ledger import AnyLedger
+from selective_backprop.share_check import ShareCheck
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
 from selective_backprop.types import Candidates, Method, Selection, Task
@@ -53,6 +54,8 @@ class Selector:
         self.policy = copy.deepcopy(method.policy)
         self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)
+        others_tell = rounds is not None and rounds.scope == "global" and rounds.ranks.rank > 0
+        self.share_check = ShareCheck(method, quiet=others_tell)
         self.selecting = False
         """Whether the candidates given out last are to be selected from in training, by `choose`."""
         self.checked = False  # whether the model, the loss and the batches were seen to work together
@@ -187,9 +190,12 @@ class Selector:
     def _choose(self, scores: Tensor, groups: Tensor | None) -> Selection:
         self.schedule.observe(scores)
         if groups is None:
-            return self.policy.select(scores, self.generator)
-        assert isinstance(self.policy, GroupedPolicy)
-        return self.policy.select(scores, self.generator, groups)
+            selection = self.policy.select(scores, self.generator)
+        else:
+            assert isinstance(self.policy, GroupedPolicy)
+            selection = self.policy.select(scores, self.generator, groups)
+        self.share_check.count(scores.numel(), selection.positions.numel())
+        return selection
 
     def _checks_once(self) -> bool:
         """Score the first batch even while selection is off: what cannot work must not fail halfway through."""

@@ -31,10 +31,11 @@ class PercentileOptions(ScheduleOptions, total=False):
     noise_guard: float
     unbiased: bool
     max_weight: float
+    paper: bool
     classes: Tensor | Sequence[int]
 
 
-OF_PERCENTILES = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased", "max_weight")
+OF_PERCENTILES = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased", "max_weight", "paper")
 """Those of `PercentilePolicy`."""
 
 

@@ -15,24 +15,27 @@ from selective_backprop.types import Selection
 class ExpectedPolicy(Described):
     """Keep everything, weighted by the probability that a percentile policy would have kept it with.
 
-    Weights are probability / selectivity: in batches 1 / selectivity times larger, the mean loss then is the
-    expectation of the mean loss over the examples that the percentile policy selects.
+    Weights are probability / selectivity, with a mean of 1: in batches 1 / selectivity times larger, the mean loss
+    then is the expectation of the mean loss over the examples that the percentile policy selects.
 
     Args:
         selectivity: of the percentile policy.
-        history_size: R.
+        history_size: R, as of `PercentilePolicy`.
+        paper: as of `PercentilePolicy`; the mean weight then is below 1 while losses fall.
 
     >>> ExpectedPolicy(selectivity=0.5).select(torch.tensor([1.0, 2.0]), torch.Generator()).weights.tolist()
-    [1.0, 2.0]
+    [0.5, 1.5]
     """
 
-    def __init__(self, *, selectivity: float, history_size: int = 1024) -> None:
+    def __init__(self, *, selectivity: float, history_size: int | None = None, paper: bool = False) -> None:
+        self._coins = PercentilePolicy(selectivity=selectivity, history_size=history_size, paper=paper)
         self.selectivity = selectivity
         self.history_size = history_size
-        self._coins = PercentilePolicy(selectivity=selectivity, history_size=history_size)
+        self.paper = paper
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        chance = self._coins.history.rank(scores).pow(self._coins.beta)
+        chance = self._coins.chances(scores, self._coins.share_for(len(scores)))
+        self._coins.make_up_for(len(scores), float(chance.sum()))
         weights = (chance / self.selectivity).to(torch.float32)
         return Selection(torch.arange(len(scores)), weights, torch.ones(len(scores), dtype=torch.float64))
 

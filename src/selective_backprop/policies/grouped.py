@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from selective_backprop.description import Described
+from selective_backprop.policies.percentile import PercentilePolicy
+from selective_backprop.policies.sizes import share_out
 from selective_backprop.types import Policy, Selection
+
+
+class FixedSizePolicy(Policy, Protocol):
+    """A policy that can be told how many to keep: `PercentilePolicy` with fixed_size, `TopKPolicy`."""
+
+    fixed_size: bool
+
+    def size_for(self, num_candidates: int) -> float:
+        """How many of so many candidates to keep; rounded by chance where it is not whole."""
+
+    def count_kept(self, num_candidates: int, num_kept: int) -> None:
+        """So many were kept of so many."""
+
+    def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
+        """Keep num_selected, which is `size` on average."""
 
 
 class GroupedPolicy(Described):
     """Select within each group by a copy of one policy: with percentiles, a history per class.
 
-    Classes that are harder on the whole then take no more than their share.
+    Classes that are harder on the whole then take no more than their share. Where the policy keeps fixed sizes, the
+    groups of a candidate batch share its size in proportion to theirs, rounded by lot: the batch keeps as many as it
+    would without groups, and each group its share in the long run.
 
     Args:
         policy: the one to copy.
@@ -39,10 +58,9 @@ class GroupedPolicy(Described):
         weights = torch.full((len(scores),), -1.0)
         probabilities = torch.empty(len(scores), dtype=torch.float64)
         repeats = torch.zeros(len(scores), dtype=torch.int64)
-        for number, rows in zip(numbers.tolist(), torch.split(order, sizes.tolist()), strict=True):
-            if number not in self.by_group:
-                self.by_group[number] = copy.deepcopy(self.policy)
-            selection = self.by_group[number].select(scores[rows], generator)
+        numbers_and_rows = list(zip(numbers.tolist(), torch.split(order, sizes.tolist()), strict=True))
+        selections = self._select_in_each(numbers_and_rows, sizes, scores, generator)
+        for (_, rows), selection in zip(numbers_and_rows, selections, strict=True):
             chosen = rows[selection.positions]
             weights[chosen] = selection.weights
             repeats.index_add_(0, chosen, torch.ones_like(chosen))
@@ -50,11 +68,53 @@ class GroupedPolicy(Described):
         positions = torch.arange(len(scores)).repeat_interleave(repeats)
         return Selection(positions, weights[positions], probabilities)
 
+    def _select_in_each(
+        self, groups: list[tuple[int, Tensor]], sizes: Tensor, scores: Tensor, generator: torch.Generator
+    ) -> list[Selection]:
+        """A selection for each group, given as its number and its rows."""
+        for number, _ in groups:
+            if number not in self.by_group:
+                self.by_group[number] = copy.deepcopy(self.policy)
+        if not getattr(self.policy, "fixed_size", False):
+            return self._select_by_coins(groups, scores, generator)
+        whole = cast(FixedSizePolicy, self.policy)
+        averages, counts = share_out(whole.size_for(len(scores)), sizes, generator)
+        selections = [
+            cast(FixedSizePolicy, self.by_group[number]).select_part(scores[rows], generator, average, count)
+            for (number, rows), average, count in zip(groups, averages.tolist(), counts.tolist(), strict=True)
+        ]
+        whole.count_kept(len(scores), sum(len(selection.positions) for selection in selections))
+        return selections
+
+    def _select_by_coins(
+        self, groups: list[tuple[int, Tensor]], scores: Tensor, generator: torch.Generator
+    ) -> list[Selection]:
+        whole = self.policy
+        if not isinstance(whole, PercentilePolicy):
+            return [self.by_group[number].select(scores[rows], generator) for number, rows in groups]
+        # One share for all: a group has few candidates in each batch, and would make up for what it missed too late.
+        share = whole.share_for(len(scores))
+        policies = [cast(PercentilePolicy, self.by_group[number]) for number, _ in groups]
+        selections = [
+            policy.select_by_coins(scores[rows], generator, share)
+            for policy, (_, rows) in zip(policies, groups, strict=True)
+        ]
+        whole.make_up_for(len(scores), sum(len(selection.positions) for selection in selections))
+        return selections
+
+    @property
+    def selectivity(self) -> float:
+        """The share of the candidates that each group is to keep, if its policy has one."""
+        return cast(float, self.policy.selectivity)  # type: ignore[attr-defined]
+
     def state_dict(self) -> dict[str, Any]:
-        return {"by_group": {number: policy.state_dict() for number, policy in self.by_group.items()}}
+        by_group = {number: policy.state_dict() for number, policy in self.by_group.items()}
+        return {"by_group": by_group, "whole": self.policy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.by_group = {}
+        by_group = {}
         for number, saved in state["by_group"].items():
-            self.by_group[number] = copy.deepcopy(self.policy)
-            self.by_group[number].load_state_dict(saved)
+            by_group[number] = copy.deepcopy(self.policy)
+            by_group[number].load_state_dict(saved)
+        self.policy.load_state_dict(state["whole"])
+        self.by_group = by_group

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.policies.stateless import Stateless
+from selective_backprop.description import Described
+from selective_backprop.policies.sizes import Sizes, chance_to_be_highest, mean_over_rounding
 from selective_backprop.types import Selection
 
 
-class TopKPolicy(Stateless):
-    """Keep the share of the candidates with the highest scores; at least one. Ties are decided by lot.
+class TopKPolicy(Described):
+    """Keep the share of the candidates with the highest scores. Ties are decided by lot.
+
+    What does not make a whole example is carried over to the next candidate batch: a third of batches of 8 is 3 of
+    one and 2 of another, and the share is right over an epoch.
 
     Args:
-        selectivity: the share; of N candidates, ceil(selectivity * N) are kept.
+        selectivity: the share.
 
     >>> TopKPolicy(selectivity=0.5).select(torch.tensor([1.0, 9.0, 4.0, 2.0]), torch.Generator()).positions.tolist()
     [1, 2]
     """
 
+    fixed_size = True
+
     def __init__(self, *, selectivity: float) -> None:
         functional.beta_from_selectivity(selectivity)  # the same bounds hold
         self.selectivity = selectivity
+        self._sizes = Sizes(selectivity)
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        # The small allowance keeps 0.1 * 30 from being rounded up to 4.
-        num_selected = math.ceil(self.selectivity * len(scores) - 1e-9)
+        size = self.size_for(len(scores))
+        self.count_kept(len(scores), int(size))
+        return self.select_part(scores, generator, size, int(size))
+
+    def size_for(self, num_candidates: int) -> float:
+        """How many of so many candidates to keep: a whole number."""
+        return self._sizes.size_for(num_candidates)
+
+    def count_kept(self, num_candidates: int, num_kept: int) -> None:
+        """So many were kept of so many."""
+        self._sizes.count_kept(num_candidates, num_kept)
+
+    def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
+        """Keep num_selected, which is `size` rounded down or up by chance: the probabilities are of all of this."""
         positions, chances = functional.highest(scores, num_selected, generator)
-        return Selection(positions, torch.ones(num_selected), chances)
+
+        def chances_of(count: int) -> Tensor:
+            return chances if count == num_selected else chance_to_be_highest(scores, count)
+
+        return Selection(positions, torch.ones(len(positions)), mean_over_rounding(size, chances_of))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sizes.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sizes.load_state_dict(state)

@@ -1,0 +1,125 @@
+"""The share of the candidates that a whole run trains on, and what is said if it is not the one asked for."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import selective_backprop as sb
+from tests.helpers import digits, make_loader, make_model, train
+
+
+def shares_of_epochs(method, num_epochs=3, count=1200, batch_size=32):
+    """Digits, learned so fast that losses fall within the first epoch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    train_loader = DataLoader(digits(count), batch_size, shuffle=True)
+    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=num_epochs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    shares = []
+    for _ in range(num_epochs):
+        before = loader.stats.copy()
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        shares.append(loader.stats.since(before)["selectivity"])
+    return shares
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        sb.selective_backprop(1 / 3),
+        sb.selective_backprop(1 / 3, noise_guard=0.9),
+        sb.selective_backprop(1 / 3, unbiased=True),
+        sb.selective_backprop(1 / 3, fixed_size=True),
+        sb.selective_backprop(1 / 3, classes=digits(1200).tensors[1]),
+        sb.selective_backprop(1 / 3, classes=digits(1200).tensors[1], fixed_size=True),
+        sb.stale_selective_backprop(1 / 3),
+        sb.predicted_selective_backprop(1 / 3),
+        sb.top_k(1 / 3),
+    ],
+    ids=str,
+)
+def test_every_epoch_trains_on_what_was_asked_for(method, caplog):
+    with caplog.at_level(logging.WARNING):
+        shares = shares_of_epochs(method)
+    # 400 of 1,200 coins: one standard deviation of a share is 4%, and what coins missed is made up for.
+    assert shares == pytest.approx([1 / 3] * 3, rel=0.1)
+    assert not caplog.records
+
+
+def test_a_share_far_from_the_one_asked_for_is_logged_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        shares = shares_of_epochs(sb.selective_backprop(1 / 3, paper=True))
+    assert min(shares) < 0.28
+    (record,) = [record for record in caplog.records if "asked" in record.message]
+    assert record.message.startswith("selective_backprop was asked to select 0.333 of the candidates, and selected 0.2")
+    assert "of 1200 in epoch 1" in record.message
+    assert record.message.endswith("leave out paper=True to get what you ask for")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        sb.traditional(),
+        sb.random_backprop(0.1),
+        sb.expected_selective_backprop(0.25),
+        sb.ledger_backprop(),
+        sb.selective_backprop(0.25, start=0.5),
+        sb.selective_backprop(0.25, interrupt=2, warmup_epochs=1),
+    ],
+    ids=str,
+)
+def test_nothing_is_logged_where_the_share_is_right_or_was_not_asked_for(method, caplog):
+    with caplog.at_level(logging.WARNING):
+        shares_of_epochs(method)
+    assert not [record for record in caplog.records if "asked" in record.message]
+
+
+def test_a_policy_of_one_s_own_is_told_of(caplog):
+    class TooMany(sb.UniformPolicy):
+        def select(self, scores, generator):
+            return sb.UniformPolicy(selectivity=1).select(scores, generator)
+
+    method = sb.Method("mine", sb.ForwardScorer(), TooMany(selectivity=0.5), sb.Schedule())
+    model = make_model()
+    with caplog.at_level(logging.WARNING):
+        train(make_loader(method, model=model), model, 2)
+    (record,) = caplog.records
+    assert "mine was asked to select 0.500 of the candidates, and selected 1.000 of 203 in epoch 1" in record.message
+
+
+def test_a_state_of_another_version_is_refused():
+    loader = make_loader(sb.selective_backprop(1 / 3))
+    state = loader.state_dict() | {"version": 2}
+    with pytest.raises(
+        ValueError, match="version 2, expected 3: it was saved by another version of selective_backprop"
+    ):
+        loader.load_state_dict(state)
+
+
+def test_the_paper_s_rule_is_one_option_of_every_method_by_percentile():
+    methods = [
+        sb.selective_backprop(1 / 3, paper=True),
+        sb.stale_selective_backprop(1 / 3, paper=True),
+        sb.predicted_selective_backprop(1 / 3, paper=True),
+        sb.ledger_backprop(1 / 3, paper=True),
+        sb.expected_selective_backprop(1 / 3, paper=True),
+    ]
+    assert all(method.policy.paper for method in methods)
+    with pytest.raises(ValueError, match="paper must be true or false, got 'yes'"):
+        sb.selective_backprop(1 / 3, paper="yes")
+
+
+def test_small_candidate_batches_keep_the_share():
+    """A third of 8 is neither 2 nor 3."""
+    data = TensorDataset(torch.randn(800, 4), torch.randint(2, (800,)))
+    for method in (sb.top_k(1 / 3), sb.selective_backprop(1 / 3, fixed_size=True)):
+        loader = sb.SelectiveLoader(DataLoader(data, 8), nn.Linear(4, 2), nn.CrossEntropyLoss(), method)
+        for _ in loader:
+            pass
+        assert abs(int(loader.ledger.selected.sum()) - 800 / 3) <= 0.5
