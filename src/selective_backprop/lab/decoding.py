@@ -272,11 +272,12 @@ def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) ->
 
 def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
     """What read returns for each opened image."""
+    pillow = import_extra("PIL.Image")
     for number, encoded in enumerate(split.encoded()):
         try:
             with (
                 io.BytesIO(encoded) if isinstance(encoded, bytes) else open_regular(encoded) as content,
-                _open_image(content) as image,
+                _open_image(pillow, content) as image,
             ):
                 if (
                     pixels := image.width * image.height
@@ -291,8 +292,7 @@ def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
         yield result
 
 
-def _open_image(content: IO[bytes]) -> Any:
-    pillow = import_extra("PIL.Image")
+def _open_image(pillow: Any, content: IO[bytes]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # where it warns, an error follows
         return pillow.open(content)
