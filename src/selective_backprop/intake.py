@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,7 +43,7 @@ class Intake:
         self.transform: Any = transform
         self._device = device
         self._stats = stats
-        self._batches: Iterator[tuple[Chunk | None, Any]] = iter(())
+        self._batches: Generator[tuple[Chunk | None, Any]] | None = None
         self.ahead: Loaded | None = None
         """Loaded before their turn."""
 
@@ -58,6 +58,11 @@ class Intake:
         """Start the next epoch, or go on with the one that was under way when the state was saved."""
         self._batches = self.source.epoch(plan)
 
+    def release(self) -> None:
+        """Let go of the user's loader, which ends its workers. The place in the epoch stays, to be saved."""
+        if self._batches is not None:
+            self._batches.close()
+
     def take(self) -> Loaded | None:
         """The next candidates; None at the end of the epoch."""
         loaded, self.ahead = self.look_ahead(), None
@@ -71,7 +76,7 @@ class Intake:
 
     def _load(self) -> Loaded | None:
         with self._stats.timing("loading"):
-            loaded = next(self._batches, None)
+            loaded = next(self._batches, None) if self._batches is not None else None
             if loaded is None:
                 return None
             chunk, data = loaded

@@ -327,6 +327,8 @@ class SelectiveLoader(LoaderAttributes):
             batch = self._look.end()
             if batch is not None and self._puts_back:
                 self._put_back(batch)
+            else:
+                self._offering.release()  # by a break or an error candidates are left, and workers that load them
 
     def _refuse_a_second_iteration(self) -> None:
         other = self._iteration() if self._iteration is not None else None

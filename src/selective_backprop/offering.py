@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -51,11 +52,13 @@ class Offering:
         size = batch_size or source.batch_size
         size = self._scaled(size) if size is not None else None
         self.queue = Assembler(size, pad)
+        # Parts call back by a weak reference: in a cycle, workers would live on until garbage is collected.
+        this = weakref.proxy(self)
         if rounds is not None:
             self.queue = RankedAssembler(rounds.ranks, device, size, pad)
             self.num_batches = rounds.num_batches
-            rounds.meanwhile = self._load_ahead
-        self._check_shapes = ShapeCheck(self._mixes if pad is None else lambda _: False)
+            rounds.meanwhile = lambda: this._load_ahead()
+        self._check_shapes = ShapeCheck((lambda count: this._mixes(count)) if pad is None else lambda _: False)
 
     def begin(self) -> None:
         """Start the next epoch, or go on with the one that was under way when the state was saved."""
@@ -93,6 +96,10 @@ class Offering:
     def never_offered(self) -> bool:
         """Whether there was not one candidate so far, on any rank."""
         return self._stats.offered == 0 and (self._rounds is None or not self._rounds.has_offered)
+
+    def release(self) -> None:
+        """Nobody takes candidates for now: end the DataLoader's workers, but for persistent ones."""
+        self._intake.release()
 
     def end(self) -> None:
         """The epoch is over, or its rest is left behind."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class Source:
         """Size of a candidate batch, where the loader says it."""
         return batch_size_of(self.user_loader)
 
-    def epoch(self, plan: Plan | None) -> Iterator[tuple[Chunk | None, Any]]:
+    def epoch(self, plan: Plan | None) -> Generator[tuple[Chunk | None, Any]]:
         """The candidates of one epoch, or of the rest of one after load_state_dict.
 
         plan: decides, once the epoch's ids are known, which of them to load.
@@ -135,7 +136,9 @@ class Source:
         if state is None:
             self.position = 0
             if self.stream is not None:
-                self.stream.begin(self._chunks(self.stream, plan))
+                # The stream holds this generator. If that held the source in turn, the workers of a loader that is not
+                # needed any more would live on until garbage is collected.
+                self.stream.begin(Source._chunks(weakref.proxy(self), self.stream, plan))
             return iter(self._loader)
         if self.stream is not None:
             self.stream.begin(iter(chunks_from_state(state["chunks"])))
@@ -165,7 +168,7 @@ class Source:
             chunks, stream.tail = plan(self._whole_epoch(batches))
             yield from chunks
         elif self.keep is not None:
-            for ids, fraction in self._unpruned(stream, self.keep):
+            for ids, fraction in Source._unpruned(self, stream, self.keep):  # self is a proxy, and must stay one
                 yield Chunk(ids, ids, fraction)
         else:
             total = self._num_loader_batches()
