@@ -3,11 +3,13 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import selective_backprop as sb
 
 SOURCE = Path(sb.__file__).parent
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
 
 # Lower layers first. A module imports from its own layer's members listed before it, and from layers below.
 LAYERS = [
@@ -69,3 +71,17 @@ def test_importing_needs_torch_alone_and_touches_nothing():
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "['selective_backprop']"
+
+
+def test_importing_warns_of_nothing():
+    """Without numpy torch does, so it is a dependency."""
+    command = [sys.executable, "-W", "error", "-c", "import selective_backprop"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert any(name.startswith("numpy") for name in PROJECT["project"]["dependencies"])
+
+
+def test_a_source_distribution_has_what_its_tests_read():
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    needed = {"src", "tests", "examples", "docs", "benchmarks/*.py", "README.md", "pyproject.toml"}
+    assert needed <= set(included)

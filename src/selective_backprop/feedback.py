@@ -81,7 +81,8 @@ class Feedback:
     def add(self, batch: Batch, losses: Tensor | None, epoch: int) -> None:
         """The losses of a step's examples; None where nobody needs them and finding them would cost extra."""
         if losses is not None:
-            self._steps.append((batch.ids, _sent(losses), epoch, bool((batch.probabilities == 1).all())))
+            all_kept = self._selector.schedule_learns and bool((batch.probabilities == 1).all())
+            self._steps.append((batch.ids, _sent(losses), epoch, all_kept))
         self._losses_given = True
 
     def step_is_over(self) -> None:

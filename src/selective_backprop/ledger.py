@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+
 class Columns:
     """What is known of examples, a column each; what rows there are is up to the class."""
 

@@ -71,7 +71,12 @@ class Selector:
     @property
     def learns_losses(self) -> bool:
         """Whether what is selected depends on the losses of training."""
-        return self.scorer.needs.training_losses or type(self.schedule).observe_losses is not Schedule.observe_losses
+        return self.scorer.needs.training_losses or self.schedule_learns
+
+    @property
+    def schedule_learns(self) -> bool:
+        """Whether the schedule observes losses of training."""
+        return type(self.schedule).observe_losses is not Schedule.observe_losses
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to select from the candidates that start at this fraction of the epoch; asked once for each batch."""
