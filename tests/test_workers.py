@@ -33,6 +33,7 @@ def take(loader, count):
     """Ids of the first batches of an iteration, which is left then."""
     ids = []
     for inputs, targets in loader:
+        torch.manual_seed(loader.stats.batches)  # of dropout, which a state does not save
         loader.loss(loader.model(inputs), targets)
         ids.append(loader.batch.ids.tolist())
         if len(ids) == count:
@@ -106,19 +107,17 @@ def test_a_state_saved_after_a_break_is_that_of_the_last_step(name):
     before = take(loader, steps)
     expected = take(whole, 100)
     resumed = new(name)
+    resumed.model.load_state_dict(loader.model.state_dict())  # statistics of BatchNorm
     resumed.load_state_dict(copy.deepcopy(loader.state_dict()))
-    assert before + take(resumed, 100) == expected
+    assert len(expected) > steps and before + take(resumed, 100) == expected
 
 
 @every_method
 def test_the_next_iteration_after_a_break_is_the_next_epoch(name):
     # In order: how much a sampler has drawn after a break depends on how far ahead workers ask, as without selection.
-    loaders = with_workers, without = new(name, shuffle=False), new(name, workers=0, shuffle=False)
-    for epoch in range(3):  # without an optimizer, scores do not depend on when they are made
-        ids = []
-        for loader in loaders:
-            torch.manual_seed(epoch)  # of dropout
-            ids.append(take(loader, 2))
-        assert len(ids[0]) == 2 and ids[0] == ids[1]
+    with_workers, without = new(name, shuffle=False), new(name, workers=0, shuffle=False)
+    for _ in range(3):  # without an optimizer, scores do not depend on when they are made
+        ids = take(with_workers, 2)
+        assert len(ids) == 2 and ids == take(without, 2)
     assert with_workers.epoch == without.epoch == 2
     assert with_workers.stats.offered == without.stats.offered < 360
