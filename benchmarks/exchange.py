@@ -54,8 +54,13 @@ def question_bytes(k, asked, columns):
     return (k - 1) * COUNT * (1 + columns) + asked * (ID + VALUE * columns) * (k - 1) // k
 
 
+def start_bytes(k, waiting, planned):
+    """The ids that wait when an epoch begins, so many on each rank, and how many examples each rank has planned."""
+    return (k - 1) * ((COUNT + ID * waiting if waiting else 0) + (4 * COUNT if planned else 0))
+
+
 def epoch_bytes(k, m, n, s, scope, planned):
-    """All of an epoch, without the examples that move between queues."""
+    """All of an epoch, without what waits when it begins and the examples that move between queues."""
     own, chosen = -(-m // k), round(s * -(-m // k))
     if planned:  # two columns are read, such as loss and age; probabilities are written when planned and when loaded
         rounds = -(-chosen // n) + 1  # one more, in which all say that they have no more

@@ -97,7 +97,7 @@ def test_a_maximum_age_forces_a_fresh_pass():
     for _ in range(8):
         for _ in loader:
             pass
-        scored.append(loader.stats.scored // NUM_DIGITS)
+        scored.append(round(loader.stats.scored / NUM_DIGITS))  # a few wait in the queue, and are scored a bit later
     assert scored == [1, 1, 1, 2, 2, 2, 3, 3]
 
 
@@ -308,8 +308,10 @@ def test_composer_keeps_a_fixed_share_of_each_batch_inside_its_window():
     # Epochs 5 to 8 of 13 batches, of which every third is plain.
     assert len(kept) == 4 * 9
     assert loader.stats.scored == 16 + sum(kept)
-    selected = 6 * 203 + 4 * (4 * 16) + sum(kept) / 2
-    assert abs(loader.stats.trained + loader.stats.queued - selected) <= 0.5
+    # What waited in the queue when an epoch began was not loaded again.
+    plain = loader.stats.offered - loader.stats.skipped_before_loading - sum(kept)
+    assert abs(loader.stats.trained + loader.stats.queued - plain - sum(kept) / 2) <= 0.5
+    assert loader.stats.skipped_before_loading <= 5 * 15  # what a batch of 16 leaves waiting, in five epochs
 
 
 def test_low_resolution_scoring():
@@ -340,12 +342,15 @@ def test_low_resolution_scoring():
 @pytest.mark.parametrize("selectivity", [0.1, 0.25, 0.3, 0.5, 0.7])
 def test_no_example_is_seen_again_before_all_have_been(selectivity):
     loader = make_loader(sb.repeated_random(selectivity))
-    size = NUM_DIGITS * selectivity
-    for epoch in range(1, 25):
+    selected = 0.0
+    for _ in range(1, 25):
+        selected += (NUM_DIGITS - loader.stats.queued) * selectivity  # what waits for its batch is no candidate
         for _ in loader:
             pass
-        assert abs(int(loader.ledger.selected.sum()) - epoch * size) <= 0.5 + 1e-6
-        assert int(loader.ledger.selected.max() - loader.ledger.selected.min()) <= 1
+        assert abs(int(loader.ledger.selected.sum()) - selected) <= 0.5 + 1e-6
+        # Of more than half, some are selected again while others that were selected less often wait for their batch.
+        spread = int(loader.ledger.selected.max() - loader.ledger.selected.min())
+        assert spread <= (1 if selectivity <= 0.5 else 2)
     assert loader.stats.scored == 0
 
 
@@ -385,15 +390,16 @@ def test_weights_reset_exactly_when_the_window_ends(num_epochs, until):
     loader = make_loader(sb.infobatch(0.5, until=until), model=model, num_epochs=num_epochs)
     weighted = []
     for epoch in range(num_epochs):
+        waiting = loader.stats.queued
         for inputs, targets in loader:
             loader.loss(model(inputs), targets)
         weighted.append(loader.stats.skipped_before_loading)
         skipped_now = weighted[-1] - (weighted[-2] if epoch else 0)
         in_window = [epoch + i / 13 < until * num_epochs - 1e-9 for i in range(13)]
-        assert (skipped_now > 0) == (epoch > 0 and any(in_window)), (epoch, skipped_now)
+        assert (skipped_now > waiting) == (epoch > 0 and any(in_window)), (epoch, skipped_now)
         if not any(in_window):
-            queue_was_empty = loader.stats.queued == 0
-            assert bool((loader.batch.weights == 1).all()) or not queue_was_empty
+            assert loader.stats.queued == 0, "all of the epoch's examples, as in plain training"
+            assert bool((loader.batch.weights == 1).all())
 
 
 # ---- ledger_backprop

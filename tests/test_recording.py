@@ -74,7 +74,13 @@ def test_another_seed_trains_on_the_same_ids_in_each_epoch():
     _, _, batches, _ = run(sb.selective_backprop(0.3), record=record)
     _, _, other_batches, _ = run(sb.recorded_backprop(record), seed=4, record=copy)
     assert other_batches != batches
-    assert all(torch.equal(record.mask(epoch), copy.mask(epoch)) for epoch in range(EPOCHS))
+    for epoch in range(EPOCHS):
+        missing = record.mask(epoch) & ~copy.mask(epoch)
+        assert not bool((copy.mask(epoch) & ~record.mask(epoch)).any())
+        # What the record has in two epochs in a row is trained on once where it waited in the queue between them, for a
+        # batch of 16.
+        assert int(missing.sum()) <= (15 if epoch else 0)
+        assert not epoch or not bool((missing & ~copy.mask(epoch - 1)).any())
 
 
 @pytest.mark.parametrize("num_examples", [1, 7, 8, 9, 203, 1000])

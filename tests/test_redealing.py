@@ -37,6 +37,10 @@ def state(rank, size, *, pieces=(), whole=(), chunks=(), tail=(), ahead=None, se
         "epoch": 3,
         "fraction": 0.25,
         "keeps_everything": False,
+        "carried": [False, 6, 2 + rank],
+        "drains": False,
+        "began": {"offered": 80 + rank, "selected": 20, "batches": 8},
+        "silent": 0,
         "round": 5,
         "batch_size": 4,
         "queue": {
@@ -52,6 +56,7 @@ def state(rank, size, *, pieces=(), whole=(), chunks=(), tail=(), ahead=None, se
             "finished": False,
             "chunks": chunks_to_state(list(chunks)),
             "tail": torch.tensor(tail, dtype=torch.int64),
+            "tail_waiting": len(tail),
             "inner": None,
             "generators": [generator_state(seed)],
         },
@@ -146,6 +151,10 @@ def test_nothing_is_lost_or_doubled_and_all_get_as_much(data):
     tails = [[i for part in parts for i in part["source"]["tail"].tolist()] for parts in (states, dealt)]
     assert tails[0] == tails[1]
     assert sum(part["stats"]["offered"] for part in dealt) == sum(part["stats"]["offered"] for part in states)
+    assert all(part["carried"][:2] == [False, 6] for part in dealt), "all know how many waited when the epoch began"
+    assert sum(part["carried"][2] for part in dealt) == sum(part["carried"][2] for part in states)
+    assert sum(part["began"]["offered"] for part in dealt) == sum(part["began"]["offered"] for part in states)
+    assert [part["source"]["tail_waiting"] for part in dealt] == [len(part["source"]["tail"]) for part in dealt]
     steps = [[int(step[0]) for part in parts for step in part["feedback"]["steps"]] for parts in (states, dealt)]
     assert steps[0] == steps[1]
     assert [part["ranks"] for part in dealt] == [{"rank": rank, "size": new} for rank in range(new)]

@@ -102,8 +102,23 @@ class Assembler:
         columns = self.layout.columns(batch.data, len(batch))
         self._whole.appendleft(Rows(columns, batch.ids, batch.weights, batch.probabilities))
 
+    def waiting_ids(self) -> Tensor:
+        """Ids of the examples that wait, in no particular order; on this rank."""
+        known = [rows.ids for rows in (*self._whole, *self._pieces) if rows.ids is not None]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *known])
+
+    def add_weight(self, weight: float) -> None:
+        """Add this to the weight of every example that waits."""
+        for rows in (self._whole, self._pieces):
+            heavier = [piece._replace(weights=piece.weights + weight) for piece in rows]
+            rows.clear()
+            rows.extend(heavier)
+
     def even_out(self) -> None:
         """Deal out what waits evenly among ranks; alone, there is nothing to do."""
+
+    def fill_batches(self) -> None:
+        """Even out where that fills a batch on every rank; alone, there is nothing to do."""
 
     def flush(self) -> Batch | None:
         """What is left, as a batch that is not full; to be called when no full one is ready."""

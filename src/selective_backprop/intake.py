@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from selective_backprop.batches import Layout, count_rows, move
 from selective_backprop.sampling import Chunk, chunks_from_state, chunks_to_state
@@ -54,9 +55,12 @@ class Intake:
             candidates = replace(self.ahead.candidates, data=move(self.ahead.candidates.data, device))
             self.ahead = replace(self.ahead, candidates=candidates)
 
-    def begin(self, plan: Plan | None) -> None:
-        """Start the next epoch, or go on with the one that was under way when the state was saved."""
-        self._batches = self.source.epoch(plan)
+    def begin(self, plan: Plan | None, waiting: Tensor) -> None:
+        """Start the next epoch, or go on with the one that was under way when the state was saved.
+
+        waiting: rising ids that are not loaded, because they wait in the queue already.
+        """
+        self._batches = self.source.epoch(plan, waiting)
 
     def release(self) -> None:
         """Let go of the user's loader, which ends its workers. The place in the epoch stays, to be saved."""

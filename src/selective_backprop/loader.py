@@ -39,6 +39,7 @@ from selective_backprop.padding import Pad
 from selective_backprop.ranks import current_ranks
 from selective_backprop.reuse import ForwardReuse
 from selective_backprop.rounds import Rounds, Scope
+from selective_backprop.sampling import drops_last
 from selective_backprop.schedule import Schedule
 from selective_backprop.selector import Selector
 from selective_backprop.sharded_ledger import AnyLedger, ShardedLedger
@@ -111,6 +112,10 @@ class SelectiveLoader(LoaderAttributes):
             of each by itself, "local". Every rank gives out as many batches as the others, all of them full.
         total_batches: candidate batches of an epoch, where the loader has no length. `len` and `progress` follow from
             it; if it is not quite right, `progress` still ends at 1, and the log says how many there were.
+
+    No batch holds an example twice, unless the method draws with replacement, the sampler offers an example twice in an
+    epoch, or the loader has no ids. What waits in the queue when an epoch begins is given out in that epoch, and is
+    skipped where it is offered again.
 
     Without num_epochs, up to B - 1 selected examples may still wait at the end of the run: `flush()` gives them.
     As long as an epoch keeps every candidate, the user's own batches pass through unchanged. Other attributes of the
@@ -210,13 +215,17 @@ class SelectiveLoader(LoaderAttributes):
     def __len__(self) -> int:
         """The most batches an epoch can give, reached when everything is selected; selectivity x this is usual.
 
-        An upper bound, because frameworks stop an epoch after len() batches. For a learning rate schedule use
-        `step_by_progress`.
+        An upper bound, because frameworks stop an epoch after len() batches. Where an epoch may not offer the examples
+        that wait from the one before (no ids, samplers with replacement or of your own), it counts one batch more for
+        them, with num_epochs. For a learning rate schedule use `step_by_progress`.
         """
-        batches, size = self._offering.num_batches, self._source.batch_size
+        batches, candidates = self._offering.num_batches, self._offering.num_candidates
         if batches is None:
             raise TypeError("the loader inside has no length")
-        return math.ceil(batches * size / self.batch_size) if self.batch_size and size else batches
+        if self.batch_size and candidates:
+            batches = math.ceil(candidates / self.batch_size)
+        # What waited when the last epoch began may come on top of it.
+        return batches + (self.num_epochs is not None and self._offering.may_carry_over and not self._drop_last)
 
     @property
     def epoch(self) -> int:
@@ -346,11 +355,10 @@ class SelectiveLoader(LoaderAttributes):
         if not self._in_epoch:
             self._warn_beyond_the_end()
             self._feedback.learn()  # of batches that were taken ahead
-            self._offering.keeps_everything = self._queue.empty
         looked, self._look.put_back = self._look.put_back, False
-        self._in_epoch, self._resumed = True, False
+        resumed, self._in_epoch, self._resumed = self._in_epoch, True, False
         if not looked:
-            self._offering.begin()
+            self._offering.begin(resumed=resumed)
         yield from self._full_batches()  # those queued when the state was saved
         scored = self.stats.scored
         while self._offering.offer():
@@ -360,13 +368,17 @@ class SelectiveLoader(LoaderAttributes):
             yield from self._full_batches()
         if self._offering.never_offered:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
-        if self._offering.keeps_everything or self.epoch + 1 == self.num_epochs:
-            # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
+        # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
+        if self._offering.drains or self.epoch + 1 == self.num_epochs:
             self._queue.even_out()
-            self.stats.queued = len(self._queue)
-            yield from self._full_batches()
+        else:
+            self._queue.fill_batches()
+        self.stats.queued = len(self._queue)
+        yield from self._full_batches()
         self._source.note_length()
         self._end_epoch()
+        if not self._queue.num_ready and not (self._ends_with_rest() and self._queue.rest):
+            self._offering.note_silence()
         yield from self._last_batches()
 
     def _put_back(self, batch: Batch) -> None:
@@ -455,11 +467,14 @@ class SelectiveLoader(LoaderAttributes):
 
     def _ends_with_rest(self) -> bool:
         """Whether the epoch just over ends with what is left, as a smaller batch."""
-        if self._offering.keeps_everything:
+        if self._offering.drains:
             return True  # as plain training does
         # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
-        drop_last = bool(getattr(self._source.user_loader, "drop_last", False))
-        return self.epoch == self.num_epochs and self._queue.rest > 1 and not drop_last
+        return self.epoch == self.num_epochs and self._queue.rest > 1 and not self._drop_last
+
+    @property
+    def _drop_last(self) -> bool:
+        return drops_last(self._source.user_loader)
 
     def _full_batches(self) -> Iterator[Any]:
         while (batch := self._queue.pop()) is not None:

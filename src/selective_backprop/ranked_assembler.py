@@ -75,6 +75,11 @@ class RankedAssembler(Assembler):
             self.lengths[to] += count
             self.moved += count
 
+    def fill_batches(self) -> None:
+        """Even out where that fills a batch on every rank; to be called by all ranks."""
+        if self.batch_size is not None and sum(self.lengths) >= len(self.lengths) * self.batch_size:
+            self.even_out()
+
     def _release(self, count: int) -> list[Rows]:
         """The last `count` waiting examples."""
         stay = self._split_off(self._waiting - count)

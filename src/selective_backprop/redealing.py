@@ -16,6 +16,7 @@ from selective_backprop.sampling import Chunk, chunks_from_state, chunks_to_stat
 
 State = dict[str, Any]
 T = TypeVar("T")
+_BEGAN = ("offered", "selected")
 _COUNTS = ("offered", "scored", "reused", "trained", "skipped_before_loading")
 
 
@@ -47,6 +48,7 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
         **first,
         "ranks": {"rank": rank, "size": size},
         "batch_size": first["batch_size"] if batch_size is None else batch_size,
+        "carried": _carried([state["carried"] for state in states], rank),
         "round": source.get("position", 0),
         "queue": _queue_state(states, queues, rank),
         "ahead": None,
@@ -56,6 +58,8 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
             **own["selector"],
             "generator": _generators([[state["selector"]["generator"]] for state in states], rank)[0],
         },
+        "began": {name: deal_count([state["began"][name] for state in states], rank, size) for name in _BEGAN}
+        | {"batches": first["began"]["batches"]},
         "stats": _stats([state["stats"] for state in states], rank, size, queued=_length(queues[rank])),
         "feedback": {"steps": deal([step for state in states for step in state["feedback"]["steps"]], size)[rank]},
     }
@@ -126,6 +130,7 @@ def _source(states: list[State], rank: int, size: int) -> State:
     turns = max(len(chunks) for chunks in remaining)
     in_turn = [chunks[turn] for turn in range(turns) for chunks in remaining if turn < len(chunks)]
     tails = torch.cat([source["tail"] for source in sources])
+    tail = tails.tensor_split(size)[rank]
     loaded = sum(
         source["position"] - (state["ahead"] is not None) for source, state in zip(sources, states, strict=True)
     )
@@ -133,7 +138,9 @@ def _source(states: list[State], rank: int, size: int) -> State:
         "position": loaded // size,
         "finished": not in_turn and all(source["finished"] for source in sources),
         "chunks": chunks_to_state(in_turn[rank::size]),
-        "tail": tails.tensor_split(size)[rank],
+        "tail": tail,
+        # Where others were skipped too, the epoch keeps not everything, and nobody asks how many waited.
+        "tail_waiting": len(tail) if sum(source["tail_waiting"] for source in sources) == len(tails) else 0,
         "inner": None,
     }
 
@@ -142,6 +149,12 @@ def _remaining(state: State) -> list[Chunk]:
     """With what was loaded ahead, which is loaded again."""
     ahead = [] if state["ahead"] is None else chunks_from_state(state["ahead"]["chunk"])
     return ahead + chunks_from_state(state["source"]["chunks"])
+
+
+def _carried(states: list[list[Any]], rank: int) -> list[Any]:
+    """What waited when the epoch began is known to all; what was passed over, only its sum counts."""
+    starts_empty, num_carried, _ = states[0]
+    return [starts_empty, num_carried, sum(state[-1] for state in states) if rank == 0 else 0]
 
 
 # ---- random numbers and counts
@@ -169,6 +182,15 @@ def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
     """Counts are dealt out, so that their sum over ranks stays; averages and seconds are those of rank 0."""
     counts = {}
     for name in _COUNTS:
-        total = sum(state[name] for state in states)
-        counts[name] = total // size + (rank < total % size)
+        counts[name] = deal_count([state[name] for state in states], rank, size)
     return {**states[0], **counts, "queued": queued}
+
+
+def deal_count(counts: list[int], rank: int, size: int) -> int:
+    """This rank's part of a count that is kept by rank: the parts add up to the same.
+
+    >>> [deal_count([3, 4], rank, 3) for rank in range(3)]
+    [3, 2, 2]
+    """
+    total = sum(counts)
+    return total // size + (rank < total % size)

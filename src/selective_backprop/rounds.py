@@ -56,7 +56,7 @@ class Rounds:
         self.sizes = [0] * ranks.size
         """Candidates loaded for this round, by rank."""
         self.offered = [0] * ranks.size
-        """The same, with those that were skipped before loading."""
+        """The same, with those that were skipped before loading, except where they wait in the queue already."""
         self.undecided = [0] * ranks.size
         """How many of the loaded ones have to be scored."""
         self.meanwhile: Callable[[], Any] = lambda: None
@@ -88,19 +88,21 @@ class Rounds:
         else:
             chunk, size = loaded.chunk, loaded.candidates.size
             planned = -1 if chunk is None or chunk.decided is None else int((~chunk.decided).sum())
-            own = [size, size if chunk is None else len(chunk.offered), planned, loaded.fraction]
+            offered_here = size if chunk is None else len(chunk.offered) - chunk.num_waiting
+            own = [size, offered_here, planned, loaded.fraction]
         header = torch.tensor([*own, on + 2 * probing], dtype=torch.float64)
         sizes, offered, planned_, fractions, votes = torch.stack(
             self.ranks.gather(header, [len(header)] * self.ranks.size)
         ).unbind(1)
         self.has_offered = self.has_offered or bool((offered > 0).any())
+        self.offered = _ints(offered)
         if bool((sizes < 0).all()):
             return None
         self.number += 1
         self.on, self.probing = int(votes[0]) % 2 == 1, int(votes[0]) >= 2
         sizes = sizes.clamp(min=0)
         scored = torch.where(planned_ < 0, sizes * self.on, planned_)
-        self.sizes, self.offered, self.undecided = (_ints(column) for column in (sizes, offered, scored))
+        self.sizes, self.undecided = _ints(sizes), _ints(scored)
         self._chosen, self._chosen_are_all = [0] * self.ranks.size, True
         # The slowest rank's, so that learning rates by progress are the same everywhere.
         fraction = float(fractions.min())

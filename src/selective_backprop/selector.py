@@ -28,6 +28,7 @@ from selective_backprop.sharded_ledger import AnyLedger
 from selective_backprop.share_check import ShareCheck
 from selective_backprop.source import Plan
 from selective_backprop.stats import Stats
+from selective_backprop.topping_up import TopUp
 from selective_backprop.types import Candidates, Method, Selection, Task
 
 
@@ -91,8 +92,26 @@ class Selector:
         """As `is_on`, as far as is known before there are candidates; asking has no effect."""
         return self.schedule.expects_on(epoch + fraction, batch_idx, self._num_epochs)
 
-    def plan(self, epoch: int, num_batches: int | None) -> Plan | None:
-        """What decides about this epoch's candidates before they are loaded, if anything can."""
+    @property
+    def skips_waiting(self) -> bool:
+        """Whether examples that wait in the queue when an epoch begins are no candidates in it: none is given twice."""
+        return len(self.ledger) > 0 and not getattr(self.policy, "with_replacement", False)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the weights make the expected weight of an example in an epoch 1."""
+        return getattr(self.policy, "unbiased", False)
+
+    def plan(
+        self, epoch: int, num_batches: int | None, *, waiting: Tensor, num_waiting: int, batch_size: int | None
+    ) -> Plan | None:
+        """What decides about this epoch's candidates before they are loaded, if anything can.
+
+        Args:
+            waiting: rising ids that wait in the queue already.
+            num_waiting: how many examples do, on all ranks.
+            batch_size: of training, where it is known.
+        """
         scorer, schedule = self.scorer, self.schedule
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
@@ -103,11 +122,25 @@ class Selector:
                 self.ledger.record_probabilities(ids, selection.probabilities)
             return selection
 
-        def plan(batches: list[Tensor]) -> tuple[list[Chunk], Tensor]:
+        top_up = None
+        if batch_size is not None and not getattr(scorer, "is_final", False):
+            ranks = self._rounds.ranks if self._rounds is not None else None
+            top_up = TopUp(batch_size, num_waiting, self.generator, ranks)
+
+        def plan(batches: list[Tensor]) -> tuple[list[Chunk], Tensor, int]:
             on = [schedule.is_on(epoch + i / len(batches), i, self._num_epochs) for i in range(len(batches))]
             together = self._rounds is not None
             return plan_epoch(
-                batches, on, scorer=scorer, select=select, ledger=self.ledger, epoch=epoch, together=together
+                batches,
+                on,
+                scorer=scorer,
+                select=select,
+                ledger=self.ledger,
+                epoch=epoch,
+                together=together,
+                waiting=waiting,
+                top_up=top_up,
+                unbiased=self.unbiased,
             )
 
         return plan

@@ -23,6 +23,8 @@ from selective_backprop.sampling import (
     has_ids,
     most_kept,
     num_candidates,
+    offers_the_same_each_epoch,
+    unless_waiting,
     untouched_generators,
     with_index_stream,
 )
@@ -31,7 +33,9 @@ _NO_BATCH = object()
 _logger = logging.getLogger(__name__)
 _LONGEST_PLAN = 2**22  # seconds to collect; a data set with more examples than that is planned as a whole, too
 _LONGEST_UNKNOWN = 2**20  # where a batch sampler does not say how long it is: a second until it is found to have no end
-Plan = Callable[[list[Tensor]], tuple[list[Chunk], Tensor]]
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+Plan = Callable[[list[Tensor]], tuple[list[Chunk], Tensor, int]]
+"""Batches of ids in; out come the chunks to load, the ids skipped where there is none, and how many of these wait."""
 
 
 class Source:
@@ -110,13 +114,32 @@ class Source:
         """Size of a candidate batch, where the loader says it."""
         return batch_size_of(self.user_loader)
 
-    def epoch(self, plan: Plan | None) -> Generator[tuple[Chunk | None, Any]]:
+    @property
+    def num_candidates(self) -> int | None:
+        """The most candidates an epoch can have, where the loader knows."""
+        batches, size = self.num_batches, self.batch_size
+        counted = num_candidates(self.user_loader) if self.keep is None else most_kept(self.user_loader, self.keep)
+        return counted if counted is not None else batches * size if batches and size else None
+
+    @property
+    def num_kept(self) -> int | None:
+        """Examples of the data set that were not pruned."""
+        return self.num_examples if self.keep is None else int(self.keep.sum())
+
+    @property
+    def offers_the_same_each_epoch(self) -> bool:
+        """Whether every epoch is known to have the same ids, each once."""
+        return self.stream is not None and offers_the_same_each_epoch(self.user_loader)
+
+    def epoch(self, plan: Plan | None, waiting: Tensor = _NO_IDS) -> Generator[tuple[Chunk | None, Any]]:
         """The candidates of one epoch, or of the rest of one after load_state_dict.
 
-        plan: decides, once the epoch's ids are known, which of them to load.
+        Args:
+            plan: decides, once the epoch's ids are known, which of them to load.
+            waiting: rising ids that are not loaded, because they wait in the queue already.
         """
         chunk: Chunk | None = None
-        for batch in self._start(plan):
+        for batch in self._start(plan, waiting):
             self.position += 1
             if self.stream is not None:
                 chunk, batch = self.stream.take(batch)
@@ -130,7 +153,7 @@ class Source:
                 "list, or an object whose __iter__ makes a new generator"
             )
 
-    def _start(self, plan: Plan | None) -> Iterator[Any]:
+    def _start(self, plan: Plan | None, waiting: Tensor) -> Iterator[Any]:
         state, self._resume_from = self._resume_from, None
         self._finished = False
         if state is None:
@@ -138,11 +161,11 @@ class Source:
             if self.stream is not None:
                 # The stream holds this generator. If that held the source in turn, the workers of a loader that is not
                 # needed any more would live on until garbage is collected.
-                self.stream.begin(Source._chunks(weakref.proxy(self), self.stream, plan))
+                self.stream.begin(Source._chunks(weakref.proxy(self), self.stream, plan, waiting))
             return iter(self._loader)
         if self.stream is not None:
             self.stream.begin(iter(chunks_from_state(state["chunks"])))
-            self.stream.tail = state["tail"]
+            self.stream.tail, self.stream.tail_waiting = state["tail"], state["tail_waiting"]
         if state.get("finished"):
             return iter(())  # a loader with a state of its own would start the next epoch
         if self.stream is None and state["inner"] is not None:
@@ -160,20 +183,27 @@ class Source:
                         )
             return iterator
 
-    def _chunks(self, stream: IndexStream, plan: Plan | None) -> Iterator[Chunk]:
+    def _chunks(self, stream: IndexStream, plan: Plan | None, waiting: Tensor) -> Iterator[Chunk]:
         # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
-        stream.tail = torch.empty(0, dtype=torch.int64)
+        stream.tail, stream.tail_waiting = torch.empty(0, dtype=torch.int64), 0
         if plan is not None:
-            batches = stream.batches() if self.keep is None else (ids for ids, _ in self._unpruned(stream, self.keep))
-            chunks, stream.tail = plan(self._whole_epoch(batches))
+            batches = self._whole_epoch(ids for ids, _ in Source._batches(self, stream))
+            chunks, stream.tail, stream.tail_waiting = plan(batches)
             yield from chunks
-        elif self.keep is not None:
-            for ids, fraction in Source._unpruned(self, stream, self.keep):  # self is a proxy, and must stay one
-                yield Chunk(ids, ids, fraction)
+        elif len(waiting):
+            yield from unless_waiting(Source._batches(self, stream), waiting, stream)
         else:
-            total = self._num_loader_batches()
-            for number, ids in enumerate(stream.batches(), start=1):
-                yield Chunk(ids, ids, min(1.0, number / total) if total else 0.0)
+            for ids, fraction in Source._batches(self, stream):  # self is a proxy, and must stay one
+                yield Chunk(ids, ids, fraction)
+
+    def _batches(self, stream: IndexStream) -> Iterator[tuple[Tensor, float]]:
+        """Batches of candidates, and how far into the epoch each is."""
+        if self.keep is not None:
+            yield from Source._unpruned(self, stream, self.keep)
+            return
+        total = self._num_loader_batches()
+        for number, ids in enumerate(stream.batches(), start=1):
+            yield ids, min(1.0, number / total) if total else 0.0
 
     @property
     def longest_plan(self) -> int:
@@ -239,7 +269,7 @@ class Source:
         """Where in the epoch this is."""
         self._warn_of_workers()
         place: dict[str, Any] = {"position": self.position, "finished": self._finished}
-        place |= {"chunks": None, "tail": None, "inner": None}
+        place |= {"chunks": None, "tail": None, "tail_waiting": 0, "inner": None}
         if self.stream is None:
             place["inner"] = self._loader.state_dict() if hasattr(self._loader, "load_state_dict") else None
             return place
@@ -261,7 +291,9 @@ class Source:
                 f"cannot save in the middle of an epoch: {type(self.user_loader).__name__}.__iter__ drops or reorders "
                 "batches, and does not tell what it keeps. Save between epochs"
             )
-        return place | {"chunks": chunks_to_state(self.stream.remaining()), "tail": self.stream.tail}
+        # In this order: the tail is known when all chunks are.
+        chunks = chunks_to_state(self.stream.remaining())
+        return place | {"chunks": chunks, "tail": self.stream.tail, "tail_waiting": self.stream.tail_waiting}
 
     def _warn_of_workers(self) -> None:
         """Say it once if a resume from here may draw other random numbers than this run goes on to draw."""

@@ -84,7 +84,11 @@ class Batch:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Scores in, selection out. Sees neither the model nor the data. Keeps its state in a state_dict."""
+    """Scores in, selection out. Sees neither the model nor the data. Keeps its state in a state_dict.
+
+    Two attributes are optional, and False where there are none. `with_replacement`: it may select an example twice, so
+    that a batch may hold it twice. `unbiased`: its weights make the expected weight of every example in an epoch 1.
+    """
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         """Choose among (N,) finite scores on the CPU; all randomness comes from the generator."""
@@ -123,7 +127,9 @@ class Scorer(Protocol):
     exact has a `fidelity`, their rank correlation with exact ones. One that can learn from candidates while selection
     is off has `watch(candidates, task)`. One that works ahead has a
     `submit(candidates, task)`, called with the candidates that are scored next, or with None for none after all; and
-    a `staleness`, how many training batches were given out since the weights that made the last scores.
+    a `staleness`, how many training batches were given out since the weights that made the last scores. One whose
+    candidates without a known score have to be trained on in that very epoch says so by `must_train`. One whose choice
+    is not to be added to, however few examples it names, has `is_final`.
     """
 
     needs: Needs

@@ -240,6 +240,29 @@ def test_6_batches_are_full_and_nothing_is_lost_or_repeated(make):
     assert all(size == loader.batch_size for size in per_epoch[-1][:-1])
 
 
+@every_method
+@pytest.mark.parametrize("size", [16, 48])
+def test_6_9_10_no_id_twice_no_silent_epoch_and_no_more_batches_than_len(make, size, caplog):
+    """Also where training batches are large for the data set, so that much waits from epoch to epoch."""
+    model, epochs = make_model(), 8
+    reuses = make(0.4).scorer.needs.training_pass
+    options = {} if reuses else {"batch_size": size}
+    loader = make_loader(make(0.4), model=model, num_epochs=epochs, **options)
+    with_replacement = loader.method.name == "kath18"
+    silent = 0
+    for _ in range(epochs):
+        count = 0
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets)
+            ids = loader.batch.ids
+            assert with_replacement or len(ids.unique()) == len(ids)
+            count += 1
+        assert count <= len(loader)
+        silent += not count
+        assert caplog.text.count("gave out no batch") == (silent > 0), "told the first time, and then every tenth"
+    assert loader.progress == 1
+
+
 @pytest.mark.gpu
 @every_method
 def test_8_no_wait_for_the_gpu_but_one_a_candidate_batch(make):

@@ -77,7 +77,7 @@ def test_selectivity_1_gives_the_batches_of_plain_training():
 def test_large_candidate_batches_have_several_slots_each():
     loader, model = make("sb", candidates=64, batch_size=16)
     slots = run(loader, model)
-    assert len(loader) == 16 and len(slots) == 48
+    assert len(loader) == 13 and len(slots) == 39  # 203 candidates make at most that many batches of 16
     assert all(len(slot) == 16 for slot in slots[:-1] if slot is not None)
 
 

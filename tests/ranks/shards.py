@@ -14,6 +14,8 @@ from tests.helpers import digits, make_loader, make_model
 from tests.ranks import failures
 from tests.ranks.runs import BATCH, Ids, Run
 
+COUNTS = ("offered", "scored", "trained", "queued", "skipped_before_loading")
+
 
 def facts(run):
     """What the tests look at."""
@@ -24,7 +26,7 @@ def facts(run):
         "queued": run.queued,
         "parameters": run.parameters,
         "moved": run.loader._queue.moved,
-        "stats": {name: getattr(run.loader.stats, name) for name in ("offered", "scored", "trained", "queued")},
+        "stats": {name: getattr(run.loader.stats, name) for name in COUNTS},
     }
 
 

@@ -40,14 +40,17 @@ def test_a_rank_without_candidates_trains_on_with_those_of_others(runs, name):
     ranks = [result[name] for result in runs]
     assert ranks[0]["moved"] == ranks[1]["moved"] > 0
     assert ranks[0]["stats"]["offered"] > 2 * ranks[1]["stats"]["offered"]
-    assert ranks[0]["stats"]["scored"] == ranks[0]["stats"]["offered"]
+    skipped = ranks[0]["stats"]["skipped_before_loading"]  # what waited when the second epoch began
+    assert ranks[0]["stats"]["scored"] == ranks[0]["stats"]["offered"] - skipped
+    assert skipped < 2 * 16
     assert ranks[0]["stats"]["trained"] == ranks[1]["stats"]["trained"]
 
 
 def test_everything_is_trained_on_when_nothing_is_selected(runs):
     ranks = [result["three times the data, everything"] for result in runs]
     given = Counter(i for result in ranks for batch in result["batches"] for i in batch)
-    assert given.total() >= 2 * 203 - 1 and set(given) == set(range(203)) and max(given.values()) == 2
+    # The one that does not divide by two ranks waits, and is the next epoch's first.
+    assert given.total() == 2 * (203 - 1) and set(given) == set(range(203)) and max(given.values()) == 2
 
 
 def test_local_scope_keeps_each_ranks_share(runs):
@@ -92,8 +95,10 @@ def test_rank_0_says_when_selection_is_on(runs):
     """By the clock or by losses, on which ranks would not agree."""
     assert [result["guard"]["settled on"] for result in runs] == [False, True]
     for name in ("guard", "kath18"):
+        # In the same rounds. What waits in the queues when an epoch begins is not scored again, on either rank.
         scored = [result[name]["stats"]["scored"] for result in runs]
-        assert scored[0] == scored[1] > 0
+        skipped = [result[name]["stats"]["skipped_before_loading"] for result in runs]
+        assert min(scored) > 0 and abs(scored[0] - scored[1]) <= sum(skipped)
 
 
 def test_kath18_starts_on_all_ranks_without_losses_of_training(runs):

@@ -43,6 +43,8 @@ def random_backprop(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptio
 def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
     """A new random subset each epoch, without repetition until all have been seen. What selection has to beat.
 
+    An example that waits in the queue when an epoch begins is trained on in it, and not chosen again for it.
+
     Args:
         selectivity: the share of each epoch.
         schedule: as for `selective_backprop`.
@@ -60,7 +62,8 @@ def recorded_backprop(record: SelectionRecord, **schedule: Unpack[ScheduleOption
     """In each epoch what an earlier run selected in the same one, such as a run by a proxy; the rest is not loaded.
 
     With the same order of candidates, training batches are the same too, but for weights and for examples that the
-    earlier run drew more than once in an epoch.
+    earlier run drew more than once in an epoch. In another order, examples that wait in the queue between two epochs
+    count for the second one.
 
     Args:
         record: of a run at least as long, on the same data set.
@@ -99,7 +102,8 @@ def ledger_backprop(
         soft: with a loss_share, draw examples with chance percentile ** beta, beta such that the expected share is
             trained on. It takes more examples for the same share, and more compute for the same error.
         max_age: train on every example at least once in this many epochs; None: an example that has become easy may
-            never be seen again.
+            never be seen again. For that, an epoch with overdue examples gives out all that it selects: the highest
+            losses among the other examples fill its last batch.
         options: as for `selective_backprop`; with a loss_share those of when alone, and classes.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share

@@ -24,6 +24,9 @@ class BelowMeanPolicy(Stateless):
     Qin et al. 2024, https://arxiv.org/abs/2303.04947.
     """
 
+    unbiased = True
+    """An example's expected weight in an epoch is 1."""
+
     def __init__(self, *, prune: float) -> None:
         if not 0 <= prune < 1:
             raise ValueError(f"prune must be in [0, 1), got {prune}")

@@ -49,6 +49,16 @@ class GroupedPolicy(Described):
         self.policy = policy
         self.by_group: dict[int, Policy] = {}
 
+    @property
+    def with_replacement(self) -> bool:
+        """As the policy of each group."""
+        return getattr(self.policy, "with_replacement", False)
+
+    @property
+    def unbiased(self) -> bool:
+        """As the policy of each group."""
+        return getattr(self.policy, "unbiased", False)
+
     def select(self, scores: Tensor, generator: torch.Generator, groups: Tensor | None = None) -> Selection:
         """Choose within each group; without groups all candidates are one."""
         if groups is None:

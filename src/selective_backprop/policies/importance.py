@@ -41,6 +41,11 @@ class ImportancePolicy(Stateless):
         """If not, the loader refuses negative scores with their ids, from the first batch on."""
         return self.selectivity == 1
 
+    @property
+    def with_replacement(self) -> bool:
+        """Whether an example may be selected twice, in one pool or while it waits for its batch."""
+        return self.selectivity < 1
+
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         size = len(scores)
         if self.selectivity == 1:

@@ -18,6 +18,9 @@ class RecordedScorer(Described):
         record: at least as long as the run, of the same data set.
     """
 
+    is_final = True
+    """Nothing is trained on that the record does not name."""
+
     def __init__(self, record: SelectionRecord) -> None:
         if not isinstance(record, SelectionRecord):
             raise TypeError(f"record must be a SelectionRecord, got {type(record).__name__}")

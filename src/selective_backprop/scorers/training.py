@@ -27,6 +27,11 @@ class TrainingLossScorer(Described):
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         self.max_age = max_age
 
+    @property
+    def must_train(self) -> bool:
+        """Whether an example whose loss is too old has to be trained on in the same epoch, not in a later one."""
+        return self.max_age is not None
+
     def remembers(self, epoch: int) -> bool:
         return True
 
