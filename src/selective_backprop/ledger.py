@@ -96,6 +96,10 @@ class Ledger(Columns):
         # index_select takes a third of the time of indexing.
         return LedgerRows(lambda name: getattr(self, name).index_select(0, ids))
 
+    def has_losses(self) -> bool:
+        """Whether the loss of any example in training is known."""
+        return bool((self.loss_epoch >= 0).any())
+
     def whole(self) -> Ledger:
         """All rows: itself. With several ranks each has a part of them, and this is how to get the whole."""
         return self

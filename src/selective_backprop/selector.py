@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from selective_backprop.batches import Layout, move
 from selective_backprop.intake import Loaded
 from selective_backprop.losses import require_finite, require_not_negative
 from selective_backprop.no_trace import device_of, is_sharded, unwrap
-from selective_backprop.planning import plan_epoch
+from selective_backprop.planning import BLOCK, id_blocks, plan_epoch
 from selective_backprop.policies import GroupedPolicy
 from selective_backprop.ranks import seed_of_rank
 from selective_backprop.rounds import Rounds
@@ -80,7 +80,13 @@ class Selector:
         return type(self.schedule).observe_losses is not Schedule.observe_losses
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
-        """Whether to select from the candidates that start at this fraction of the epoch; asked once for each batch."""
+        """Whether to select from loaded candidates, at this fraction of the epoch; asked once for each batch.
+
+        A method without a pass over loaded candidates decides before loading, or trains on what it knows nothing of.
+        """
+        needs = self.scorer.needs
+        if not needs.selection_pass and not needs.training_pass:
+            return False
         return self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
 
     def wants_scores(self, epoch: int, fraction: float, batch_idx: int) -> bool:
@@ -115,6 +121,8 @@ class Selector:
         scorer, schedule = self.scorer, self.schedule
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
+        if epoch == 0 and scorer.needs.training_losses and not self.ledger.has_losses():
+            return None  # nothing is known of any example: all are trained on, without waiting for a plan
 
         def select(scores: Tensor, ids: Tensor | None) -> Selection:
             selection = self._select(scores, ids, planned=True)
@@ -127,12 +135,16 @@ class Selector:
             ranks = self._rounds.ranks if self._rounds is not None else None
             top_up = TopUp(batch_size, num_waiting, self.generator, ranks)
 
-        def plan(batches: list[Tensor]) -> tuple[list[Chunk], Tensor, int]:
-            on = [schedule.is_on(epoch + i / len(batches), i, self._num_epochs) for i in range(len(batches))]
+        def is_on(number: int, num_batches: int) -> bool:
+            return schedule.is_on(epoch + number / num_batches, number, self._num_epochs)
+
+        def plan(batches: Iterable[Tensor]) -> tuple[list[Chunk], Tensor, int]:
             together = self._rounds is not None
             return plan_epoch(
-                batches,
-                on,
+                list(
+                    id_blocks(batches, None if together else BLOCK)
+                ),  # ranks divide an epoch into blocks by themselves
+                is_on,
                 scorer=scorer,
                 select=select,
                 ledger=self.ledger,

@@ -174,6 +174,11 @@ class ShardedLedger:
         owners = ids // self._block_size
         return owners.argsort(stable=True), owners.bincount(minlength=self._ranks.size).tolist()
 
+    def has_losses(self) -> bool:
+        """Whether the loss of any example in training is known, delivered or not. By all ranks."""
+        own = self.block.has_losses() or any(write.kind == "losses" for write in self._writes)
+        return bool(torch.cat(self._ranks.gather(torch.tensor([own]), [1] * self._ranks.size)).any())
+
     def whole(self) -> Ledger:
         """All rows, for reports; as large on every rank as a ledger that is not shared. By all ranks."""
         # To a copy: a report must not change in which order the ranks' writes are applied, and so the run.

@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 _LONGEST_PLAN = 2**22  # seconds to collect; a data set with more examples than that is planned as a whole, too
 _LONGEST_UNKNOWN = 2**20  # where a batch sampler does not say how long it is: a second until it is found to have no end
 _NO_IDS = torch.empty(0, dtype=torch.int64)
-Plan = Callable[[list[Tensor]], tuple[list[Chunk], Tensor, int]]
+Plan = Callable[[Iterable[Tensor]], tuple[list[Chunk], Tensor, int]]
 """Batches of ids in; out come the chunks to load, the ids skipped where there is none, and how many of these wait."""
 
 
@@ -187,8 +187,8 @@ class Source:
         # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
         stream.tail, stream.tail_waiting = torch.empty(0, dtype=torch.int64), 0
         if plan is not None:
-            batches = self._whole_epoch(ids for ids, _ in Source._batches(self, stream))
-            chunks, stream.tail, stream.tail_waiting = plan(batches)
+            batches = (ids for ids, _ in Source._batches(self, stream))
+            chunks, stream.tail, stream.tail_waiting = plan(self._with_an_end(batches))
             yield from chunks
         elif len(waiting):
             yield from unless_waiting(Source._batches(self, stream), waiting, stream)
@@ -210,11 +210,11 @@ class Source:
         """Candidates of an epoch that can be decided about together, before any of them is loaded."""
         return max(_LONGEST_PLAN, 4 * (self.num_examples or 0))
 
-    def _whole_epoch(self, batches: Iterable[Tensor]) -> list[Tensor]:
+    def _with_an_end(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """All batches of ids; an error if they do not end."""
-        found, count = [], 0
+        count = 0
         for ids in batches:
-            found.append(ids)
+            yield ids
             count += len(ids)
             if count > max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0)) and self._num_loader_batches() is None:
                 raise ValueError(
@@ -223,7 +223,6 @@ class Source:
                     "after one pass over the data set, or use a method that decides batch by batch, such as "
                     "selective_backprop"
                 )
-        return found
 
     def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[tuple[Tensor, float]]:
         """Batches of the usual size, in the usual order, without the pruned ids; and how far into the epoch each is.
