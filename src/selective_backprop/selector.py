@@ -140,10 +140,10 @@ class Selector:
 
         def plan(batches: Iterable[Tensor]) -> tuple[list[Chunk], Tensor, int]:
             together = self._rounds is not None
+            # Ranks that decide together divide an epoch into blocks by themselves.
+            blocks = list(id_blocks(batches, None if together else BLOCK))
             return plan_epoch(
-                list(
-                    id_blocks(batches, None if together else BLOCK)
-                ),  # ranks divide an epoch into blocks by themselves
+                blocks,
                 is_on,
                 scorer=scorer,
                 select=select,
