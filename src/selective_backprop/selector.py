@@ -121,8 +121,11 @@ class Selector:
         scorer, schedule = self.scorer, self.schedule
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
-        if epoch == 0 and scorer.needs.training_losses and not self.ledger.has_losses():
-            return None  # nothing is known of any example: all are trained on, without waiting for a plan
+        # Nothing is known of any example: all are trained on, without waiting for a plan. A loader without a length is
+        # planned all the same, which finds out that it has an end.
+        nothing_known = epoch == 0 and scorer.needs.training_losses and num_batches is not None
+        if nothing_known and not self.ledger.has_losses():
+            return None
 
         def select(scores: Tensor, ids: Tensor | None) -> Selection:
             selection = self._select(scores, ids, planned=True)
