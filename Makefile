@@ -22,6 +22,8 @@ demo: $(INSTALLED)
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/selection_step.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/lab_overhead.py
 	$(BIN)/python benchmarks/advice.py

@@ -12,7 +12,7 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop.ledger import Ledger
-from selective_backprop.planning import plan_epoch
+from selective_backprop.planning import id_blocks, plan_epoch
 
 BATCH = 128
 METHODS = {
@@ -40,9 +40,9 @@ def filled_ledger(size, past_scores):
 def seconds(method, ledger, batches):
     generator = torch.Generator().manual_seed(0)
     start = time.perf_counter()
-    chunks, _ = plan_epoch(
-        batches,
-        [True] * len(batches),
+    chunks, *_ = plan_epoch(
+        list(id_blocks(batches)),
+        lambda number, num_batches: True,
         scorer=method.scorer,
         select=lambda scores, ids: method.policy.select(scores, generator),
         ledger=ledger,

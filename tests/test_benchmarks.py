@@ -75,3 +75,19 @@ def test_every_way_to_score_is_set_against_the_plain_forward(capsys):
     assert any(line.startswith("half+int8") for line in lines)
     assert next(line for line in lines if line.startswith("eval")).split() == ["eval", "1.000", "1.0000", "1.0000"]
     assert lines[-1].startswith("  128: eval ")
+
+
+def test_calls_of_a_candidate_batch_are_counted():
+    found = load("calls").count(load("calls").METHODS["selective_backprop"], num_examples=320)
+    assert found["calls"] >= found["functions"] > found["files"] > 5
+
+
+def test_overhead_is_measured_against_the_plain_loader(capsys, monkeypatch):
+    benchmark = load("overhead")
+    monkeypatch.setattr(benchmark, "BLOCK", 2)
+    monkeypatch.setattr(benchmark, "ROUNDS", 2)
+    benchmark.per_batch(40 * benchmark.BATCH)
+    benchmark.plan(40 * benchmark.BATCH)
+    printed = capsys.readouterr().out
+    assert "plain DataLoader" in printed and "ledger_backprop(), first epoch" in printed
+    assert "planned in" in printed
