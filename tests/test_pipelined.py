@@ -75,6 +75,7 @@ def test_scores_are_those_of_the_model_at_the_last_synchronisation(sync_every):
     model = make_model()
     method = sb.top_k(0.7, scoring=sb.PipelinedScorer(sync_every=sync_every))
     loader = make_loader(method, model=model, loader_options={"shuffle": False})
+    loader.policy.with_replacement = True  # what waits in the queue is offered again, so that batches are known
     select, offers = loader.policy.select, []  # the step at which each candidate batch was offered, and its scores
 
     def spy(scores, generator):
