@@ -38,7 +38,7 @@ class Corrected(sb.PercentilePolicy):
         super().__init__(selectivity=selectivity, paper=True)
         self.recent = torch.empty(0, dtype=torch.float64)
 
-    def chances(self, scores: Tensor) -> Tensor:
+    def chances(self, scores: Tensor, share: float) -> Tensor:
         percentiles = self.history.rank(scores)
         self.recent = torch.cat([self.recent, percentiles])[-max(WINDOW, len(scores)) :]
         return self.corrected(percentiles)
