@@ -165,7 +165,7 @@ def contained(ids: Tensor, values: Tensor) -> Tensor:
     >>> contained(torch.tensor([5, 2, 9]), torch.tensor([2, 9])).tolist()
     [False, True, True]
     """
-    # torch.isin sorts both; this takes a third of its time, and the values are sorted once an epoch.
+    # torch.isin sorts both; this takes half of its time, as the values are sorted once an epoch.
     return values[torch.searchsorted(values, ids).clamp_(max=len(values) - 1)] == ids
 
 
@@ -179,7 +179,11 @@ def unless_waiting(batches: Iterator[tuple[Tensor, float]], waiting: Tensor, str
     """
     skipped: list[Tensor] = []  # batches of which nothing was left
     for ids, fraction in batches:
-        left = ids[~contained(ids, waiting)]
+        waits = contained(ids, waiting)
+        if not skipped and not waits.any():  # nearly always, in a large data set
+            yield Chunk(ids, ids, fraction)
+            continue
+        left = ids[~waits]
         if not len(left):
             skipped.append(ids)
             continue
