@@ -95,8 +95,11 @@ class IndexStream:
                 asked.append(chunk)
             yield chunk.ids.tolist()
 
-    def batches(self) -> Iterator[Tensor]:
-        """The user's batches of ids for one epoch."""
+    def batches(self, *, check: bool = True) -> Iterator[Tensor]:
+        """The user's batches of ids for one epoch.
+
+        check: refuse ids outside the data set. Otherwise the caller does, with `require_known`, many at once.
+        """
         for indices in self.batch_sampler:
             try:
                 ids = torch.as_tensor(indices)
@@ -105,11 +108,16 @@ class IndexStream:
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
                 raise TypeError(f"the sampler has to yield integer indices, which serve as ids; got {indices!r:.200}")
             ids = ids.to(torch.int64)
-            if len(ids):
-                lowest, highest = torch.aminmax(ids)
-                if not 0 <= int(lowest) <= int(highest) < self._num_examples:
-                    self._refuse(ids)
+            if check:
+                self.require_known(ids)
             yield ids
+
+    def require_known(self, ids: Tensor) -> None:
+        """Raise for ids outside the data set."""
+        if ids.numel():
+            lowest, highest = torch.aminmax(ids)
+            if not 0 <= int(lowest) <= int(highest) < self._num_examples:
+                self._refuse(ids)
 
     def _refuse(self, ids: Tensor) -> None:
         wrong = ids[(ids < 0) | (ids >= self._num_examples)]

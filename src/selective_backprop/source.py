@@ -187,7 +187,9 @@ class Source:
         # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
         stream.tail, stream.tail_waiting = torch.empty(0, dtype=torch.int64), 0
         if plan is not None:
-            batches = (ids for ids, _ in Source._batches(self, stream))
+            batches = _checked_together(stream)
+            if self.keep is not None:
+                batches = (ids for ids, _ in Source._unpruned(self, stream, self.keep))
             chunks, stream.tail, stream.tail_waiting = plan(self._with_an_end(batches))
             yield from chunks
         elif len(waiting):
@@ -212,11 +214,12 @@ class Source:
 
     def _with_an_end(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """All batches of ids; an error if they do not end."""
-        count = 0
+        count, longest = 0, max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0))
+        has_length = self._num_loader_batches() is not None
         for ids in batches:
             yield ids
-            count += len(ids)
-            if count > max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0)) and self._num_loader_batches() is None:
+            count += ids.numel()
+            if count > longest and not has_length:
                 raise ValueError(
                     f"the batch sampler has yielded {count:,} indices without an end, of a data set of "
                     f"{self.num_examples:,}: this method decides about a whole epoch before it loads it. End the epoch "
@@ -319,3 +322,16 @@ class Source:
             generator.set_state(saved)
         self._resume_from = state if "position" in state else None
         self.position = state.get("position", 0)
+
+
+def _checked_together(stream: IndexStream, together: int = 4096) -> Iterator[Tensor]:
+    """The user's batches of ids, found to be inside the data set so many at a time: one by one takes seconds."""
+    unchecked: list[Tensor] = []
+    for ids in stream.batches(check=False):
+        unchecked.append(ids)
+        if len(unchecked) == together:
+            stream.require_known(torch.cat(unchecked))
+            unchecked.clear()
+        yield ids
+    if unchecked:
+        stream.require_known(torch.cat(unchecked))
