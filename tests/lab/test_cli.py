@@ -23,7 +23,8 @@ def test_train_records_every_epoch(tmp_path):
     assert "stale_selective_backprop on digits: test error" in text_of(result)
     written = records(tmp_path / "run")
     assert [record["epoch"] for record in written] == [0, 1, 2]
-    assert [record["scored"] for record in written] == [1437, 0, 1437]
+    assert [record["scored"] for record in written[:2]] == [1437, 0]
+    assert 1437 - 31 <= written[2]["scored"] <= 1437, "but for those that wait for a batch of 32 when the epoch begins"
     assert all(0 <= record["test_error"] <= 1 and record["offered"] == 1437 for record in written)
     assert set(written[0]["seconds"]) == {"loading", "selection", "forward", "backward", "other", "evaluation"}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -41,7 +42,9 @@ def test_a_proxy_by_name_and_its_selection_repeated(tmp_path):
     again = ("--method", "recorded", "--option", f"run={tmp_path / 'proxy'}")
     result = run("train", "--epochs", 3, "--model", "small_resnet", *again, "--out", tmp_path / "again")
     assert result.returncode == 0, text_of(result)
-    assert [record["scored"] for record in records(tmp_path / "proxy")] == [1437] * 3
+    scored = [record["scored"] for record in records(tmp_path / "proxy")]
+    assert scored[0] == 1437
+    assert all(1437 - 31 <= number <= 1437 for number in scored), "all but those that wait when an epoch begins"
     assert [record["scored"] for record in records(tmp_path / "again")] == [0] * 3
     skipped, trained = (
         [r[name] for r in records(tmp_path / "again")] for name in ("skipped_before_loading", "trained")

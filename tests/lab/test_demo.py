@@ -25,7 +25,8 @@ def test_the_demo_prints_progress_and_a_table_and_writes_a_report(tmp_path):
     assert "Gradient fidelity" in report.read_text()
     sb = re.search(r" SB +[\d.]+% +[\d.]+ +([\d,]+) +([\d,]+) ", result.stdout)
     forward, backward = (int(number.replace(",", "")) for number in sb.groups())
-    assert 3 * 898 + 32 + backward == forward, "a selection pass for all but the warm-up, whose first batch is checked"
+    # A selection pass for all but the warm-up, whose first batch is checked, and what waits when an epoch begins.
+    assert 3 * 898 + 32 - 2 * 31 <= forward - backward <= 3 * 898 + 32
 
 
 def test_bad_arguments():

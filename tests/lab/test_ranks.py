@@ -78,7 +78,8 @@ def test_the_folder_is_that_of_one_process(undisturbed):
     written = records(folder)
     assert [record["epoch"] for record in written] == list(range(8))
     assert all(record["offered"] == 1436 for record in written), "718 each: the last of 1437 has no counterpart"
-    assert [record["scored"] for record in written[1:]] == [1436] * 7
+    for record in written[1:]:  # all but those that wait when the epoch begins, fewer than 16 on one of the two ranks
+        assert 1436 - 3 * 16 <= record["scored"] == 1436 - record["skipped_before_loading"]
     assert written[0]["trained"] == 1436 and written[0]["batches"] == 45
     assert all(record["trained"] == 32 * record["batches"] for record in written[1:-1])
     for record in written:
