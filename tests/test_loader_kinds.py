@@ -197,9 +197,9 @@ def test_resume_with_a_queue_of_dataclasses():
 
     loader = new()
     iterator = iter(loader)
-    for _ in range(4):
+    for _ in range(3):
         next(iterator)
-    assert loader.stats.queued > 4, "full batches are waiting"
+    assert loader.stats.queued >= 4, "a full batch is waiting"
     file = io.BytesIO()
     torch.save(loader.state_dict(), file)
     file.seek(0)

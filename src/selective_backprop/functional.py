@@ -201,8 +201,8 @@ def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")
     >>> count_for_loss_share(torch.tensor([0.0, 1.0, 0.0, 2.0]), share=0.6)
     1
     >>> outlier = torch.cat([torch.ones(99), torch.tensor([1e8])])
-    >>> count_for_loss_share(outlier, share=0.9), count_for_loss_share(outlier, share=0.9, cap=10)
-    (1, 90)
+    >>> count_for_loss_share(outlier, share=0.95), count_for_loss_share(outlier, share=0.95, cap=10)
+    (1, 95)
     """
     size = len(losses)
     counted = cap_losses(loss_above_smallest(losses), cap)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
@@ -332,12 +333,16 @@ class SelectiveLoader(LoaderAttributes):
         try:
             yield from self._epoch_or_rest()
         finally:
-            self._step_under_way = False
-            batch = self._look.end()
-            if batch is not None and self._puts_back:
-                self._put_back(batch)
-            else:
-                self._offering.release()  # by a break or an error candidates are left, and workers that load them
+            if not sys.is_finalizing():  # torch is being taken apart then, and nobody goes on
+                self._leave_iteration()
+
+    def _leave_iteration(self) -> None:
+        self._step_under_way = False
+        batch = self._look.end()
+        if batch is not None and self._puts_back:
+            self._put_back(batch)
+        else:
+            self._offering.release()  # by a break or an error candidates are left, and workers that load them
 
     def _refuse_a_second_iteration(self) -> None:
         other = self._iteration() if self._iteration is not None else None

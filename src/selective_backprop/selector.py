@@ -84,10 +84,11 @@ class Selector:
 
         A method without a pass over loaded candidates decides before loading, or trains on what it knows nothing of.
         """
-        needs = self.scorer.needs
-        if not needs.selection_pass and not needs.training_pass:
-            return False
-        return self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+        return self._scores_loaded and self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+
+    @property
+    def _scores_loaded(self) -> bool:
+        return self.scorer.needs.selection_pass or self.scorer.needs.training_pass
 
     def wants_scores(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to score these candidates while selection is off, to find out whether it would pay."""
@@ -96,7 +97,7 @@ class Selector:
 
     def expects_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """As `is_on`, as far as is known before there are candidates; asking has no effect."""
-        return self.schedule.expects_on(epoch + fraction, batch_idx, self._num_epochs)
+        return self._scores_loaded and self.schedule.expects_on(epoch + fraction, batch_idx, self._num_epochs)
 
     @property
     def skips_waiting(self) -> bool:

@@ -38,7 +38,7 @@ class LossSharePolicy(Described):
     >>> redundant = torch.cat([torch.full((900,), 0.001), torch.full((100,), 1.0)])
     >>> len(policy.select(redundant, torch.Generator()).positions)
     91
-    >>> policy.keep_fraction(torch.cat([torch.ones(99), torch.tensor([1e8])]))    # not 0.01
+    >>> policy.keep_fraction(torch.cat([torch.ones(199), torch.tensor([1e8])]))    # not 0.005
     0.9
     """
 
