@@ -198,7 +198,8 @@ def test_a_model_that_is_moved_after_the_loader_was_made():
     loader = make_loader(sb.selective_backprop(0.5), model=model)
     train(loader, model, 1)
     model.cuda()
-    train(loader, model, 2)
+    assert len(train(loader, model, 2)) > 0
+    assert all(part.is_cuda for part in loader.batch.data), "batches follow the model"
 
 
 def test_epochs_beyond_the_end_are_told_once(caplog):

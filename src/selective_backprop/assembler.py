@@ -38,9 +38,9 @@ class Assembler:
     def __init__(self, batch_size: int | None = None, pad: Pad | None = None) -> None:
         self._pad = pad
         self.batch_size = batch_size
-        """To be set before anything is added."""
+        """Examples in a full batch. Set it before adding anything."""
         self.layout: Layout | None = None
-        """That of all batches; to be set too."""
+        """Column layout shared by all batches. Set it from the first one."""
         self._whole: deque[Rows] = deque()  # given out as they came
         self._pieces: deque[Rows] = deque()  # to be joined and cut to size
         self._waiting = 0  # examples in them

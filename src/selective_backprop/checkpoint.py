@@ -228,7 +228,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
 
 
 def _first(problems: list[Any]) -> Any:
-    """Of the problems of all ranks, the first."""
+    """The first problem of any rank; None if there is none."""
     return next((problem for problem in problems if problem is not None), None)
 
 

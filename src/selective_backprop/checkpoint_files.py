@@ -102,7 +102,7 @@ def checksum(path: Path) -> str:
 
 
 def checksums_of(path: Path) -> dict[str, str]:
-    """Of each file of a checkpoint when it was written; ValueError where that cannot be read."""
+    """SHA-256 of each file when the checkpoint was written. Raises ValueError if the list cannot be read."""
     try:
         found = read_json(path / _CHECKSUMS)
     except (OSError, ValueError) as error:  # a bit may have made it invalid JSON, or invalid text

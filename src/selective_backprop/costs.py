@@ -52,9 +52,9 @@ class Costs:
     scoring_by_batch: dict[int, float] = field(default_factory=dict)
     """By the cheapest of them, seconds per candidate at several sizes of candidate batches, the loader's first."""
     losses: Tensor = field(repr=False)
-    """Of the candidates that were measured with, under the model as it is."""
+    """Losses of the candidates used for measuring, under the model as it is."""
     num_candidates: int | None
-    """That an epoch offers, by the loader's sampler; None where that is not known."""
+    """Candidates of an epoch, counted by the loader's sampler; None where that is not known."""
     has_ids: bool
     """Whether examples can be skipped before they are loaded."""
     loads_ahead: bool
@@ -146,7 +146,7 @@ def _load(
 
 
 def _cheaper(names: Sequence[str], candidates: Candidates, task: Task) -> dict[str, Scorer]:
-    """Those of the cheap ways to score that work with this model and these batches."""
+    """Cheap ways to score that work with this model and these batches, by name."""
     ways: dict[str, Scorer] = {}
     for name in names:
         way = scorer_from(name)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.agreeing import together
+from selective_backprop.batches import Layout
 from selective_backprop.checks import (
     STATE_VERSION,
     check_arguments,
@@ -232,6 +233,16 @@ class SelectiveLoader(LoaderAttributes):
     def epoch(self) -> int:
         """Epochs completed; during one, its number from 0."""
         return self._offering.epoch
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch is under way: begun, and not all of its candidates offered."""
+        return self._in_epoch
+
+    @property
+    def layout(self) -> Layout | None:
+        """Column layout of the batches; None before the first one was loaded."""
+        return self._queue.layout
 
     @property
     def batch_size(self) -> int | None:

@@ -50,7 +50,7 @@ class Offering:
         self._passes_batches = batch_size is None and scale == 1  # as they are, while everything is kept
         self.epoch = 0
         self.fraction = 0.0
-        """Of this epoch's candidates, offered."""
+        """Fraction of this epoch's candidates offered so far."""
         self.keeps_everything = True
         """Whether every candidate of this epoch so far is trained on in it, on all ranks."""
         self.drains = False

@@ -285,7 +285,7 @@ def most_kept(loader: Any, keep: Tensor) -> int | None:
 
 
 def generator_owners(loader: Any) -> list[Any]:
-    """Those of the loader and its samplers that have a generator, which decides on order or on worker seeds."""
+    """The loader and samplers that own a generator, which decides on the order or on worker seeds."""
     found, seen = [], set()
     owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     while owners:

@@ -194,7 +194,7 @@ class ShardedLedger:
     # ---- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank alone: its block, and what it wrote that was not delivered yet."""
+        """State of this rank alone: its block, and what it wrote that was not delivered yet."""
         return {
             "num_examples": len(self),
             "rank": self._ranks.rank,

@@ -187,7 +187,9 @@ def finishes(*words, seconds=120):
 def test_a_report_does_not_wait_for_pipes(folder, tmp_path, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    finishes("report", folder, "-o", tmp_path / "report.html")
+    code, said = finishes("report", folder, "-o", tmp_path / "report.html")
+    assert name.split("/")[-1] in said, "the file that is a pipe is named"
+    assert code == 2 or (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("name", [".lock", "config.json", "data.json", "records.jsonl", "checkpoint.pt"])

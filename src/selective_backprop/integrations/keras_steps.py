@@ -99,7 +99,7 @@ class SelectedSteps:
     def epoch(self) -> int:
         """Keras' epoch, from 0; between epochs, the next one."""
         # The last batch of an epoch is given out when all its candidates have been counted.
-        ends = self._under_way and not self.loader._in_epoch and (self.may_be_empty or bool(self._queue))
+        ends = self._under_way and not self.loader.in_epoch and (self.may_be_empty or bool(self._queue))
         return self.loader.epoch - ends
 
     @property
@@ -109,7 +109,7 @@ class SelectedSteps:
 
     @property
     def batch(self) -> Batch:
-        """That of the step under way."""
+        """The batch of the step under way."""
         if not self._queue:
             raise RuntimeError("no step is under way")
         return self._queue[0][0]
@@ -120,8 +120,8 @@ class SelectedSteps:
         return self._queue[0][1] if self._queue else self.loader.progress
 
     def state_dict(self) -> dict[str, Any]:
-        """To be asked for between steps: the one that Keras had a batch for is over."""
-        layout = self.loader._queue.layout
+        """The state to save. Call it between steps, when Keras has finished its last batch."""
+        layout = self.loader.layout
         waiting = []
         for batch, progress in list(self._queue)[1 if self._taken else 0 :]:
             assert layout is not None  # since something was selected
@@ -137,7 +137,7 @@ class SelectedSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches = None  # what was under way ends here, before its statistics are replaced
         self.loader.load_state_dict(state["loader"])
-        layout = self.loader._queue.layout
+        layout = self.loader.layout
         self._queue.clear()
         for columns, ids, weights, probabilities, progress in state["waiting"]:
             assert layout is not None

@@ -65,7 +65,7 @@ class OptimizerSteps:
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """To be asked for between steps."""
+        """The state to save. Call it between steps."""
         state = {"epoch": self.epoch, "taken": self.taken, "epoch_over": self._epoch_over, "run_over": self.run_over}
         return state | {"loader": self.loader.state_dict()}
 

@@ -79,7 +79,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def selective_loader(self) -> SelectiveLoader:
-        """Of the training under way, or the last one: with `stats`, `ledger` and `progress`."""
+        """The loader of the training under way, or of the last one: with `stats`, `ledger` and `progress`."""
         return self.steps.loader
 
     @property
@@ -112,7 +112,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple[Any, ...]:
         values = super().set_initial_training_values(args, dataloader)
-        num_epochs, self._steps_per_epoch, *_, self._epoch_length, self._max_steps = values
+        num_epochs, self.steps_per_epoch, *_, self._epoch_length, self.max_optimizer_steps = values
         # max_steps is a number of optimizer steps; how many epochs they take is up to the selection.
         return (sys.maxsize if args.max_steps > 0 else num_epochs, *values[1:])
 
@@ -227,12 +227,12 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
         state.epoch = loader.epochs_done
         if loader.num_epochs is None:
             return
-        total_steps = loader.num_epochs * trainer._steps_per_epoch
+        total_steps = loader.num_epochs * trainer.steps_per_epoch
         scheduler = trainer.lr_scheduler
         if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
             step_by_progress(scheduler, loader, total_steps)
         # A whole number of epochs ends by itself, with what is left in the queue.
-        if args.num_train_epochs % 1 and loader.progress * total_steps + 1e-6 >= trainer._max_steps:
+        if args.num_train_epochs % 1 and loader.progress * total_steps + 1e-6 >= trainer.max_optimizer_steps:
             control.should_training_stop = True
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:

@@ -36,7 +36,7 @@ _HUB = {  # repository, configuration, split to test on
 }
 NAMES = ("digits", *_HUB)
 _MOST_PIXELS = 89_478_485
-"""Of one image, a quarter of a gigabyte in colour. PIL itself warns from there on and refuses at twice as many."""
+"""Most pixels of one image: a quarter of a gigabyte in colour. PIL warns above it and refuses twice as many."""
 DATA_VARIABLE = "SELECTIVE_BACKPROP_DATA"
 
 
@@ -114,7 +114,7 @@ def _from_parquet(path: Path, work: Path) -> Split:
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Those of `datasets`, which would count a copy that nobody asked for; the caller's setting comes back after."""
+    """Switch off the progress bars of `datasets`, which show internal copies. The old setting comes back after."""
     datasets = import_extra("datasets")
     # Where the environment variable of `datasets` decides, either way, trying to switch them makes it warn.
     leave = datasets.are_progress_bars_disabled() or datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is not None

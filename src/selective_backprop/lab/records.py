@@ -227,7 +227,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the package's own repository, where it runs from one."""
+    """The commit of the package's own repository; None if it does not run from one."""
     command = ["git", "-C", str(Path(sb.__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -65,7 +65,7 @@ def final_error(by_seed: Sequence[Curve]) -> str:
 
 
 def cost(by_seed: Sequence[Curve], axis: Axis) -> str:
-    """Of whole runs, mean over seeds."""
+    """Cost of whole runs, as a mean over seeds."""
     mean = Curve.mean(by_seed)
     return f"{mean.seconds[-1]:.1f}" if axis == "seconds" else f"{mean.compute[-1]:.2f}"
 

@@ -127,7 +127,7 @@ class Training:
         )
         self.records: list[Record] = []
         self.ledger = self.loader.ledger.whole()
-        """Of all ranks, as it was at the end of the last epoch."""
+        """The whole ledger, of all ranks, at the end of the last epoch."""
         self.selected_before = self.ledger.selected.clone()
         """How often each example had been selected before the last epoch."""
 

@@ -36,7 +36,7 @@ class PercentileOptions(ScheduleOptions, total=False):
 
 
 OF_PERCENTILES = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased", "max_weight", "paper")
-"""Those of `PercentilePolicy`."""
+"""Options of `PercentilePolicy`."""
 
 
 def percentile_method(name: str, scorer: Scorer, selectivity: float | None, options: PercentileOptions) -> Method:

@@ -33,7 +33,7 @@ class Debt:
         self._owed = 0.0
 
     def share_for(self, num_candidates: int) -> float:
-        """Of the next candidates, to be kept on average."""
+        """Share of the next candidates to keep on average."""
         if not self._owed:
             return self.share
         return min(max(self.share + self._owed / max(num_candidates, _HORIZON), self._least), self._most)

@@ -62,7 +62,7 @@ _DIVISIONS = operations("div.Tensor")
 
 @rule("add.Tensor", "sub.Tensor", "add_.Tensor")
 def sums(func: Any, first: Any, second: Any, **kwargs: Any) -> Any:
-    """Of two gradients with the same rows; anything else added has all rows."""
+    """Add or subtract two gradients with the same rows. With anything else the result has all rows."""
     if not (isinstance(first, RowGradient) and isinstance(second, RowGradient)):
         return NotImplemented
     if not first.rows.same_as(second.rows) or first.shape != second.shape or func in _IN_PLACE:

@@ -159,7 +159,7 @@ def select_backward(func: Any, gradient: RowGradient, sizes: Sequence[int], dim:
 
 @rule("cat", "stack")
 def cat(func: Any, parts: Sequence[Any], dim: int = 0) -> Any:
-    """Of gradients with the same rows, along another dimension."""
+    """Join gradients with the same rows along another dimension."""
     if not all(isinstance(part, RowGradient) for part in parts):
         return NotImplemented
     rows, stacks = parts[0].rows, func._schema.name == "aten::stack"

@@ -134,14 +134,14 @@ class CheapCopy(Described, ABC):
 
 
 def losses_of(model: nn.Module, candidates: Candidates, task: Task) -> Tensor:
-    """Of each candidate, in eval mode, without a trace."""
+    """The loss of each candidate, in eval mode. The model is left as it was."""
     with NoTrace(model)():
         outputs, targets = task.forward(model, candidates.data)
         return task.loss.per_example(outputs, targets, candidates.size)
 
 
 def seconds_of(models: list[nn.Module], candidates: Candidates, task: Task) -> list[float]:
-    """Of a forward pass in eval mode by each, in turns; the shortest, which is the least disturbed."""
+    """Seconds of a forward pass by each model, in eval mode. They take turns, and the shortest time counts."""
     guards, device = [NoTrace(model) for model in models], device_of(task.model)
     times = [[float("inf")] for _ in models]
     for repetition in range(_REPETITIONS):

@@ -25,7 +25,7 @@ class ExampleState:
     loss: float | None
     """Last known, see `last_known_loss`; None if it was neither scored nor trained on."""
     probability: float | None
-    """Of its selection, at the last decision; None if there was none."""
+    """Selection probability at the last decision; None if there was none."""
 
 
 class ExampleProbe:

@@ -24,14 +24,14 @@ FRACTIONS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 0.75)
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Of a part's gradient with the whole batch's."""
+    """How well the gradient of a part of a batch agrees with that of the whole batch."""
 
     epoch: int
     batch: int
     part: Literal["highest", "random"]
     """The examples with the highest losses, or random ones."""
     fraction: float
-    """Of the batch, as asked for."""
+    """Share of the batch that was asked for."""
     size: int
     """Examples in the part."""
     cosine: float

@@ -24,7 +24,7 @@ class Comparison:
 
     @cached_property
     def by_label(self) -> dict[str, list[Run]]:
-        """Of each label the finished runs, by seed; or, where none is, all, cut to the shortest."""
+        """Finished runs of each label, by seed. If none is finished: all of them, cut to the shortest."""
         groups: dict[str, list[Run]] = {}
         for run in sorted(self.runs, key=lambda run: (order_of(run.label), run.seed)):
             groups.setdefault(run.label, []).append(run)

@@ -38,7 +38,7 @@ class Examples:
     show_images: bool
 
     def name(self, id: int) -> str:
-        """Of its label, as trained on."""
+        """Name of the label that the example was trained with."""
         return "" if self.data is None or self.labels is None else self.data.classes[self.labels[id]]
 
     def picture(self, id: int) -> Picture:

@@ -115,7 +115,7 @@ def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> S
 
 
 def frontier_shares(comparison: Comparison, by: Axis) -> dict[str, float]:
-    """Of the points on the frontier of mean curves, each method's share."""
+    """Each method's share of the points on the frontier of mean curves."""
     points = pareto_frontier({label: comparison.mean_curve(label) for label in comparison.by_label}, by)
     counts = Counter(split_label(label)[0] for label, _, _ in points)
     names = dict.fromkeys(split_label(label)[0] for label in comparison.by_label)

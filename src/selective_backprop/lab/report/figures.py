@@ -80,7 +80,7 @@ class Gallery:
 
     @property
     def highest(self) -> float:
-        """Of the losses, but for outliers: where all curves end."""
+        """Highest loss without outliers: the top of the vertical axis."""
         losses = sorted(
             loss for row in self.rows.values() for picture in row for loss in picture.losses if loss == loss
         )

@@ -11,7 +11,7 @@ from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run
 
 MOST_LOGS = 8
-"""Of a comparison. A sweep has many runs, and their ledgers would fill the page."""
+"""Most ledgers shown per comparison. A sweep has many runs, and their ledgers would fill the page."""
 
 
 @dataclass(frozen=True, eq=False)

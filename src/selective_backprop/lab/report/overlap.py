@@ -56,7 +56,7 @@ def overlap_parts(
 
 
 def _read_scores(logs: Mapping[str, Log], files: Sequence[Path], size: int) -> list[Ranking]:
-    """Those asked for, then those of runs on a diet; of other data sets, or gone, are left out."""
+    """Scores from the given files, then those of runs on a diet. Missing files and other data sets are left out."""
     options = [log.run.config.get("options") or {} for log in logs.values()]
     named = [Path(str(option["scores"])) for option in options if "scores" in option]
     found = []

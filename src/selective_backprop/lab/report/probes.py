@@ -29,7 +29,7 @@ CONFIDENCE = (
 
 
 def gradient_fidelity(comparisons: Sequence[Comparison], left_out: LeftOut) -> Section:
-    """Of runs with `--probe gradients`."""
+    """Gradient fidelity of runs made with `--probe gradients`."""
     parts: list[Part] = []
     for comparison in comparisons:
         if rows := gradient_rows(comparison, left_out):
@@ -115,7 +115,7 @@ def _fidelity(comparison: Comparison, rows: list[Row], measure: str, title: str,
 
 
 def confidence(comparisons: Sequence[Comparison], palette: Palette, left_out: LeftOut) -> Section:
-    """Of runs with `--probe confidence`."""
+    """Confidence of runs made with `--probe confidence`."""
     parts: list[Part] = []
     for comparison in comparisons:
         if rows := confidence_rows(comparison, left_out):

@@ -65,7 +65,7 @@ def lowest(values: Floats, count: int) -> list[int]:
 
 
 def overlaps(a: Floats, b: Floats) -> list[tuple[float, float]]:
-    """Of the lowest fraction by one, the share that is among the lowest by the other; by fraction."""
+    """How much of the lowest fraction by `a` is also among the lowest by `b`, for several fractions."""
     one, other = torch.from_numpy(a), torch.from_numpy(b)
     size = int((~(one.isnan() | other.isnan())).sum())
     return [(fraction, sb.overlap(one, other, fraction)) for fraction in FRACTIONS if round(fraction * size) > 0]
