@@ -31,7 +31,7 @@ class TopUp:
 
         Args:
             scores: of the candidates that were not selected.
-            chances: with which they might have been. Those without a chance come last.
+            chances: with which they might have been. Those without a chance come after the others, outliers last.
             num_selected: how many were.
             must_train: candidates of this epoch have to be trained on in it, so that none may wait at its end.
             known: it is decided about all candidates; otherwise nobody can say yet how many will be selected.
@@ -54,7 +54,7 @@ class TopUp:
         generator = torch.Generator().manual_seed(seed + self.ranks.rank)
         best = _best(scores, chances, min(missing, len(scores)), generator)
         lots = torch.rand(len(best), generator=generator, dtype=torch.float64)
-        rows = torch.stack([lots, scores[best].double(), (chances[best] > 0).double()], dim=1)
+        rows = torch.stack([lots, scores[best].double(), _preference(scores, chances)[best].double()], dim=1)
         counts = [min(missing, count) for count in told[:, 1].tolist()]
         ranking = torch.cat(self.ranks.gather(rows.flatten(), [3 * count for count in counts])).view(-1, 3)
         order = torch.arange(len(ranking))
@@ -79,11 +79,21 @@ def num_missing(num_examples: int, step: int, *, whole_batches: bool) -> int:
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
+def _preference(scores: Tensor, chances: Tensor) -> Tensor:
+    """What to add first: 2 for candidates with a chance, 1 for those without, 0 for outliers.
+
+    An outlier lost a draw on purpose: it must not come in by another door.
+    """
+    outliers = functional.is_outlier(functional.loss_above_smallest(scores))
+    return (1 + (chances > 0).to(torch.int64)).masked_fill(outliers, 0)
+
+
 def _best(scores: Tensor, chances: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Positions of the highest scores, those with a chance first."""
-    possible = chances > 0
-    first, others = possible.nonzero().flatten(), (~possible).nonzero().flatten()
-    if len(first) >= count:
-        return first[functional.highest(scores[first], count, generator)[0]]
-    more, _ = functional.highest(scores[others], count - len(first), generator)
-    return torch.cat([first, others[more]])
+    """Positions of the candidates to add: by preference, and the highest scores among equals."""
+    preference, found = _preference(scores, chances), []
+    for level in (2, 1, 0):
+        level_positions = (preference == level).nonzero().flatten()
+        num_added = min(count, len(level_positions))
+        found.append(level_positions[functional.highest(scores[level_positions], num_added, generator)[0]])
+        count -= num_added
+    return torch.cat(found)
