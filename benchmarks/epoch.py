@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
+from selective_backprop.inference import NoTrace
 from selective_backprop.lab.models import resnet20
-from selective_backprop.no_trace import NoTrace
 
 BATCH = 128
 METHODS = {

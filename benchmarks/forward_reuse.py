@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from selective_backprop.forward_reuse.row_gradients import weighted_sum
+from selective_backprop.inference import NoTrace
 from selective_backprop.lab.models import resnet20
-from selective_backprop.no_trace import NoTrace
-from selective_backprop.row_gradients import weighted_sum
 
 SELECTIVITY = 1 / 3
 

@@ -12,7 +12,7 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop.ledger import Ledger
-from selective_backprop.planning import id_blocks, plan_epoch
+from selective_backprop.loader.planning import id_blocks, plan_epoch
 
 BATCH = 128
 METHODS = {

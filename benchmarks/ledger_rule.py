@@ -28,7 +28,7 @@ from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models.small import small_resnet
 from selective_backprop.lab.recipes import RECIPES
-from selective_backprop.schedule import Schedule
+from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import TrainingLossScorer
 from selective_backprop.types import Selection
 

@@ -22,13 +22,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import selective_backprop as sb
-from selective_backprop.forward import default_forward
 from selective_backprop.lab.augment import Normalise, measure_mean_std
 from selective_backprop.lab.datasets import load_images
 from selective_backprop.lab.models import make_model
-from selective_backprop.losses import PerExampleLoss
+from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.scorers import scorer_from
-from selective_backprop.scorers.fresh import fidelity
+from selective_backprop.scorers.base import fidelity
 
 BATCH = 128
 WARM_UP = 4  # batches, on which int8 is calibrated

@@ -17,9 +17,9 @@ from scipy.stats import percentileofscore
 from torch import nn
 
 from selective_backprop import Ledger, PercentilePolicy
-from selective_backprop.assembler import Assembler
-from selective_backprop.batches import Layout
+from selective_backprop.batches.layout import Layout
 from selective_backprop.lab.models import resnet20
+from selective_backprop.loader.queue import Assembler
 
 CANDIDATES, BATCH, BETA, ROUNDS = 128, 128, 2.0, 10
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import selective_backprop as sb
-from selective_backprop import candidate_batch
-from selective_backprop.advice import predict
-from selective_backprop.costs import Costs, ScoringCost, measure_costs
+from selective_backprop.advice import batch_size as candidate_batch
+from selective_backprop.advice.advise import predict
+from selective_backprop.advice.costs import Costs, ScoringCost, measure_costs
 from selective_backprop.testing import global_random_states, model_trace, same
 
 

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selective_backprop.assembler import Assembler
-from selective_backprop.batches import Layout
+from selective_backprop.batches.layout import Layout
+from selective_backprop.loader.queue import Assembler
 from selective_backprop.types import Selection
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.batches import Layout, count_rows, move
+from selective_backprop.batches.layout import Layout, count_rows, move
 from tests.helpers import digits, make_model
 
 Pair = namedtuple("Pair", ["image", "label"])

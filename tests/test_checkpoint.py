@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 import selective_backprop as sb
-from selective_backprop import checkpoint_files as files
+from selective_backprop.checkpoint import files
 from selective_backprop.testing import same
 from tests.helpers import digits, make_loader, make_model, train
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import selective_backprop as sb
-from selective_backprop import checkpoint_files as files
-from selective_backprop.safe_writing import FolderLock, is_locked
+from selective_backprop.checkpoint import files
+from selective_backprop.files.writing import FolderLock, is_locked
 from tests.lab.command_line import ENVIRONMENT, Running, run_function, text_of
 from tests.test_checkpoint import sign
 from tests.torture import collisions

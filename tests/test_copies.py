@@ -14,13 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import selective_backprop as sb
-from selective_backprop.forward import default_forward
+from selective_backprop.inference import beside_training
 from selective_backprop.lab.models import resnet20
-from selective_backprop.losses import PerExampleLoss
-from selective_backprop.no_trace import beside_training
+from selective_backprop.losses import PerExampleLoss, default_forward
+from selective_backprop.model_copies.folding import Folding
 from selective_backprop.scorers import cheap_copy, scorer_from
-from selective_backprop.scorers.folding import Folding
-from selective_backprop.scorers.fresh import fidelity
+from selective_backprop.scorers.base import fidelity
 from selective_backprop.testing import check_scorer, same
 
 

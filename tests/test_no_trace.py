@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from selective_backprop.no_trace import NoTrace, unwrap
+from selective_backprop.inference import NoTrace, unwrap
 from selective_backprop.testing import global_random_states, model_trace, same
 from tests.helpers import make_model
 

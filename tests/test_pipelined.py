@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
-from selective_backprop.forward import default_forward
-from selective_backprop.losses import PerExampleLoss
+from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.scorers import pipelined, scorer_from
 from selective_backprop.testing import same
 from tests.helpers import Noisy, digits, make_loader, make_model, train

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop.ledger import Ledger
-from selective_backprop.planning import id_blocks, plan_epoch
+from selective_backprop.loader.planning import id_blocks, plan_epoch
 
 
 def plan(num_examples, losses, block, *, batch=4, waiting=None, method=None):

@@ -11,9 +11,8 @@ from torch import nn
 
 import selective_backprop as sb
 from selective_backprop import testing
-from selective_backprop.forward import default_forward
-from selective_backprop.losses import PerExampleLoss
-from selective_backprop.no_trace import seeded_rng
+from selective_backprop.inference import seeded_rng
+from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.helpers import digits, make_loader, make_model, train
 
 INPUTS, TARGETS = digits().tensors

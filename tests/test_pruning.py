@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from selective_backprop.example_scores import average_scores, el2n, grand, score_examples
-from selective_backprop.pruning import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
+from selective_backprop.pruning.prune import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
+from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
 from selective_backprop.testing import global_random_states, model_trace, same
 from tests.helpers import Noisy, digits, make_model
 

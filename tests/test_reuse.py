@@ -181,5 +181,5 @@ def error_with_batch_norm(scoring, epochs=10):
 
 
 def test_batch_norm_trains_as_well_as_plain_sb():
-    """Its gradient is not exact (see row_gradients/layers.py); both were at 1.4% to 2.8% over four seeds."""
+    """Its gradient is not exact (see forward_reuse/layers.py); both were at 1.4% to 2.8% over four seeds."""
     assert error_with_batch_norm("reuse") <= error_with_batch_norm("eval") + 0.02

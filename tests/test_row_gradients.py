@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from selective_backprop.row_gradients import RowGradient, weighted_sum
-from selective_backprop.row_gradients import gradient as module
-from selective_backprop.row_gradients.rows import Rows
+from selective_backprop.forward_reuse import gradient as module
+from selective_backprop.forward_reuse.row_gradients import RowGradient, weighted_sum
+from selective_backprop.forward_reuse.rows import Rows
 
 N = 12
 

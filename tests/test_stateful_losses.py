@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop import testing
-from selective_backprop.forward import default_forward
-from selective_backprop.losses import PerExampleLoss, token_cross_entropy
+from selective_backprop.losses import PerExampleLoss, default_forward, token_cross_entropy
 from tests.contracts.methods import METHODS
 from tests.helpers import digits, make_model, train
 

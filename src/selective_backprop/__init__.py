@@ -1,15 +1,14 @@
 """Train neural networks faster by choosing which examples to learn from."""
 
 from selective_backprop import functional, testing
-from selective_backprop.advice import Advice, advise
-from selective_backprop.checkpoint import load_checkpoint, save_checkpoint
-from selective_backprop.costs import Costs
-from selective_backprop.example_scores import average_scores, el2n, grand, score_examples
-from selective_backprop.guard import Guard
-from selective_backprop.history import LossHistory
+from selective_backprop.advice.advise import Advice, advise
+from selective_backprop.advice.costs import Costs
+from selective_backprop.batches.padding import pad_to_longest
+from selective_backprop.checkpoint.saving import load_checkpoint, save_checkpoint
 from selective_backprop.ledger import Ledger, LedgerRows
-from selective_backprop.loader import SelectiveLoader
+from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.losses import mean_of_largest, token_cross_entropy
+from selective_backprop.method import Method
 from selective_backprop.methods import (
     composer_backprop,
     diet,
@@ -28,7 +27,6 @@ from selective_backprop.methods import (
     top_k,
     traditional,
 )
-from selective_backprop.padding import pad_to_longest
 from selective_backprop.policies import (
     BelowMeanPolicy,
     ClippedScorePolicy,
@@ -40,10 +38,12 @@ from selective_backprop.policies import (
     TopKPolicy,
     UniformPolicy,
 )
+from selective_backprop.policies.history import LossHistory
 from selective_backprop.progress import step_by_progress
-from selective_backprop.pruning import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
-from selective_backprop.recording import SelectionRecord
-from selective_backprop.schedule import Schedule, VariableStart
+from selective_backprop.pruning.prune import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
+from selective_backprop.pruning.records import SelectionRecord
+from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
+from selective_backprop.schedules import Guard, Schedule, VariableStart
 from selective_backprop.scorers import (
     AutocastCopy,
     ConstantScorer,
@@ -65,16 +65,7 @@ from selective_backprop.scorers import (
     gaussian_process,
 )
 from selective_backprop.scorers.proxy import proxy
-from selective_backprop.types import (
-    Batch,
-    Candidates,
-    Method,
-    Needs,
-    Policy,
-    Scorer,
-    Selection,
-    Task,
-)
+from selective_backprop.types import Batch, Candidates, Needs, Policy, Scorer, Selection, Task
 
 __version__ = "0.1.0"
 

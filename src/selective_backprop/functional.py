@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from selective_backprop.no_trace import NoTrace
+from selective_backprop.inference import NoTrace
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 _UNIT = 1 << 32  # probability 1 in the integer arithmetic of systematic_sample

@@ -1,4 +1,4 @@
-"""Any loss made per-example, and the one place where weights are applied.
+"""Any loss made per-example, the one place where weights are applied, and how a batch goes through the model.
 
 # N = examples in the batch; raw losses may have more dimensions (tokens, pixels, boxes)
 """
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selective_backprop.no_trace import preserved_rng, private_copy, random_states, set_random_states, unwrap
+from selective_backprop.inference import preserved_rng, private_copy, random_states, set_random_states, unwrap
 
 Reducer = Callable[..., Tensor]
 """From losses (N, ...) to (N,). With a second argument it is also given the mask of those that count, such as tokens
@@ -402,3 +402,16 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters
     except (TypeError, ValueError):  # some callables written in C have no signature
         return {}
+
+
+def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Outputs and targets of a pair (inputs, targets) or of a dict of the model's keyword arguments."""
+    if isinstance(batch, Mapping):
+        return model(**batch), batch.get("labels", batch)
+    if isinstance(batch, (list, tuple)) and len(batch) == 2:
+        inputs, targets = batch
+        return model(inputs), targets
+    raise TypeError(
+        f"a batch of type {type(batch).__name__} is neither a pair (inputs, targets) nor a dict: pass "
+        "forward=, a function from (model, batch) to (outputs, targets)"
+    )

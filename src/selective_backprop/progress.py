@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
-from selective_backprop.loader import SelectiveLoader
+from selective_backprop.loader.selective_loader import SelectiveLoader
 
 
 def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader, total_steps: int) -> None:

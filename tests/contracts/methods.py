@@ -5,10 +5,10 @@ import inspect
 import torch
 
 from selective_backprop import methods
-from selective_backprop.recording import SelectionRecord
+from selective_backprop.method import Method
+from selective_backprop.pruning.records import SelectionRecord
 from selective_backprop.scorers import AutocastCopy, FoldedCopy, ForwardScorer, Int8Copy, PipelinedScorer
 from selective_backprop.scorers.proxy import proxy
-from selective_backprop.types import Method
 from tests.helpers import NUM_DIGITS, make_model
 
 CLASSES = torch.arange(NUM_DIGITS) % 3

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop import testing
-from selective_backprop.forward import default_forward
-from selective_backprop.losses import PerExampleLoss
+from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.contracts.methods import METHODS
 from tests.contracts.methods import test_every_method_is_in_the_table as test_every_method_is_in_the_table
 from tests.helpers import Noisy, digits, make_loader, make_model, train, train_plainly

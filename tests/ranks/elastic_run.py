@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import selective_backprop as sb
-from selective_backprop.ranks import current_ranks
+from selective_backprop.distributed.ranks import current_ranks
 from tests.ranks.test_checkpoints import EPOCHS, Run, by_percentile
 
 

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 import selective_backprop as sb
-from selective_backprop.ranks import current_ranks
-from selective_backprop.sharded_ledger import ShardedLedger
+from selective_backprop.distributed.ledger import ShardedLedger
+from selective_backprop.distributed.ranks import current_ranks
 from tests.ranks.numbers import Losses, cut, go_through, make
 
 CANDIDATES, BATCHES = 6, 5

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import selective_backprop as sb
+from selective_backprop.files.writing import FolderLock
 from selective_backprop.ledger import COLUMNS
-from selective_backprop.safe_writing import FolderLock
 from selective_backprop.testing import same
 from tests.helpers import digits, make_model
 from tests.ranks.threads import run_phases

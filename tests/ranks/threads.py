@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from selective_backprop.ranks import current_ranks
+from selective_backprop.distributed.ranks import current_ranks
 
 PATIENCE = 120  # seconds; a rank that waits longer has lost the others
 
@@ -76,7 +76,8 @@ _thread = threading.local()
 @contextmanager
 def ranks_are_threads():
     """Meanwhile a SelectiveLoader made in a thread of `run_loaders` is one of its ranks."""
-    with mock.patch("selective_backprop.loader.current_ranks", lambda: getattr(_thread, "ranks", None)):
+    path = "selective_backprop.loader.selective_loader.current_ranks"
+    with mock.patch(path, lambda: getattr(_thread, "ranks", None)):
         yield
 
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.keras_steps import SelectedSteps
-from selective_backprop.loader import SelectiveLoader
-from selective_backprop.stats import Stats
-from selective_backprop.types import Batch, Method
+from selective_backprop.loader.selective_loader import SelectiveLoader
+from selective_backprop.loader.stats import Stats
+from selective_backprop.method import Method
+from selective_backprop.types import Batch
 
 try:
     import keras

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from selective_backprop.no_trace import preserved_rng
+from selective_backprop.inference import preserved_rng
 from selective_backprop.types import Batch
 
 

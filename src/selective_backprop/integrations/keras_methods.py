@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from selective_backprop.method import require_method
 from selective_backprop.policies import (
     ClippedScorePolicy,
     GroupedPolicy,
@@ -16,7 +17,7 @@ from selective_backprop.policies import (
 )
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.scorers.wrapping import Wrapping
-from selective_backprop.types import Policy, Scorer, require_method
+from selective_backprop.types import Policy, Scorer
 
 
 def check_method(method: Any) -> None:

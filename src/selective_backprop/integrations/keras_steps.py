@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from selective_backprop.loader import SelectiveLoader
+from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.types import Batch
 
 

@@ -12,12 +12,12 @@ import torch.distributed
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from selective_backprop.forward import default_forward
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.pacing import PacedLoader
-from selective_backprop.losses import Reducer
-from selective_backprop.stats import Stats
-from selective_backprop.types import Forward, Method, require_method
+from selective_backprop.loader.stats import Stats
+from selective_backprop.losses import Reducer, default_forward
+from selective_backprop.method import Method, require_method
+from selective_backprop.types import Forward
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from selective_backprop.feedback import LOSS_CALL, WEIGHTS_NAME
-from selective_backprop.loader import SelectiveLoader
+from selective_backprop.loader.feedback import LOSS_CALL, WEIGHTS_NAME
+from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.types import Batch
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from selective_backprop.batches import Layout
-from selective_backprop.loader import SelectiveLoader
+from selective_backprop.batches.layout import Layout
+from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.types import Batch
 
 

@@ -16,14 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from selective_backprop.batches.padding import Pad, pad_to_longest
+from selective_backprop.files.writing import write_whole
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
-from selective_backprop.loader import SelectiveLoader
+from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.losses import Reducer, token_cross_entropy
-from selective_backprop.padding import Pad, pad_to_longest
+from selective_backprop.method import Method, require_method
 from selective_backprop.progress import step_by_progress
-from selective_backprop.safe_writing import write_whole
-from selective_backprop.types import Batch, Method, require_method
+from selective_backprop.types import Batch
 
 try:
     import accelerate  # noqa: F401, because transformers misses it only when a run is set up

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from selective_backprop.regular_files import read_bytes
+from selective_backprop.files.reading import read_bytes
 
 _LABEL = b"sha256:"
 _COMMENT_SIZE = len(_LABEL) + 64

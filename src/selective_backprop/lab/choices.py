@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 import selective_backprop as sb
+from selective_backprop.files.reading import parse_json
 from selective_backprop.lab.models import make_model
-from selective_backprop.regular_files import parse_json
 
 MakeNetwork = Callable[[str], nn.Module]
 """A network by its name, for the run's data."""

@@ -22,7 +22,7 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor
 
-from selective_backprop.regular_files import open_regular
+from selective_backprop.files.reading import open_regular
 
 _T = TypeVar("_T")
 AnyPath = str | os.PathLike[str]

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from selective_backprop.ranks import current_ranks, lost_another
+from selective_backprop.distributed.ranks import current_ranks, lost_another
 
 _PATIENCE = timedelta(seconds=5)  # for rank 0 to come to the same error
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
-from selective_backprop.ranks import current_ranks
+from selective_backprop.distributed.ranks import current_ranks
 
 T = TypeVar("T")
 _TOLD = (ValueError, TypeError, OSError, ImportError)  # what is wrong with the input, not with the program

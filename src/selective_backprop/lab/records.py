@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 import selective_backprop as sb
+from selective_backprop.files.reading import parse_json, read_bytes, read_json
+from selective_backprop.files.writing import FolderLock
 from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
 from selective_backprop.lab.writing import write_whole
-from selective_backprop.regular_files import parse_json, read_bytes, read_json
-from selective_backprop.safe_writing import FolderLock
 
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-damaged.pt"
 _logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
-from selective_backprop.checks import check_ranks
+from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.choices import make_method
 from selective_backprop.lab.clock import Clock
@@ -31,7 +31,7 @@ from selective_backprop.lab.ranks import (
     total,
 )
 from selective_backprop.lab.settings import Settings as Settings
-from selective_backprop.ranks import current_ranks
+from selective_backprop.loader.checks import check_ranks
 
 Record = dict[str, Any]
 

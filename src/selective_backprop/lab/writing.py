@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from selective_backprop.safe_writing import make_subfolder as make_subfolder
-from selective_backprop.safe_writing import write_whole as write_whole
+from selective_backprop.files.writing import make_subfolder as make_subfolder
+from selective_backprop.files.writing import write_whole as write_whole

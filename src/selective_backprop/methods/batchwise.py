@@ -7,11 +7,11 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 
 from selective_backprop.functional import softmax_distance
+from selective_backprop.method import Method
 from selective_backprop.methods.options import ScheduleOptions
 from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
-from selective_backprop.schedule import Schedule, VariableStart
+from selective_backprop.schedules import Schedule, VariableStart
 from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
-from selective_backprop.types import Method
 
 
 def kath18(

@@ -7,10 +7,11 @@ from typing import TypedDict
 
 from torch import Tensor
 
+from selective_backprop.method import Method
 from selective_backprop.policies import GroupedPolicy, PercentilePolicy
-from selective_backprop.pruning import labels_by_id
-from selective_backprop.schedule import Schedule
-from selective_backprop.types import Method, Policy, Scorer
+from selective_backprop.pruning.prune import labels_by_id
+from selective_backprop.schedules import Schedule
+from selective_backprop.types import Policy, Scorer
 
 
 class ScheduleOptions(TypedDict, total=False):

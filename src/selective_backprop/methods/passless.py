@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from selective_backprop.method import Method
 from selective_backprop.methods.options import (
     OF_PERCENTILES,
     PercentileOptions,
@@ -12,10 +13,9 @@ from selective_backprop.methods.options import (
     percentile_method,
 )
 from selective_backprop.policies import BelowMeanPolicy, ClippedScorePolicy, LossSharePolicy, TopKPolicy, UniformPolicy
-from selective_backprop.recording import SelectionRecord
-from selective_backprop.schedule import NEVER, Schedule
+from selective_backprop.pruning.records import SelectionRecord
+from selective_backprop.schedules import NEVER, Schedule
 from selective_backprop.scorers import ConstantScorer, LeastSelectedScorer, RecordedScorer, TrainingLossScorer
-from selective_backprop.types import Method
 
 
 def traditional() -> Method:

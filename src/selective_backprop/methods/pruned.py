@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from selective_backprop.pruning import keep_after_pruning
-from selective_backprop.types import Method
+from selective_backprop.method import Method
+from selective_backprop.pruning.prune import keep_after_pruning
 
 
 def diet(

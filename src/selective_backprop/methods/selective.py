@@ -8,9 +8,10 @@ from typing import Literal, Unpack
 from torch import Tensor
 
 from selective_backprop.functional import softmax_distance
+from selective_backprop.method import Method
 from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, percentile_method
 from selective_backprop.policies import ClippedScorePolicy, ExpectedPolicy
-from selective_backprop.schedule import Schedule
+from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import (
     PredictedScorer,
     Scoring,
@@ -19,7 +20,6 @@ from selective_backprop.scorers import (
     gaussian_process,
     scorer_from,
 )
-from selective_backprop.types import Method
 
 
 def selective_backprop(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from selective_backprop import functional
 from selective_backprop.description import Described
-from selective_backprop.history import LossHistory
+from selective_backprop.policies.history import LossHistory
 from selective_backprop.policies.sizes import Debt, Sizes, draw_whole, sample_of_size
 from selective_backprop.types import Selection
 

@@ -1,13 +1,13 @@
 """Scorers: where scores come from and how old they are."""
 
-from selective_backprop.scorers.autocast import AutocastCopy
-from selective_backprop.scorers.cheap_copy import CheapCopy
+from selective_backprop.model_copies.autocast import AutocastCopy
+from selective_backprop.model_copies.cheap_copy import CheapCopy
+from selective_backprop.model_copies.folded import FoldedCopy
+from selective_backprop.model_copies.int8 import Int8Copy
+from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.constant import ConstantScorer
-from selective_backprop.scorers.folded import FoldedCopy
 from selective_backprop.scorers.forward import ForwardScorer, ModelCopy
-from selective_backprop.scorers.fresh import FreshScorer
-from selective_backprop.scorers.int8 import Int8Copy
-from selective_backprop.scorers.named import Scoring, scorer_from
+from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
 from selective_backprop.scorers.proxy import ProxyScorer

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from selective_backprop.no_trace import beside_training
+from selective_backprop.inference import beside_training
 
 
 class Background:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.functional import shrink
-from selective_backprop.no_trace import NoTrace, ScoringMode
-from selective_backprop.scorers.fresh import Audit, FreshScorer, Measure
+from selective_backprop.inference import NoTrace, ScoringMode
+from selective_backprop.scorers.base import Audit, FreshScorer, Measure
 from selective_backprop.types import Candidates, Task
 
 

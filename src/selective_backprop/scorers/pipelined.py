@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.batches import move
-from selective_backprop.no_trace import device_of, preserved_rng
+from selective_backprop.batches.layout import move
+from selective_backprop.inference import device_of, preserved_rng
+from selective_backprop.model_copies.snapshot import Snapshot
 from selective_backprop.scorers.background import Background
+from selective_backprop.scorers.base import Audit, FreshScorer, Measure
 from selective_backprop.scorers.forward import ForwardScorer
-from selective_backprop.scorers.fresh import Audit, FreshScorer, Measure
-from selective_backprop.scorers.snapshot import Snapshot
 from selective_backprop.types import Candidates, Task
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from selective_backprop.no_trace import device_of, seeded_rng, unwrap
+from selective_backprop.inference import device_of, seeded_rng, unwrap
+from selective_backprop.scorers.base import Audit, FreshScorer, Measure
 from selective_backprop.scorers.forward import ForwardScorer
-from selective_backprop.scorers.fresh import Audit, FreshScorer, Measure
-from selective_backprop.scorers.named import Scoring, scorer_from
+from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.types import Candidates, Task
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]

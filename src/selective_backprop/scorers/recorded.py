@@ -7,7 +7,7 @@ from torch import Tensor
 
 from selective_backprop.description import Described
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.recording import SelectionRecord
+from selective_backprop.pruning.records import SelectionRecord
 from selective_backprop.types import Candidates, Needs, Task
 
 

@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.inference import device_of, unwrap
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.no_trace import device_of, unwrap
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Candidates, Needs, Scorer, Task

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from selective_backprop.scorers.fresh import FreshScorer, Measure
+from selective_backprop.scorers.base import FreshScorer, Measure
 from selective_backprop.types import Candidates, Needs, Task
 
 

@@ -19,7 +19,6 @@ from rich.table import Table
 from torch import Tensor
 
 import selective_backprop as sb
-from selective_backprop.example_scores import Measure
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
     DataDir,
@@ -38,6 +37,7 @@ from selective_backprop.lab.models import make_model
 from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.training import Record, Settings, Training
 from selective_backprop.lab.writing import make_subfolder, write_whole
+from selective_backprop.pruning.scores import Measure
 
 _FRACTION = 0.25  # what Diet-SB prunes
 _COMPARED = (0.05, 0.1, 0.25, 0.5, 0.75)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from selective_backprop.inference import NoTrace
 from selective_backprop.lab.probes.files import (
     Array,
     epoch_file,
@@ -17,7 +18,6 @@ from selective_backprop.lab.probes.files import (
     write_arrays,
 )
 from selective_backprop.lab.training import Record, Training
-from selective_backprop.no_trace import NoTrace
 
 _CHUNK = 1000  # test examples at a time
 

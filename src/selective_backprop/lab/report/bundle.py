@@ -7,9 +7,9 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+from selective_backprop.files.writing import FolderLock
 from selective_backprop.lab.decoding import import_extra
 from selective_backprop.lab.writing import write_whole
-from selective_backprop.safe_writing import FolderLock
 
 _PATIENCE = 600.0  # seconds, on a machine with much else to do
 

@@ -1,0 +1,1 @@
+"""Whether selection pays: costs measured on this machine, and predictions from them."""

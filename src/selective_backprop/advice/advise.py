@@ -1,0 +1,170 @@
+"""Will it pay? Predicted epoch times of the methods, from costs measured on the user's machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from selective_backprop.advice.costs import Costs, measure_costs
+from selective_backprop.policies import LossSharePolicy
+
+SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
+_WORTH_IT = 0.95  # of plain training's time: a gain below that is within the error of the prediction
+_STALE_EVERY = 3
+_LOSS_SHARE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A method at a selectivity, and how long an epoch with it would take."""
+
+    method: str
+    """As it would be called."""
+    selectivity: float
+    seconds: float
+    """Per epoch of candidates; per candidate where the loader has no length."""
+    speed_up: float
+    """Against plain training; per epoch, not to the same accuracy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to expect; `print` it."""
+
+    costs: Costs
+    options: list[Option]
+    """Plain training first, then the fastest first."""
+    break_even: float
+    """Selectivity below which the cheapest selection pass for every candidate saves time; 0 or less: at none."""
+
+    @property
+    def best(self) -> Option | None:
+        """The fastest at a third of the candidates; None if none is worth it."""
+        third = [option for option in self.options[1:] if option.selectivity == 1 / 3]
+        fastest = min(third, key=lambda option: option.seconds)
+        return fastest if fastest.seconds < _WORTH_IT * self.options[0].seconds else None
+
+    @property
+    def best_candidate_batch(self) -> int | None:
+        """The size of candidate batches at which scoring is fastest; None if the loader's is as good."""
+        by_size = self.costs.scoring_by_batch
+        if not by_size:
+            return None
+        fastest = min(by_size, key=lambda size: by_size[size])
+        return fastest if by_size[fastest] < _WORTH_IT * next(iter(by_size.values())) else None
+
+    def __str__(self) -> str:
+        costs, width = self.costs, max(len(option.method) for option in self.options)
+        unit = "s per epoch" if costs.num_candidates is not None else "s per candidate"
+        lines = [
+            f"Per example: loading {_time(costs.loading)}{' (by workers, ahead)' if costs.loads_ahead else ''}, "
+            f"forward {_time(costs.forward)}, forward and backward {_time(costs.training)}."
+        ]
+        lines += [
+            f'A selection pass by scoring="{name}" takes {way.seconds / costs.forward:.2f} of the forward, '
+            f"rank correlation {way.fidelity:.2f}."
+            for name, way in costs.scoring.items()
+            if name != "exact"
+        ]
+        if self.best_candidate_batch is not None:
+            lines.append(_batches(costs.scoring_by_batch, self.best_candidate_batch))
+        lines += ["", f"{'method':<{width}}  selectivity  {unit:>15}  speed-up"]
+        lines += [
+            f"{option.method:<{width}}  {option.selectivity:>11.2f}  {option.seconds:>15.4g}  {option.speed_up:>7.2f}x"
+            for option in self.options
+        ]
+        if costs.has_ids:
+            lines += [
+                "",
+                "loss_share goes by the losses of the model as it is; fewer examples carry them as it learns.",
+            ]
+        return "\n".join([*lines, "", self._verdict()])
+
+    def _verdict(self) -> str:
+        if self.best is None:
+            without = "" if self.costs.has_ids else " Those without a selection pass need a map-style data set."
+            return (
+                f"Nothing pays here: at a third of the candidates no method makes epochs noticeably shorter.{without}"
+            )
+        passes = (
+            f"A selection pass for every candidate (SB) saves time below a selectivity of {self.break_even:.2f}."
+            if self.break_even > 0
+            else "A selection pass for every candidate (SB) never saves time."
+        )
+        return (
+            f"At a third of the candidates the shortest epochs are those of {self.best.method}: "
+            f"{self.best.speed_up:.2f}x. {passes} Whether accuracy holds, only training tells: compare with plain "
+            "training and random subsets in the same budget."
+        )
+
+
+def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[Any], **options: Any) -> Advice:
+    """Measure on this machine what loading, scoring and training cost, and predict how long epochs would take.
+
+    Args:
+        model, loss_fn, loader: as for `SelectiveLoader`. Nothing of them is changed.
+        options: forward, transform, reducer, device as for `SelectiveLoader`; scoring=, names of cheap ways to score
+            to try; seconds= to measure for (30).
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> data = TensorDataset(torch.randn(64, 20), torch.zeros(64, dtype=torch.int64))
+    >>> advice = advise(nn.Linear(20, 5), nn.CrossEntropyLoss(), DataLoader(data, 16), seconds=0.01)
+    >>> advice.options[0].method
+    'traditional()'
+    """
+    return predict(measure_costs(model, loss_fn, loader, **options))
+
+
+def predict(costs: Costs) -> Advice:
+    """Advice from costs, by arithmetic alone."""
+    epoch = costs.num_candidates or 1
+    plain = _seconds(costs, load=1, compute=costs.training) * epoch
+
+    def option(method: str, selectivity: float, *, load: float, scoring: float = 0.0) -> Option:
+        seconds = _seconds(costs, load=load, compute=scoring + selectivity * costs.training) * epoch
+        return Option(method=method, selectivity=selectivity, seconds=seconds, speed_up=plain / seconds)
+
+    options, fresh = [], 1 / _STALE_EVERY
+    for way in dict.fromkeys(["exact", costs.cheapest_scoring]):
+        named, cost = "" if way == "exact" else f', scoring="{way}"', costs.scoring[way].seconds
+        for share in SELECTIVITIES:
+            options.append(option(f"selective_backprop({share:.2f}{named})", share, load=1, scoring=cost))
+            if costs.has_ids:
+                stale = f"stale_selective_backprop({share:.2f}, every={_STALE_EVERY}{named})"
+                options.append(option(stale, share, load=fresh + (1 - fresh) * share, scoring=fresh * cost))
+    if costs.has_ids:
+        options += [option(f"ledger_backprop({share:.2f})", share, load=share) for share in SELECTIVITIES]
+        by_share = LossSharePolicy(loss_share=_LOSS_SHARE).keep_fraction(costs.losses)
+        options.append(option(f"ledger_backprop(loss_share={_LOSS_SHARE})", by_share, load=by_share))
+    options.sort(key=lambda option: option.seconds)
+    first = Option(method="traditional()", selectivity=1.0, seconds=plain, speed_up=1.0)
+    return Advice(costs=costs, options=[first, *options], break_even=_break_even(costs))
+
+
+def _seconds(costs: Costs, *, load: float, compute: float) -> float:
+    """Per candidate; `load` is the share of candidates that are loaded."""
+    loading = load * costs.loading
+    return max(loading, compute) if costs.loads_ahead else loading + compute
+
+
+def _break_even(costs: Costs) -> float:
+    """Where loading + scoring + s * training equals loading + training."""
+    if costs.loads_ahead and costs.loading >= costs.training:
+        return 0.0  # all wait for the loader, which has to load every candidate
+    return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
+
+
+def _batches(by_size: dict[int, float], best: int) -> str:
+    own = next(iter(by_size))
+    return (
+        f"Scoring is fastest at candidate batches of {best}, {by_size[best] / by_size[own]:.2f} of the time at {own}: "
+        f"DataLoader(batch_size={best}), SelectiveLoader(batch_size={own})."
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

@@ -1,0 +1,198 @@
+"""What loading, scoring and training cost on this machine, measured without a trace on the model."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.advice.batch_size import seconds_by_batch_size
+from selective_backprop.advice.timing import time_in_turns
+from selective_backprop.batches.layout import count_rows, move
+from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
+from selective_backprop.loader.index_stream import generator_owners, has_ids, num_candidates, untouched_generators
+from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
+from selective_backprop.scorers import CheapCopy, ForwardScorer, scorer_from
+from selective_backprop.scorers.base import fidelity
+from selective_backprop.types import Candidates, Forward, Scorer, Task
+
+_Action = Callable[[Candidates], object]
+CHEAP = ("half", "folded", "int8", "half+int8")
+_FAITHFUL = 0.9
+_SAMPLE = 8  # batches that are kept in memory and measured over and over
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringCost:
+    """A way of scoring."""
+
+    seconds: float
+    """Per candidate."""
+    fidelity: float
+    """Rank correlation with the exact loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds per candidate, and the losses of some."""
+
+    loading: float
+    training: float
+    """Forward and backward; the optimizer's step is not in it."""
+    scoring: dict[str, ScoringCost]
+    """By the name that `scoring=` of the methods takes; "exact" is the loss in eval mode."""
+    scoring_by_batch: dict[int, float] = field(default_factory=dict)
+    """By the cheapest of them, seconds per candidate at several sizes of candidate batches, the loader's first."""
+    losses: Tensor = field(repr=False)
+    """Losses of the candidates used for measuring, under the model as it is."""
+    num_candidates: int | None
+    """Candidates of an epoch, counted by the loader's sampler; None where that is not known."""
+    has_ids: bool
+    """Whether examples can be skipped before they are loaded."""
+    loads_ahead: bool
+    """Whether workers load while the model computes."""
+
+    @property
+    def forward(self) -> float:
+        return self.scoring["exact"].seconds
+
+    @property
+    def cheapest_scoring(self) -> str:
+        """The fastest way whose scores rank candidates nearly as the exact ones do."""
+        return cheapest(self.scoring)
+
+
+def cheapest(scoring: dict[str, ScoringCost]) -> str:
+    """The fastest way with a rank correlation of at least 0.9; "exact" if there is none."""
+    faithful = [name for name, way in scoring.items() if name == "exact" or way.fidelity >= _FAITHFUL]
+    return min(faithful, key=lambda name: scoring[name].seconds)
+
+
+def measure_costs(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    loader: Iterable[Any],
+    *,
+    forward: Forward = default_forward,
+    transform: Callable[[Any], Any] | None = None,
+    reducer: str | Reducer | None = None,
+    device: torch.device | str | None = None,
+    scoring: Sequence[str] = CHEAP,
+    seconds: float = 30.0,
+) -> Costs:
+    """Load some batches, then score them and train on them in turn, without a trace on model, loader or random states.
+
+    Args:
+        model, loss_fn, loader, forward, transform, reducer, device: as for `SelectiveLoader`.
+        scoring: names of cheap ways to score to measure besides the exact one; "compiled" and lower precisions, which
+            may take minutes to try, only on request.
+        seconds: to spend; each way is measured three times at least.
+    """
+    if seconds <= 0:
+        raise ValueError(f"seconds must be positive, got {seconds}")
+    place = torch.device(device) if device is not None else device_of(model)
+    batches, loading = _load(loader, place, transform)
+    task = Task(unwrap(model), forward, PerExampleLoss(loss_fn, reducer))
+    candidates = [Candidates(batch, None, count_rows(batch)) for batch in batches]
+    ways: dict[str, Scorer] = {"exact": ForwardScorer(), **_cheaper(scoring, candidates[0], task)}
+    scores = {name: torch.cat([way.score(c, task).float().cpu() for c in candidates]) for name, way in ways.items()}
+    actions: dict[str, _Action] = {name: functools.partial(way.score, task=task) for name, way in ways.items()}
+    actions["training"] = functools.partial(_gradients, task=task)
+    costs = _per_candidate(actions, candidates, place, seconds * 3 / 4)
+    ways_costs = {
+        name: ScoringCost(seconds=costs[name], fidelity=fidelity(scores[name], scores["exact"])) for name in ways
+    }
+    return Costs(
+        loading=loading,
+        training=costs["training"],
+        scoring=ways_costs,
+        scoring_by_batch=seconds_by_batch_size(ways[cheapest(ways_costs)], batches, task, place, seconds / 4),
+        losses=scores["exact"],
+        num_candidates=num_candidates(loader) if has_ids(loader) else None,
+        has_ids=has_ids(loader),
+        loads_ahead=getattr(loader, "num_workers", 0) > 0,
+    )
+
+
+def _load(
+    loader: Iterable[Any], device: torch.device, transform: Callable[[Any], Any] | None
+) -> tuple[list[Any], float]:
+    """Some batches on the device, and the seconds per candidate; the first batch, which starts workers, not counted."""
+    batches: list[Any] = []
+    times: list[float] = []
+    with untouched_generators(generator_owners(loader)), preserved_rng(device):
+        iterator = iter(loader)
+        for _ in range(_SAMPLE):
+            began = time.perf_counter()
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            batch = move(batch, device)
+            batch = transform(batch) if transform is not None else batch
+            wait_for(device)
+            batches.append(batch)
+            times.append((time.perf_counter() - began) / count_rows(batch))
+    if not batches:
+        raise ValueError("the loader is empty: it has no batch to measure with")
+    return batches, median(times[1:] or times)
+
+
+def _cheaper(names: Sequence[str], candidates: Candidates, task: Task) -> dict[str, Scorer]:
+    """Cheap ways to score that work with this model and these batches, by name."""
+    ways: dict[str, Scorer] = {}
+    for name in names:
+        way = scorer_from(name)
+        assert isinstance(way, ForwardScorer)
+        stand_in = way.model_copy
+        if isinstance(stand_in, CheapCopy):
+            stand_in.measure = False  # it is measured here
+        try:
+            way.score(candidates, task)
+        except Exception:  # whatever a network raises for inputs of another size
+            continue
+        if not isinstance(stand_in, CheapCopy) or stand_in.used:
+            ways[name] = way
+    return ways
+
+
+def _per_candidate(
+    actions: dict[str, _Action], candidates: list[Candidates], device: torch.device, seconds: float
+) -> dict[str, float]:
+    """Median seconds per candidate of each action."""
+
+    def on_turn(action: _Action, turn: int) -> object:
+        return action(candidates[turn % len(candidates)])
+
+    turns = {name: functools.partial(on_turn, action) for name, action in actions.items()}
+    times = time_in_turns(turns, device, seconds)
+    return {
+        name: median(taken / candidates[turn % len(candidates)].size for turn, taken in enumerate(values))
+        for name, values in times.items()
+    }
+
+
+def _gradients(candidates: Candidates, task: Task) -> object:
+    parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    with NoTrace(task.model, "train")(), _training(task.model), torch.enable_grad():
+        outputs, targets = task.forward(task.model, candidates.data)
+        loss, _ = task.loss.for_training(outputs, targets, None, candidates.size)
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    resting = [module for module in model.modules() if not module.training]
+    for module in resting:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module in resting:
+            module.training = False

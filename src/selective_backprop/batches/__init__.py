@@ -1,0 +1,1 @@
+"""Batches of any nesting: their rows, their layout, and padding."""

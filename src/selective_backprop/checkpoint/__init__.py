@@ -1,0 +1,1 @@
+"""Checkpoints of a whole run, for any number of ranks."""

@@ -1,0 +1,196 @@
+"""States of a loader saved by some number of ranks, dealt out again among another number.
+
+# k = ranks that saved, B = training batch of a rank
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
+from selective_backprop.loader.queue import Rows
+
+State = dict[str, Any]
+T = TypeVar("T")
+_BEGAN = ("offered", "selected")
+_COUNTS = ("offered", "scored", "reused", "trained", "skipped_before_loading")
+
+
+def redeal(states: list[State], rank: int, size: int, batch_size: int | None = None) -> State:
+    """The state with which `rank` of `size` goes on, from those that `SelectiveLoader.state_dict` gave on each of k.
+
+    What was selected and not trained on yet, and what the epoch has still to offer, is dealt out evenly and in order:
+    nothing is lost or doubled. What all ranks have in common stays as it is. What each has of its own, such as
+    generators that differ, goes on with the rank of the same number; one that is new takes over from another. The
+    ledger is left out.
+
+    Args:
+        states: by rank.
+        rank: the one to go on.
+        size: how many go on.
+        batch_size: B from now on; as saved if not given.
+    """
+    first, own = states[0], states[rank % len(states)]
+    for other, state in enumerate(states):
+        for name in ("version", "method", "epoch", "in_epoch", "round", "batch_size"):
+            if state[name] != first[name]:
+                raise ValueError(
+                    f"{name} is {first[name]} on rank 0 and {state[name]} on rank {other}: their states were not saved "
+                    "at the same time"
+                )
+    queues = _deal_queue(states, size)
+    source = _source(states, rank, size)
+    return {
+        **first,
+        "ranks": {"rank": rank, "size": size},
+        "batch_size": first["batch_size"] if batch_size is None else batch_size,
+        "carried": _carried([state["carried"] for state in states], rank),
+        "round": source.get("position", 0),
+        "queue": _queue_state(states, queues, rank),
+        "ahead": None,
+        "source": source,
+        "transform": own["transform"],
+        "selector": {
+            **own["selector"],
+            "generator": _generators([[state["selector"]["generator"]] for state in states], rank)[0],
+        },
+        "began": {name: deal_count([state["began"][name] for state in states], rank, size) for name in _BEGAN}
+        | {"batches": first["began"]["batches"]},
+        "stats": _stats([state["stats"] for state in states], rank, size, queued=_length(queues[rank])),
+        "feedback": {"steps": deal([step for state in states for step in state["feedback"]["steps"]], size)[rank]},
+    }
+
+
+def deal(items: list[T], size: int) -> list[list[T]]:
+    """The items as `size` lists, one after the other, that differ in length by one at most.
+
+    >>> deal([1, 2, 3, 4, 5], 2), deal([1], 3)
+    ([[1, 2, 3], [4, 5]], [[1], [], []])
+    """
+    return [items[begin:end] for begin, end in _bounds(len(items), size)]
+
+
+def _bounds(total: int, size: int) -> list[tuple[int, int]]:
+    ends = [-(-total * i // size) for i in range(size + 1)]
+    return list(itertools.pairwise(ends))
+
+
+# ---- the queue of selected examples
+
+
+def _deal_queue(states: list[State], size: int) -> list[list[Rows]]:
+    """The queues of all ranks one after the other, cut anew."""
+    pieces = [Rows(*piece) for state in states for kind in ("whole", "pieces") for piece in state["queue"][kind]]
+    queues = []
+    for begin, end in _bounds(_length(pieces), size):
+        queue, passed = [], 0
+        for piece in pieces:
+            part = piece.part(slice(max(0, begin - passed), max(0, end - passed)))
+            if len(part.weights):
+                queue.append(part)
+            passed += len(piece.weights)
+        queues.append(queue)
+    return queues
+
+
+def _queue_state(states: list[State], queues: list[list[Rows]], rank: int) -> State:
+    layouts = [state["queue"]["layout"] for state in states if state["queue"]["layout"] is not None]
+    return {
+        "layout": layouts[0] if layouts else None,
+        "whole": [],
+        "pieces": [list(rows) for rows in queues[rank]],
+        "lengths": [_length(rows) for rows in queues],
+        "moved": states[0]["queue"].get("moved", 0),
+    }
+
+
+def _length(rows: list[Rows]) -> int:
+    return sum(len(part.weights) for part in rows)
+
+
+# ---- what the epoch has still to offer
+
+
+def _source(states: list[State], rank: int, size: int) -> State:
+    sources = [state["source"] for state in states]
+    result: State = {"generators": _generators([source["generators"] for source in sources], rank)}
+    if not states[0]["in_epoch"]:
+        return result
+    if any(source["chunks"] is None for source in sources):
+        raise ValueError(
+            f"saved by {len(states)} ranks in the middle of an epoch, and these are {size}: each rank's loader has its "
+            "own data, without ids, whose rest cannot be dealt out. Go on with as many ranks, or save between epochs"
+        )
+    # By turns, as they would have come: the first of every rank, then the second of every rank.
+    remaining = [_remaining(state) for state in states]
+    turns = max(len(chunks) for chunks in remaining)
+    in_turn = [chunks[turn] for turn in range(turns) for chunks in remaining if turn < len(chunks)]
+    tails = torch.cat([source["tail"] for source in sources])
+    tail = tails.tensor_split(size)[rank]
+    loaded = sum(
+        source["position"] - (state["ahead"] is not None) for source, state in zip(sources, states, strict=True)
+    )
+    return result | {
+        "position": loaded // size,
+        "finished": not in_turn and all(source["finished"] for source in sources),
+        "chunks": chunks_to_state(in_turn[rank::size]),
+        "tail": tail,
+        # Where others were skipped too, the epoch keeps not everything, and nobody asks how many waited.
+        "tail_waiting": len(tail) if sum(source["tail_waiting"] for source in sources) == len(tails) else 0,
+        "inner": None,
+    }
+
+
+def _remaining(state: State) -> list[Chunk]:
+    """With what was loaded ahead, which is loaded again."""
+    ahead = [] if state["ahead"] is None else chunks_from_state(state["ahead"]["chunk"])
+    return ahead + chunks_from_state(state["source"]["chunks"])
+
+
+def _carried(states: list[list[Any]], rank: int) -> list[Any]:
+    """What waited when the epoch began is known to all; what was passed over, only its sum counts."""
+    starts_empty, num_carried, _ = states[0]
+    return [starts_empty, num_carried, sum(state[-1] for state in states) if rank == 0 else 0]
+
+
+# ---- random numbers and counts
+
+
+def _generators(states: list[list[Tensor]], rank: int) -> list[Tensor]:
+    """States of generators for this rank, from those of each rank that saved.
+
+    Where they are the same on all ranks, they stay so. Where not, a rank that is new must not repeat what another
+    draws.
+    """
+    own = states[rank % len(states)]
+    if rank < len(states) or all(torch.equal(a, b) for other in states for a, b in zip(other, states[0], strict=True)):
+        return own
+    result = []
+    for state in own:
+        generator = torch.Generator()
+        generator.set_state(state)
+        seed = int(torch.randint(2**62, (), generator=generator)) + rank
+        result.append(torch.Generator().manual_seed(seed).get_state())
+    return result
+
+
+def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
+    """Counts are dealt out, so that their sum over ranks stays; averages and seconds are those of rank 0."""
+    counts = {}
+    for name in _COUNTS:
+        counts[name] = deal_count([state[name] for state in states], rank, size)
+    return {**states[0], **counts, "queued": queued}
+
+
+def deal_count(counts: list[int], rank: int, size: int) -> int:
+    """This rank's part of a count that is kept by rank: the parts add up to the same.
+
+    >>> [deal_count([3, 4], rank, 3) for rank in range(3)]
+    [3, 2, 2]
+    """
+    total = sum(counts)
+    return total // size + (rank < total % size)

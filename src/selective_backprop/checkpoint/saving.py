@@ -1,0 +1,329 @@
+"""Checkpoints of a whole run that any number of ranks can go on from.
+
+# k = ranks that saved, M = data set
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from selective_backprop.checkpoint import files, owner
+from selective_backprop.checkpoint.ledger import ledger_state, whole_columns
+from selective_backprop.checkpoint.reshard import deal, redeal
+from selective_backprop.distributed.agreement import all_do, first_does, gather
+from selective_backprop.distributed.ranks import Ranks, current_ranks
+from selective_backprop.files.reading import read_bytes
+from selective_backprop.files.writing import with_free_space, write_whole
+from selective_backprop.loader.selective_loader import SelectiveLoader
+
+T = TypeVar("T")
+
+# torch.distributed.checkpoint is imported where it is used: it takes as long as the rest of torch.
+
+
+def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, **parts: Any) -> None:
+    """Save a run between two steps, mid-epoch too. Every rank calls it; without several ranks it is one process.
+
+    The newest checkpoint replaces the others only when it is complete and on the disk, and the one before is kept. So
+    a run that is killed at any moment can go on. The folder has to be the same one for all ranks.
+
+    A folder belongs to the first process that saves to it (rank 0 for all ranks) until that process ends or its loader
+    is deleted. Another process that saves to it meanwhile waits 5 seconds and then gets a RuntimeError. Any process
+    may load at any time.
+
+    Args:
+        folder: of this run's checkpoints, and nothing else.
+        loader: with its queue, its place in the epoch, its ledger.
+        parts: the model, the optimizer, a learning rate schedule: modules, optimizers, and anything that has a
+            state_dict of plain data and tensors; under names of your own.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to; on all ranks, with the folder and the bytes free. The
+            checkpoints before are as they were.
+        RuntimeError: another process saves to this folder.
+
+    >>> import tempfile, selective_backprop as sb
+    >>> model = torch.nn.Linear(2, 3)
+    >>> data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    >>> loader = sb.SelectiveLoader(
+    ...     torch.utils.data.DataLoader(data, batch_size=2), model, torch.nn.CrossEntropyLoss(), sb.traditional()
+    ... )
+    >>> folder = tempfile.mkdtemp()
+    >>> load_checkpoint(folder, loader, model=model)  # False: the first start
+    False
+    >>> save_checkpoint(folder, loader, model=model)
+    >>> load_checkpoint(folder, loader, model=model)
+    True
+
+    With `torchrun --max-restarts=3 train.py` every rank starts again when one of them fails. A script that loads
+    before its loop, and saves in it now and then, goes on where it was. (Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: or
+    ranks that start again may look for the dead ones, pytorch issue 135712.)
+
+        sb.load_checkpoint("checkpoints", loader, model=model, optimizer=optimizer)
+        for epoch in range(loader.epoch, num_epochs):
+            for inputs, targets in loader:
+                ...
+                if loader.stats.batches % 100 == 0:
+                    sb.save_checkpoint("checkpoints", loader, model=model, optimizer=optimizer)
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from selective_backprop.checkpoint.parts import pack
+
+    ranks = current_ranks()
+
+    def collect() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        state = loader.state_dict()
+        tensors = whole_columns(state["ledger"], ranks, len(loader.ledger))
+        own: dict[str, Any] = {"parts": {}}
+        # What was not delivered yet stays so: saving must not change in which order it is.
+        own["loader"] = state | {"ledger": {"writes": state["ledger"].get("writes", [])}}
+        for name, part in parts.items():
+            shared, own["parts"][name] = pack(f"parts/{name}", part)
+            tensors |= shared
+        return tensors, own
+
+    tensors, own = all_do(ranks, collect)
+    written = Path(first_does(ranks, lambda: str(owner.begin(Path(folder), loader))))
+    try:
+        _write_on_all(ranks, written, lambda: _write(written / _file_of(ranks.rank if ranks is not None else 0), own))
+        with _quietly():
+            _write_on_all(
+                ranks,
+                written,
+                lambda: save(tensors, storage_writer=FileSystemWriter(written), process_group=_group(ranks)),
+            )
+        names = first_does(ranks, lambda: sorted(file.name for file in written.iterdir()))
+        checksums = _write_on_all(
+            ranks, written, lambda: {name: files.checksum(written / name) for name in _share(names, ranks)}
+        )
+        all_checksums = {name: text for part in gather(ranks, checksums) for name, text in part.items()}
+        _write_on_all(
+            ranks, written, lambda: files.commit(written, all_checksums) if ranks is None or ranks.rank == 0 else None
+        )
+    except BaseException:
+        if ranks is None or ranks.rank == 0:
+            files.discard(written)
+        raise
+
+
+def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, **parts: Any) -> bool:
+    """Go on from the newest checkpoint in the folder that can be read. Every rank calls it.
+
+    Each checkpoint is verified by its checksums first. One that is damaged or cannot be read is passed over with a
+    warning, and the one before it is used.
+
+    With as many ranks as have saved, the run goes on exactly. With more or fewer, what they share stays as it is, and
+    what was selected and not trained on yet, the rest of the epoch and the ledger are dealt out again: nothing is lost
+    or trained on twice. Training batches of a rank may then have another size, too.
+
+    Nothing in the files is run as code; a checkpoint from a stranger can do no worse than to be wrong.
+
+    Args:
+        folder: as for `save_checkpoint`.
+        loader: made as for the run that saved.
+        parts: the same, under the same names.
+
+    Returns:
+        Whether there was a checkpoint; False on the first start.
+    """
+    ranks, folder = current_ranks(), Path(folder)
+    if ranks is None or ranks.rank == 0:
+        owner.warn_of_others(folder)
+    while True:
+        problems: list[str] = []
+        for number in first_does(ranks, lambda: files.numbers(folder)):
+            path = files.path_of(folder, number)
+            with files.reading(path) as is_there:
+                if not all(gather(ranks, is_there)):
+                    if all(gather(ranks, os.path.lexists(path))):
+                        problems.append(f"{path.name}: it is no folder that every rank can read")
+                        continue
+                    break  # a process that saves has removed it just now, and there are newer ones
+                problem = _try_to_load(path, loader, parts, ranks)
+            if problem is None:
+                if problems and (ranks is None or ranks.rank == 0):
+                    warnings.warn(
+                        f"going on from {path}, as newer checkpoints are damaged: {'; '.join(problems)}", stacklevel=3
+                    )
+                return True
+            problems.append(f"{path.name}: {problem}")
+        else:
+            if problems:
+                raise ValueError(f"no checkpoint in {folder} can be used: {'; '.join(problems)}")
+            return False
+
+
+# ---- reading
+
+
+def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ranks: Ranks | None) -> str | None:
+    """Load this checkpoint, or return why it cannot be read. Raises where it can be read and is of another run."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from selective_backprop.checkpoint.parts import make_room, unpack
+    from selective_backprop.checkpoint.safe_reading import SafePlanner, SafeReader
+
+    reader, saved, every = SafeReader(path, set()), dict[str, Any](), list[dict[str, Any]]()
+    problem: str | None = None
+    num_saved = 0
+    try:
+        expected = files.checksums_of(path)
+        if names := files.damaged(path, expected, _share(sorted(expected), ranks)):
+            raise ValueError(f"{', '.join(names)} damaged")
+        reader = SafeReader(path, set(expected))
+        saved = dict(reader.read_metadata().state_dict_metadata)
+        num_saved = sum(_file_of(i) in expected for i in range(len(expected)))
+        every = _states(path, num_saved, ranks)
+    except Exception as error:  # of many kinds, depending on where a file stops making sense
+        problem = str(error) or type(error).__name__
+    if (first := _first(gather(ranks, problem))) is not None:
+        return str(first)
+
+    def prepare() -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+        state, own = _own_state(every, num_saved, loader, ranks)
+        if own.keys() != parts.keys():
+            raise ValueError(f"the checkpoint has {sorted(own)}, asked for were {sorted(parts)}")
+        columns = whole_columns(loader.ledger.state_dict(), ranks, len(loader.ledger))
+        for name, column in columns.items():
+            if name not in saved or saved[name].size != column.shape:
+                there = tuple(saved[name].size) if name in saved else "missing"
+                raise ValueError(
+                    f"{name} is {there} in the checkpoint and {tuple(column.shape)} here: was it saved for another "
+                    "data set or method, or has this one changed?"
+                )
+        room: dict[str, Tensor] = {}
+        for name, part in parts.items():
+            room |= make_room(f"parts/{name}", part, own[name], saved)
+        return state, own, columns, room
+
+    def read(tensors: dict[str, Tensor]) -> None:
+        with _quietly():
+            load(tensors, storage_reader=reader, planner=SafePlanner(), process_group=_group(ranks))
+
+    state, own, columns, room = all_do(ranks, prepare)
+    try:
+        read(columns)
+        state["ledger"] = ledger_state(loader.ledger.state_dict(), columns, state["ledger"]["writes"])
+        all_do(ranks, lambda: loader.check_state_dict(state))  # or one rank would refuse what others have loaded
+        all_do(ranks, lambda: loader.load_state_dict(state))
+        read(room)  # last, as parameters are read to where they are, which needs no second copy of them
+    except CheckpointException as error:  # raised on all ranks
+        return f"its tensors cannot be read ({_reason(error)[1]})"
+    for name, part in parts.items():
+        unpack(f"parts/{name}", part, room, own[name])
+    return None
+
+
+def _first(problems: list[Any]) -> Any:
+    """The first problem of any rank; None if there is none."""
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _states(path: Path, num_saved: int, ranks: Ranks | None) -> list[dict[str, Any]]:
+    """What ranks saved each for itself: this rank's alone where as many go on, else everyone's."""
+    rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+    if num_saved == 0:
+        raise ValueError(f"{_file_of(0)} is missing")
+    every = [_read(path / _file_of(i)) for i in ([rank] if num_saved == size else range(num_saved))]
+    for saved in every:
+        if not isinstance(saved, dict) or not {"loader", "parts"} <= saved.keys():
+            raise ValueError("the state of a rank is missing")
+    return every
+
+
+def _own_state(
+    every: list[dict[str, Any]], num_saved: int, loader: SelectiveLoader, ranks: Ranks | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """With what the loader of this rank goes on, and the other parts; `every` as `_states` gives it."""
+    rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+    states = [saved["loader"] for saved in every]
+    if num_saved == size:
+        return states[0], every[0]["parts"]
+    state = redeal(states, rank, size, loader.batch_size)
+    writes = [write for other in states for write in other["ledger"]["writes"]]
+    return state | {"ledger": {"writes": deal(writes, size)[rank]}}, every[0]["parts"]
+
+
+# ---- files
+
+
+def _file_of(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def _write(path: Path, value: Any) -> None:
+    # In memory first: of a full disk, torch.save says only that it came to an unexpected position.
+    torch.save(value, buffer := io.BytesIO())
+    write_whole({path: buffer.getbuffer()})
+
+
+def _read(path: Path) -> Any:
+    return torch.load(io.BytesIO(read_bytes(path)), map_location="cpu", weights_only=True)
+
+
+def _write_on_all(ranks: Ranks | None, written: Path, work: Callable[[], T]) -> T:
+    """work() on every rank. Where the disk of one fails it, all raise the same OSError."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    result, failure = None, None
+    try:
+        result = work()
+    except (Exception, CheckpointException) as error:  # the second is none of the first
+        failure = error
+    told = gather(ranks, None if failure is None else _reason(failure))
+    for rank, reason in enumerate(told):
+        if reason is None:
+            continue
+        number, text, of_disk = reason
+        where = "" if ranks is None else f" on rank {rank}"
+        if not of_disk:
+            raise RuntimeError(f"a checkpoint cannot be written to {written.parent}{where}: {text}") from failure
+        told_plainly = f"a checkpoint cannot be written{where} ({text}); those before are as they were"
+        raise with_free_space(OSError(number, told_plainly), written) from failure
+    return result  # type: ignore[return-value]  # there was no failure
+
+
+def _reason(error: BaseException) -> tuple[int | None, str, bool]:
+    """Error number and text of what was behind an error, and whether the disk is to blame."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    while isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    behind: BaseException | None = error
+    while behind is not None:  # torch's writer hides it behind errors of its own
+        if isinstance(behind, OSError):
+            return behind.errno, behind.strerror or str(behind), True
+        behind = behind.__cause__ or behind.__context__
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None, text, "unexpected pos" in str(error) or "PytorchStreamWriter" in str(error)
+
+
+def _share(names: list[str], ranks: Ranks | None) -> list[str]:
+    """The files that this rank checks."""
+    return names if ranks is None else names[ranks.rank :: ranks.size]
+
+
+# ---- torch.distributed.checkpoint
+
+
+def _group(ranks: Ranks | None) -> Any:
+    return None if ranks is None else ranks.group
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # one process is what is meant
+        yield

@@ -1,0 +1,1 @@
+"""Ranks that train together: everything the library knows about several processes."""

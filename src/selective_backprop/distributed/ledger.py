@@ -1,0 +1,259 @@
+"""A ledger that ranks share: each holds the rows of its own block of ids.
+
+# M = data set, k = number of ranks, H = past scores kept
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from selective_backprop.distributed.ranks import Ranks
+from selective_backprop.ledger import COLUMNS, Ledger, LedgerRows
+
+AnyLedger: TypeAlias = "Ledger | ShardedLedger"
+
+_WITH_VALUES = ("scores", "losses", "probabilities")
+_KINDS = (*_WITH_VALUES, "offered", "selected")
+
+
+class Write(NamedTuple):
+    """What one call wrote, to be applied later."""
+
+    kind: str
+    ids: Tensor
+    values: Tensor
+    """Empty where ids are counted."""
+    epoch: int | Tensor
+
+    def apply(self, ledger: Ledger) -> None:
+        if self.kind == "scores":
+            ledger.record_scores(self.ids, self.values, self.epoch)
+        elif self.kind == "losses":
+            ledger.record_losses(self.ids, self.values, self.epoch)
+        elif self.kind == "probabilities":
+            ledger.record_probabilities(self.ids, self.values)
+        elif self.kind == "offered":
+            ledger.count_offered(self.ids)
+        else:
+            ledger.count_selected(self.ids)
+
+
+class ShardedLedger:
+    """As a `Ledger` that all ranks write to and read from; memory of a rank falls with their number.
+
+    Rank r owns the r-th of k blocks of ceil(M / k) ids, as `torch.chunk` makes them. What is written waits until
+    `deliver` sends it to the owners, who apply it in the order of writing, rank by rank. Methods that say so are to be
+    called by all ranks, in the same order; the others by any rank at any time.
+
+    Args:
+        num_examples: M.
+        past_scores: H.
+        ranks: those that share it.
+    """
+
+    def __init__(self, num_examples: int, past_scores: int, ranks: Ranks) -> None:
+        self._num_examples = num_examples
+        self._ranks = ranks
+        self._block_size = max(1, -(-num_examples // ranks.size))
+        self._first = min(ranks.rank * self._block_size, num_examples)
+        self.block = Ledger(min(self._block_size, num_examples - self._first), past_scores)
+        """The rows that this rank owns, without what was not delivered yet."""
+        self._writes: list[Write] = []
+
+    def __len__(self) -> int:
+        return self._num_examples
+
+    # ---- writing
+
+    def record_scores(self, ids: Tensor, scores: Tensor, epoch: int) -> None:
+        """Scores of a selection pass."""
+        self._write("scores", ids, scores, epoch)
+
+    def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
+        """Losses of a training step."""
+        self._write("losses", ids, losses, epoch)
+
+    def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
+        """Chances with which it was decided about candidates."""
+        self._write("probabilities", ids, probabilities)
+
+    def count_offered(self, ids: Tensor) -> None:
+        self._write("offered", ids)
+
+    def count_selected(self, ids: Tensor) -> None:
+        self._write("selected", ids)
+
+    def _write(self, kind: str, ids: Tensor, values: Tensor | None = None, epoch: int = 0) -> None:
+        if not len(ids):
+            return
+        smallest, largest = ids.aminmax()
+        # Here, not at the delivery, where the other ranks would wait for this one in vain.
+        if int(smallest) < 0 or int(largest) >= len(self):
+            raise IndexError(f"ids {int(smallest)} to {int(largest)} in a ledger of {len(self)} examples")
+        values = torch.empty(0) if values is None else values.to(torch.float32, copy=True)
+        self._writes.append(Write(kind, ids.clone(), values, epoch))
+
+    def deliver(self) -> None:
+        """Send what was written to the owners, who apply it. By all ranks."""
+        self._deliver_to(self.block)
+        self._writes = []
+
+    def _deliver_to(self, block: Ledger) -> None:
+        codes: list[list[Tensor]] = [[] for _ in range(self._ranks.size)]
+        values: list[list[Tensor]] = [[torch.empty(0)] for _ in range(self._ranks.size)]
+        for kind in _KINDS:
+            for owner, (part, numbers) in enumerate(self._by_owner(kind)):
+                codes[owner].append(part)
+                values[owner].append(numbers)
+        # One message of whole numbers and one of values, whatever was written: the lengths go first.
+        lengths = [torch.tensor([len(part) for part in parts]) for parts in codes]
+        codes_in = self._ranks.exchange([torch.cat([n, *parts]) for n, parts in zip(lengths, codes, strict=True)])
+        values_in = self._ranks.exchange([torch.cat(parts) for parts in values])
+        for kind, *parts in zip(_KINDS, *map(_split, codes_in, values_in), strict=True):
+            self._apply(block, kind, torch.cat([code for code, _ in parts]), torch.cat([value for _, value in parts]))
+
+    def _by_owner(self, kind: str) -> list[tuple[Tensor, Tensor]]:
+        """For each owner, what was written of its ids: epoch * M + id as one number, and the values."""
+        writes = [write for write in self._writes if write.kind == kind]
+        if not writes:
+            nothing = torch.empty(0, dtype=torch.int64), torch.empty(0)
+            return [nothing] * self._ranks.size
+        ids, values = torch.cat([write.ids for write in writes]), torch.cat([write.values for write in writes])
+        sizes = torch.tensor([len(write.ids) for write in writes])
+        codes = ids + len(self) * torch.tensor([write.epoch for write in writes]).repeat_interleave(sizes)
+        if kind in _WITH_VALUES:
+            # Of an id that occurs twice in one write the last value counts, and it moves past scores back once. With
+            # the others left out, the owner need not know where a write ends.
+            rows = _last_of_each(ids + len(self) * torch.arange(len(writes)).repeat_interleave(sizes))
+            ids, codes, values = ids[rows], codes[rows], values[rows]
+        order, counts = self._routes(ids)
+        parts = torch.split(codes[order], counts)
+        if kind not in _WITH_VALUES:
+            return [(part, values) for part in parts]
+        return list(zip(parts, torch.split(values[order], counts), strict=True))
+
+    def _apply(self, block: Ledger, kind: str, codes: Tensor, values: Tensor) -> None:
+        ids = codes % max(1, len(self)) - self._first
+        if kind not in _WITH_VALUES:
+            return Write(kind, ids, values, 0).apply(block)
+        epochs = (codes // max(1, len(self))).to(torch.int32)
+        # All ids at once, and again for those that were written twice: not write by write, of which there are many.
+        occurrence = _occurrence(ids)
+        for number in range(int(occurrence.max()) + 1 if len(ids) else 0):
+            rows = (occurrence == number).nonzero().flatten()
+            Write(kind, ids[rows], values[rows], epochs[rows]).apply(block)
+
+    # ---- reading
+
+    def rows(self, ids: Tensor) -> LedgerRows:
+        """What is known of these ids, row by row, with all that was written before a column is first read.
+
+        By all ranks, which may ask for any ids, also for none; and all read the same columns in the same order.
+        """
+        routes: list[tuple[Tensor, list[Tensor]]] = []
+
+        def fetch(name: str) -> Tensor:
+            if not routes:
+                self.deliver()
+                order, counts = self._routes(ids)
+                routes.append((order, self._ranks.exchange(list(torch.split(ids[order], counts)))))
+            order, asked = routes[0]
+            column: Tensor = getattr(self.block, name)
+            answers = [column.index_select(0, part - self._first).flatten() for part in asked]
+            found = torch.cat(self._ranks.exchange(answers)).view(len(ids), *column.shape[1:])
+            return torch.empty_like(found).index_copy_(0, order, found)
+
+        return LedgerRows(fetch)
+
+    def _routes(self, ids: Tensor) -> tuple[Tensor, list[int]]:
+        """The order that puts ids of the same owner together, and how many each has."""
+        owners = ids // self._block_size
+        return owners.argsort(stable=True), owners.bincount(minlength=self._ranks.size).tolist()
+
+    def has_losses(self) -> bool:
+        """Whether the loss of any example in training is known, delivered or not. By all ranks."""
+        own = self.block.has_losses() or any(write.kind == "losses" for write in self._writes)
+        return bool(torch.cat(self._ranks.gather(torch.tensor([own]), [1] * self._ranks.size)).any())
+
+    def whole(self) -> Ledger:
+        """All rows, for reports; as large on every rank as a ledger that is not shared. By all ranks."""
+        # To a copy: a report must not change in which order the ranks' writes are applied, and so the run.
+        block = copy.deepcopy(self.block)
+        self._deliver_to(block)
+        result = Ledger(len(self), block.scores.shape[1])
+        for name in COLUMNS:
+            column: Tensor = getattr(block, name)
+            parts = self._ranks.gather(column.flatten())
+            setattr(result, name, torch.cat(parts).view(len(self), *column.shape[1:]))
+        return result
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of this rank alone: its block, and what it wrote that was not delivered yet."""
+        return {
+            "num_examples": len(self),
+            "rank": self._ranks.rank,
+            "size": self._ranks.size,
+            "block": self.block.state_dict(),
+            "writes": [list(write) for write in self._writes],
+        }
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise for a state that does not fit."""
+        if "block" not in state:
+            raise ValueError(
+                f"the saved ledger is of one process, this run has {self._ranks.size} ranks: save and load with "
+                "save_checkpoint and load_checkpoint, which deal it out again"
+            )
+        if state["num_examples"] != len(self):
+            raise ValueError(
+                f"saved ledger has {state['num_examples']} examples but the data set has {len(self)}: "
+                "was it saved for another data set, or has this one changed?"
+            )
+        if state["size"] != self._ranks.size:
+            raise ValueError(
+                f"the saved ledger is shared by {state['size']} ranks, this run has {self._ranks.size}: save and load "
+                "with save_checkpoint and load_checkpoint, which deal it out again"
+            )
+        if state["rank"] != self._ranks.rank:
+            raise ValueError(f"this is the saved ledger of rank {state['rank']}, and here is rank {self._ranks.rank}")
+        self.block.check_state_dict(state["block"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what the same one of as many ranks saved."""
+        self.check_state_dict(state)
+        self.block.load_state_dict(state["block"])
+        self._writes = [Write(*write) for write in state["writes"]]
+
+
+def _split(codes: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What a rank sent, by kind."""
+    lengths, codes = codes[: len(_KINDS)].tolist(), codes[len(_KINDS) :]
+    of_values = [length if kind in _WITH_VALUES else 0 for kind, length in zip(_KINDS, lengths, strict=True)]
+    return list(zip(torch.split(codes, lengths), torch.split(values, of_values), strict=True))
+
+
+def _last_of_each(keys: Tensor) -> Tensor:
+    """Where each key occurs last; by rising keys.
+
+    >>> _last_of_each(torch.tensor([7, 3, 7, 3, 5])).tolist()
+    [3, 4, 2]
+    """
+    keys, order = keys.sort(stable=True)
+    return order[torch.cat([keys[1:] != keys[:-1], torch.ones(1, dtype=torch.bool)])]
+
+
+def _occurrence(ids: Tensor) -> Tensor:
+    """How often the id of each place occurs before it.
+
+    >>> _occurrence(torch.tensor([7, 3, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    in_order, order = ids.sort(stable=True)
+    before = torch.arange(len(ids)) - torch.searchsorted(in_order, in_order)
+    return torch.empty_like(before).index_copy_(0, order, before)

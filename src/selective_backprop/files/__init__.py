@@ -1,0 +1,1 @@
+"""Reading and writing files that strangers or killed processes may have left."""

@@ -1,0 +1,1 @@
+"""Forward reuse: one forward pass serves selection and training."""

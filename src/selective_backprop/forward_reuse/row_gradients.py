@@ -1,0 +1,6 @@
+"""Gradients of selected examples alone, out of one forward pass over all of them."""
+
+from selective_backprop.forward_reuse import elementwise, layers, shapes  # noqa: F401  registers the rules
+from selective_backprop.forward_reuse.gradient import RowGradient, weighted_sum
+
+__all__ = ["RowGradient", "weighted_sum"]

@@ -1,0 +1,1 @@
+"""SelectiveLoader and the pipeline behind it: plan, load, score, select, queue."""

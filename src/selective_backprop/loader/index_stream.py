@@ -1,0 +1,357 @@
+"""Which ids are loaded together: the batch sampler that stands between the user's one and the DataLoader."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+
+from selective_backprop.loader.tagging import TORCH, overrides, untag, with_tags
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Ids that are loaded together, and what was decided about them beforehand."""
+
+    ids: Tensor
+    """(n,) int64: what is loaded."""
+    offered: Tensor
+    """The same, and the ids that were skipped since the chunk before; in the last chunk also those after it."""
+    fraction: float
+    """How much of the epoch's candidates have been offered once this chunk has."""
+    decided: Tensor | None = None
+    """(n,) bool: selected already; the others have to be scored. None: nothing is decided."""
+    weights: Tensor | None = None
+    probabilities: Tensor | None = None
+    num_waiting: int = 0
+    """How many of the skipped ids were skipped because they wait in the queue already."""
+
+
+class IndexStream:
+    """A batch sampler that remembers what it handed out, so that each loaded batch finds its ids again.
+
+    DataLoader asks for indices ahead of time (workers) but returns batches in the order of asking.
+
+    Args:
+        batch_sampler: the user's. Its attributes can be read here, too: subclasses of DataLoader do.
+        num_examples: ids have to be below it.
+        loader_name: what to call the DataLoader in errors.
+    """
+
+    def __init__(self, batch_sampler: Any, num_examples: int, loader_name: str) -> None:
+        self.batch_sampler = batch_sampler
+        self._loader_name = loader_name
+        self._num_examples = num_examples
+        self.tail = torch.empty(0, dtype=torch.int64)  # ids offered after the last chunk, all of them skipped
+        self.tail_waiting = 0  # how many of them wait in the queue already
+        self._source: Iterator[Chunk] = iter(())
+        self._handed_out: dict[int, Chunk] = {}  # by identity, in the order of asking
+        self.asked: deque[Chunk] = deque()
+        """Where batches are tagged: what the DataLoader's newest iterator asked for and did not return yet."""
+        self.tags = False
+        """Whether batches say by a tag which chunk they belong to, because they may come in another order."""
+        self._fraction = 0.0
+        self.in_order = True
+        """Whether batches of this epoch came back in the order of asking, each once."""
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        # Not its state: StatefulDataLoader would save and restore it beside ours.
+        if name == "batch_sampler" or name.startswith("__") or name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return getattr(self.batch_sampler, name)
+
+    def begin(self, chunks: Iterator[Chunk]) -> None:
+        """Hand out these chunks in the next iteration. Nothing is drawn from the user's sampler before that."""
+        self._source, self._handed_out, self._fraction, self.in_order = chunks, {}, 0.0, True
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.asked = deque()
+        return self._hand_out(self.asked)
+
+    def _hand_out(self, asked: deque[Chunk]) -> Iterator[list[int]]:
+        # A while loop, not a for: remaining() replaces the source while this generator is suspended.
+        while (chunk := next(self._source, None)) is not None:
+            self._handed_out[id(chunk)] = chunk
+            if self.tags:
+                asked.append(chunk)
+            yield chunk.ids.tolist()
+
+    def batches(self, *, check: bool = True) -> Iterator[Tensor]:
+        """The user's batches of ids for one epoch.
+
+        check: refuse ids outside the data set. Otherwise the caller does, with `require_known`, many at once.
+        """
+        for indices in self.batch_sampler:
+            try:
+                ids = torch.as_tensor(indices)
+            except (TypeError, ValueError):
+                ids = torch.empty(0)
+            if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+                raise TypeError(f"the sampler has to yield integer indices, which serve as ids; got {indices!r:.200}")
+            ids = ids.to(torch.int64)
+            if check:
+                self.require_known(ids)
+            yield ids
+
+    def require_known(self, ids: Tensor) -> None:
+        """Raise for ids outside the data set."""
+        if ids.numel():
+            lowest, highest = torch.aminmax(ids)
+            if not 0 <= int(lowest) <= int(highest) < self._num_examples:
+                self._refuse(ids)
+
+    def _refuse(self, ids: Tensor) -> None:
+        wrong = ids[(ids < 0) | (ids >= self._num_examples)]
+        shown = ", ".join(map(str, wrong[:5].tolist())) + (", ..." if len(wrong) > 5 else "")
+        raise ValueError(
+            f"the sampler yields the indices {shown}, but the data set had {self._num_examples} examples when the "
+            f"SelectiveLoader was made: indices serve as ids, from 0 to {self._num_examples - 1}. Count from the start "
+            "instead of using negative indices, and make a new SelectiveLoader when the data set has grown"
+        )
+
+    def take(self, batch: Any) -> tuple[Chunk, Any]:
+        """The chunk of a batch that the DataLoader just returned, and the batch without a tag."""
+        oldest = next(iter(self._handed_out), None)
+        if not self.tags:
+            assert oldest is not None
+            return self._handed_out.pop(oldest), batch
+        batch, chunks = untag(batch)
+        chunk = self._handed_out.pop(id(chunks[0]), None) if len(chunks) == 1 else None
+        if chunk is None:
+            raise ValueError(
+                f"{self._loader_name}.__iter__, which is not torch's, returned {_unknown(chunks)}{_ADVICE}"
+            )
+        if id(chunk) != oldest:
+            self.in_order = False
+        self._fraction = max(self._fraction, chunk.fraction)  # in another order, too, it only grows
+        return replace(chunk, fraction=self._fraction), batch
+
+    def remaining(self) -> list[Chunk]:
+        """Chunks of this epoch whose batches have not been returned yet."""
+        rest = list(self._source)
+        self._source = iter(rest)
+        return [*self._handed_out.values(), *rest]
+
+
+_ADVICE = (
+    ": which examples are in a batch would not be known. Pass torch's DataLoader itself: persistent_workers=True keeps "
+    "its workers from epoch to epoch, pin_memory=True lets copies to the device overlap, and SelectiveLoader moves "
+    "batches to the device and takes augmentation there as transform="
+)
+
+
+def _unknown(chunks: list[Chunk]) -> str:
+    if not chunks:
+        return "a batch without a tensor that super().__iter__() loaded for this epoch"
+    if len(chunks) > 1:
+        return f"a batch that mixes {len(chunks)} batches"
+    return "a batch for the second time, or one that was loaded for an earlier epoch"
+
+
+def contained(ids: Tensor, values: Tensor) -> Tensor:
+    """(n,) bool: whether each id is among the values, which rise and are at least one.
+
+    >>> contained(torch.tensor([5, 2, 9]), torch.tensor([2, 9])).tolist()
+    [False, True, True]
+    """
+    # torch.isin sorts both; this takes half of its time, as the values are sorted once an epoch.
+    return values[torch.searchsorted(values, ids).clamp_(max=len(values) - 1)] == ids
+
+
+def unless_waiting(batches: Iterator[tuple[Tensor, float]], waiting: Tensor, stream: IndexStream) -> Iterator[Chunk]:
+    """The user's batches without the ids that wait in the queue already; these count as offered and skipped.
+
+    Args:
+        batches: of ids, and how far into the epoch each is.
+        waiting: rising ids.
+        stream: is told what is skipped after the last chunk.
+    """
+    skipped: list[Tensor] = []  # batches of which nothing was left
+    for ids, fraction in batches:
+        waits = contained(ids, waiting)
+        if not skipped and not waits.any():  # nearly always, in a large data set
+            yield Chunk(ids, ids, fraction)
+            continue
+        left = ids[~waits]
+        if not len(left):
+            skipped.append(ids)
+            continue
+        offered = torch.cat([*skipped, ids]) if skipped else ids
+        yield Chunk(left, offered, fraction, num_waiting=len(offered) - len(left))
+        skipped = []
+    stream.tail = torch.cat([stream.tail[:0], *skipped])
+    stream.tail_waiting = len(stream.tail)
+
+
+def offers_the_same_each_epoch(loader: Any) -> bool:
+    """Whether every epoch of a DataLoader is known to have the same ids, each once."""
+    if type(loader.batch_sampler) is not BatchSampler:
+        return False
+    sampler = loader.batch_sampler.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) in (SequentialSampler, SubsetRandomSampler, DistributedSampler)
+
+
+def has_ids(loader: Any) -> bool:
+    """Whether the loader draws batches of indices from a map-style data set."""
+    if not isinstance(loader, DataLoader):
+        return False
+    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+
+
+def with_index_stream(loader: Any) -> tuple[DataLoader[Any], IndexStream]:
+    """A copy of the user's DataLoader, of its own class, that takes its indices from an IndexStream."""
+    if overrides(type(loader), "_get_iterator"):
+        raise ValueError(
+            f"{type(loader).__name__} replaces the iterator of torch's DataLoader by one of its own (_get_iterator), "
+            f"which may return batches in any order{_ADVICE}"
+        )
+    stream = IndexStream(loader.batch_sampler, len(loader.dataset), type(loader).__name__)
+    clone = copy.copy(loader)
+    # DataLoader refuses to have these set after construction, so that nobody changes a loader in use; this one
+    # is not in use yet. Out-of-order batches could not be matched with their ids.
+    clone.__dict__.update(batch_sampler=stream, _iterator=None, in_order=True)
+    if overrides(type(loader), "__iter__"):
+        object.__setattr__(clone, "__class__", with_tags(type(loader)))
+        stream.tags = True
+    return clone, stream
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Size of the batches, where the loader or its batch sampler says it."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(owner, "batch_size", None)
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+    return None
+
+
+def drops_last(loader: Any) -> bool:
+    """Whether a last batch that is not full is left out."""
+    return any(bool(getattr(owner, "drop_last", False)) for owner in (loader, getattr(loader, "batch_sampler", None)))
+
+
+def num_candidates(loader: Any) -> int | None:
+    """Examples that an epoch of the loader offers, or a few more than that; None where that is not known."""
+    sampler, size = _index_sampler(loader), batch_size_of(loader)
+    try:
+        if sampler is not None:
+            count = len(sampler)
+            return count - count % size if size and drops_last(loader) else count
+        return len(loader) * size if size else None
+    except TypeError:
+        return None
+
+
+def most_kept(loader: Any, keep: Tensor) -> int | None:
+    """The most examples that an epoch can offer if those with keep[id] False are left out.
+
+    Exact for the samplers of torch that draw each id once; nothing is drawn to find out.
+    """
+    sampler, count = _index_sampler(loader), int(keep.sum())
+    if sampler is None or not _is_of_torch(sampler):
+        return num_candidates(loader)
+    if isinstance(sampler, SubsetRandomSampler):
+        ids = torch.as_tensor(sampler.indices, dtype=torch.int64)
+        return int(keep[ids[(ids >= 0) & (ids < len(keep))]].sum())
+    if isinstance(sampler, DistributedSampler):
+        repeated = max(0, sampler.total_size - len(keep))  # so that all ranks have as many
+        return min(len(sampler), count + repeated)
+    draws_each_once = isinstance(sampler, SequentialSampler) or getattr(sampler, "replacement", True) is False
+    if draws_each_once and len(getattr(sampler, "data_source", ())) == len(keep):
+        rounds, rest = divmod(len(sampler), len(keep))
+        return rounds * count + min(rest, count)
+    return num_candidates(loader)
+
+
+def generator_owners(loader: Any) -> list[Any]:
+    """The loader and samplers that own a generator, which decides on the order or on worker seeds."""
+    found, seen = [], set()
+    owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    while owners:
+        owner = owners.pop(0)
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        if isinstance(getattr(owner, "generator", None), torch.Generator):
+            found.append(owner)
+        # Samplers inside samplers, such as that of a BatchSampler which was given to the DataLoader.
+        owners += [value for value in getattr(owner, "__dict__", {}).values() if isinstance(value, Sampler)]
+    return found
+
+
+def generators_of(owners: list[Any]) -> list[torch.Generator]:
+    """Their generators, each once."""
+    return list({id(owner.generator): owner.generator for owner in owners}.values())
+
+
+@contextmanager
+def untouched_generators(owners: list[Any]) -> Iterator[None]:
+    """The same states afterwards as before."""
+    states = [(generator, generator.get_state()) for generator in generators_of(owners)]
+    try:
+        yield
+    finally:
+        for generator, saved in states:
+            generator.set_state(saved)
+
+
+def _index_sampler(loader: Any) -> Any:
+    """What yields the indices one by one, where torch's own BatchSampler groups them."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return batch_sampler.sampler if isinstance(batch_sampler, BatchSampler) and _is_of_torch(batch_sampler) else None
+
+
+def _is_of_torch(value: Any) -> bool:
+    """Whether torch, or torchdata, says how it is iterated over: a subclass of the user may do anything there."""
+    module = getattr(getattr(type(value), "__iter__", None), "__module__", None) or ""
+    return module.partition(".")[0] in TORCH
+
+
+def chunks_to_state(chunks: list[Chunk]) -> dict[str, Any]:
+    """A few flat tensors instead of thousands of small ones."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    state: dict[str, Any] = {
+        "ids": torch.cat([nothing, *(chunk.ids for chunk in chunks)]),
+        "sizes": [len(chunk.ids) for chunk in chunks],
+        "offered": torch.cat([nothing, *(chunk.offered for chunk in chunks)]),
+        "offered_sizes": [len(chunk.offered) for chunk in chunks],
+        "fractions": [chunk.fraction for chunk in chunks],
+        "num_waiting": [chunk.num_waiting for chunk in chunks],
+        "decided": None,
+    }
+    if chunks and chunks[0].decided is not None:
+        for name in ("decided", "weights", "probabilities"):
+            state[name] = torch.cat([getattr(chunk, name) for chunk in chunks])
+    return state
+
+
+def chunks_from_state(state: dict[str, Any]) -> list[Chunk]:
+    """The inverse of `chunks_to_state`."""
+    ids = state["ids"].split(state["sizes"])
+    offered = state["offered"].split(state["offered_sizes"])
+    extra: list[Any] = [[None] * len(ids)] * 3
+    if state["decided"] is not None:
+        extra = [state[name].split(state["sizes"]) for name in ("decided", "weights", "probabilities")]
+    columns = [ids, offered, state["fractions"], *extra, state["num_waiting"]]
+    return [Chunk(*parts) for parts in zip(*columns, strict=True)]

@@ -1,0 +1,124 @@
+"""From what the source yields to candidates: on the device, transformed, counted; one batch ahead if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.batches.layout import Layout, count_rows, move
+from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
+from selective_backprop.loader.source import Plan, Source
+from selective_backprop.loader.stats import Stats
+from selective_backprop.types import Candidates
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Candidates on the device, and where in the epoch they are."""
+
+    candidates: Candidates
+    chunk: Chunk | None
+    """None where the loader has no ids."""
+    batch_idx: int
+    """Candidate batches of the epoch that were loaded before."""
+    fraction: float
+    """How much of the epoch's candidates have been offered once these have."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing was decided about any of them before they were loaded."""
+        return self.chunk is None or self.chunk.decided is None or not bool(self.chunk.decided.any())
+
+
+class Intake:
+    """Loads candidates one batch after the other; owns the state of the source and of the user's transform."""
+
+    def __init__(
+        self, source: Source, device: torch.device, transform: Callable[[Any], Any] | None, stats: Stats
+    ) -> None:
+        self.source = source
+        self.transform: Any = transform
+        self._device = device
+        self._stats = stats
+        self._batches: Generator[tuple[Chunk | None, Any]] | None = None
+        self.ahead: Loaded | None = None
+        """Loaded before their turn."""
+
+    def move(self, device: torch.device) -> None:
+        """Candidates come to this device from now on."""
+        self._device = device
+        if self.ahead is not None:
+            candidates = replace(self.ahead.candidates, data=move(self.ahead.candidates.data, device))
+            self.ahead = replace(self.ahead, candidates=candidates)
+
+    def begin(self, plan: Plan | None, waiting: Tensor) -> None:
+        """Start the next epoch, or go on with the one that was under way when the state was saved.
+
+        waiting: rising ids that are not loaded, because they wait in the queue already.
+        """
+        self._batches = self.source.epoch(plan, waiting)
+
+    def release(self) -> None:
+        """Let go of the user's loader, which ends its workers. The place in the epoch stays, to be saved."""
+        if self._batches is not None:
+            self._batches.close()
+
+    def take(self) -> Loaded | None:
+        """The next candidates; None at the end of the epoch."""
+        loaded, self.ahead = self.look_ahead(), None
+        return loaded
+
+    def look_ahead(self) -> Loaded | None:
+        """The candidates that `take` will return, loaded already."""
+        if self.ahead is None:
+            self.ahead = self._load()
+        return self.ahead
+
+    def _load(self) -> Loaded | None:
+        with self._stats.timing("loading"):
+            loaded = next(self._batches, None) if self._batches is not None else None
+            if loaded is None:
+                return None
+            chunk, data = loaded
+            data = move(data, self._device)
+            if self.transform is not None:
+                data = self.transform(data)
+        ids = chunk.ids if chunk else None
+        candidates = Candidates(data, ids, count_rows(data) if ids is None else len(ids))
+        batch_idx, total = self.source.position - 1, self.source.num_batches
+        fraction = chunk.fraction if chunk else min(1.0, (batch_idx + 1) / total) if total else 0.0
+        return Loaded(candidates, chunk, batch_idx, fraction)
+
+    def state_dict(self, *, in_epoch: bool, layout: Layout | None) -> dict[str, Any]:
+        """With the candidates loaded ahead, as columns of this layout."""
+        ahead = None
+        if in_epoch and self.ahead is not None:
+            assert layout is not None  # known from the first candidates, which are never loaded ahead
+            ahead = {
+                "columns": layout.columns(self.ahead.candidates.data),
+                "size": self.ahead.candidates.size,
+                "chunk": None if self.ahead.chunk is None else chunks_to_state([self.ahead.chunk]),
+                "batch_idx": self.ahead.batch_idx,
+                "fraction": self.ahead.fraction,
+            }
+        return {
+            "ahead": ahead,
+            "source": self.source.state_dict(in_epoch=in_epoch),
+            "transform": self.transform.state_dict() if hasattr(self.transform, "state_dict") else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], layout: Layout | None) -> None:
+        self.ahead = None
+        if (ahead := state.get("ahead")) is not None:
+            assert layout is not None
+            data = layout.batch([move(column, self._device) for column in ahead["columns"]])
+            chunk = None if ahead["chunk"] is None else chunks_from_state(ahead["chunk"])[0]
+            candidates = Candidates(data, chunk.ids if chunk else None, ahead["size"])
+            self.ahead = Loaded(candidates, chunk, ahead["batch_idx"], ahead["fraction"])
+        self.source.load_state_dict(state["source"])
+        if hasattr(self.transform, "load_state_dict") and state["transform"] is not None:
+            self.transform.load_state_dict(state["transform"])

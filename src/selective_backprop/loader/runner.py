@@ -1,0 +1,436 @@
+"""The decision about each candidate: before it is loaded where its score is known, after scoring it where not.
+
+# N = candidates
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.batches.layout import Layout, move
+from selective_backprop.distributed.ledger import AnyLedger
+from selective_backprop.distributed.ranks import seed_of_rank
+from selective_backprop.distributed.team import Rounds
+from selective_backprop.inference import device_of, is_sharded, unwrap
+from selective_backprop.loader.index_stream import Chunk
+from selective_backprop.loader.loading import Loaded
+from selective_backprop.loader.planning import BLOCK, id_blocks, plan_epoch
+from selective_backprop.loader.share_check import ShareCheck
+from selective_backprop.loader.source import Plan
+from selective_backprop.loader.stats import Stats
+from selective_backprop.loader.topping_up import TopUp
+from selective_backprop.losses import require_finite, require_not_negative
+from selective_backprop.method import Method
+from selective_backprop.policies import GroupedPolicy
+from selective_backprop.schedules import Schedule
+from selective_backprop.types import Candidates, Selection, Task
+
+
+class Selector:
+    """A method at work: its own copies of its parts, the ledger, and the only source of randomness."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        ledger: AnyLedger,
+        stats: Stats,
+        *,
+        num_epochs: int | None,
+        seed: int,
+        rounds: Rounds | None = None,
+    ) -> None:
+        self.method = method
+        self.ledger = ledger
+        # Ranks that decide together draw the same numbers, those that decide alone draw their own.
+        if rounds is not None and rounds.scope == "local":
+            seed = seed_of_rank(seed, rounds.ranks.rank)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.policy = copy.deepcopy(method.policy)
+        self.scorer = copy.deepcopy(method.scorer)
+        self.schedule = copy.deepcopy(method.schedule)
+        others_tell = rounds is not None and rounds.scope == "global" and rounds.ranks.rank > 0
+        self.share_check = ShareCheck(method, quiet=others_tell)
+        self.selecting = False
+        """Whether the candidates given out last are to be selected from in training, by `choose`."""
+        self.checked = False  # whether the model, the loss and the batches were seen to work together
+        self._task = task
+        self._stats = stats
+        self._num_epochs = num_epochs
+        self._rounds = rounds
+        self._is_sharded = rounds is not None and is_sharded(task.model)
+        self._has_scored = False
+        self._layout: Layout | None = None
+        self._stand_in: Candidates | None = None  # the last that were scored, if a rank without any has to attend
+
+    @property
+    def learns_losses(self) -> bool:
+        """Whether what is selected depends on the losses of training."""
+        return self.scorer.needs.training_losses or self.schedule_learns
+
+    @property
+    def schedule_learns(self) -> bool:
+        """Whether the schedule observes losses of training."""
+        return type(self.schedule).observe_losses is not Schedule.observe_losses
+
+    def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
+        """Whether to select from loaded candidates, at this fraction of the epoch; asked once for each batch.
+
+        A method without a pass over loaded candidates decides before loading, or trains on what it knows nothing of.
+        """
+        return self._scores_loaded and self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
+
+    @property
+    def _scores_loaded(self) -> bool:
+        return self.scorer.needs.selection_pass or self.scorer.needs.training_pass
+
+    def wants_scores(self, epoch: int, fraction: float, batch_idx: int) -> bool:
+        """Whether to score these candidates while selection is off, to find out whether it would pay."""
+        wants = self.schedule.wants_scores(epoch + fraction, batch_idx, self._num_epochs)
+        return wants and self.scorer.needs.selection_pass
+
+    def expects_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
+        """As `is_on`, as far as is known before there are candidates; asking has no effect."""
+        return self._scores_loaded and self.schedule.expects_on(epoch + fraction, batch_idx, self._num_epochs)
+
+    @property
+    def skips_waiting(self) -> bool:
+        """Whether examples that wait in the queue when an epoch begins are no candidates in it: none is given twice."""
+        return len(self.ledger) > 0 and not getattr(self.policy, "with_replacement", False)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the weights make the expected weight of an example in an epoch 1."""
+        return getattr(self.policy, "unbiased", False)
+
+    def plan(
+        self, epoch: int, num_batches: int | None, *, waiting: Tensor, num_waiting: int, batch_size: int | None
+    ) -> Plan | None:
+        """What decides about this epoch's candidates before they are loaded, if anything can.
+
+        Args:
+            waiting: rising ids that wait in the queue already.
+            num_waiting: how many examples do, on all ranks.
+            batch_size: of training, where it is known.
+        """
+        scorer, schedule = self.scorer, self.schedule
+        if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
+            return None
+        # Nothing is known of any example: all are trained on, without waiting for a plan. A loader without a length is
+        # planned all the same, which finds out that it has an end.
+        nothing_known = epoch == 0 and scorer.needs.training_losses and num_batches is not None
+        if nothing_known and not self.ledger.has_losses():
+            return None
+
+        def select(scores: Tensor, ids: Tensor | None) -> Selection:
+            selection = self._select(scores, ids, planned=True)
+            if ids is not None:  # those that are not loaded are never heard of again
+                self.ledger.record_probabilities(ids, selection.probabilities)
+            return selection
+
+        top_up = None
+        if batch_size is not None and not getattr(scorer, "is_final", False):
+            ranks = self._rounds.ranks if self._rounds is not None else None
+            top_up = TopUp(batch_size, num_waiting, self.generator, ranks)
+
+        def is_on(number: int, num_batches: int) -> bool:
+            return schedule.is_on(epoch + number / num_batches, number, self._num_epochs)
+
+        def plan(batches: Iterable[Tensor]) -> tuple[list[Chunk], Tensor, int]:
+            together = self._rounds is not None
+            # Ranks that decide together divide an epoch into blocks by themselves.
+            blocks = list(id_blocks(batches, None if together else BLOCK))
+            return plan_epoch(
+                blocks,
+                is_on,
+                scorer=scorer,
+                select=select,
+                ledger=self.ledger,
+                epoch=epoch,
+                together=together,
+                waiting=waiting,
+                top_up=top_up,
+                unbiased=self.unbiased,
+            )
+
+        return plan
+
+    def decide(
+        self, loaded: Loaded, layout: Layout | None, *, epoch: int, on: bool, probing: bool = False
+    ) -> Selection:
+        """Which of the loaded candidates to train on; with several ranks, to be called by all in step.
+
+        probing: while selection is off, score them all the same.
+        """
+        candidates, chunk = loaded.candidates, loaded.chunk
+        self._layout = layout
+        everything = _keep_all(candidates.size)
+        if chunk is not None and chunk.decided is not None:
+            assert chunk.weights is not None and chunk.probabilities is not None
+            known = Selection(everything.positions, chunk.weights, chunk.probabilities)
+            undecided = (~chunk.decided).nonzero().flatten()
+        else:
+            if self.scorer.needs.training_pass:
+                self.selecting = on
+                return everything
+            known, undecided = everything, everything.positions if on else everything.positions[:0]
+        if not (any(self._rounds.undecided) if self._rounds is not None else len(undecided)):
+            if self._checks_once() or (probing and loaded.undecided):
+                self._look_at(candidates, epoch)
+            elif loaded.undecided and candidates.size:
+                self._watch(candidates)
+            return known
+        if len(undecided) == candidates.size:
+            return self._select(self._score(candidates, epoch), candidates.ids)
+        assert layout is not None
+        part = _rows(candidates, undecided, layout)
+        return _merge(known, undecided, self._select(self._score(part, epoch), part.ids))
+
+    def trial_counts(self, num_candidates: int, trials: int = 8) -> list[int]:
+        """How many of that many candidates the method would select, by copies of the policy and made-up scores."""
+        policy, generator = copy.deepcopy(self.method.policy), torch.Generator().manual_seed(0)
+        counts = []
+        for _ in range(trials):
+            scores = torch.rand(num_candidates, generator=generator)
+            if self.method.groups is None:
+                selection = policy.select(scores, generator)
+            else:
+                assert isinstance(policy, GroupedPolicy)
+                selection = policy.select(scores, generator, torch.zeros(num_candidates, dtype=torch.int64))
+            counts.append(len(selection.positions))
+        return counts
+
+    def choose(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
+        """Which candidates of the batch under way to train on, by scores that came out of the training pass."""
+        # The one wait for the GPU per candidate batch: which are selected decides what the backward pass runs on.
+        scores = scores.to("cpu", torch.float32)
+        require_finite(scores, ids, "training loss")
+        self.selecting = False
+        self._stats.count_scores(len(scores), fidelity=1.0, staleness=0)
+        selection = self._select(scores, ids)
+        if ids is not None:
+            self.ledger.record_scores(ids, scores, epoch)
+            self.ledger.record_probabilities(ids, selection.probabilities)
+            self.ledger.count_selected(ids.index_select(0, selection.positions))
+        return selection
+
+    def _select(self, scores: Tensor, ids: Tensor | None, *, planned: bool = False) -> Selection:
+        with self._stats.timing("selecting"):
+            by_id = self.method.groups
+            groups = None if by_id is None else by_id[_NO_IDS if ids is None else ids]
+            if self._rounds is None:
+                self._require_valid(scores, ids)
+                return self._choose(scores, groups)
+
+            select = self._rounds.select_planned if planned else self._rounds.select
+            return select(scores, groups, self._choose, lambda: self._require_valid(scores, ids))
+
+    def _require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
+        what = f"{self._score_name} in a selection pass"
+        require_finite(scores, ids, what)
+        if not getattr(self.policy, "takes_negative_scores", True):
+            require_not_negative(scores, ids, what)
+
+    @property
+    def _score_name(self) -> str:
+        return getattr(self.scorer, "score_name", "loss")
+
+    def _choose(self, scores: Tensor, groups: Tensor | None) -> Selection:
+        self.schedule.observe(scores)
+        if groups is None:
+            selection = self.policy.select(scores, self.generator)
+        else:
+            assert isinstance(self.policy, GroupedPolicy)
+            selection = self.policy.select(scores, self.generator, groups)
+        self.share_check.count(scores.numel(), selection.positions.numel())
+        return selection
+
+    def _checks_once(self) -> bool:
+        """Score the first batch even while selection is off: what cannot work must not fail halfway through."""
+        scores = not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass
+        self.checked = True
+        return scores
+
+    def _look_at(self, candidates: Candidates, epoch: int) -> None:
+        """Score candidates that are not selected from."""
+        scores = self._score(candidates, epoch)
+        self._require_valid(scores, candidates.ids)
+        self.schedule.observe(scores)
+
+    def _watch(self, candidates: Candidates) -> None:
+        """Let a scorer that learns do so while selection is off, as in a warm-up."""
+        watch = getattr(self.scorer, "watch", None)
+        if watch is not None and not self.schedule.never_on:
+            with self._stats.timing("scoring"):
+                watch(candidates, self._current_task())
+
+    def _score(self, candidates: Candidates, epoch: int) -> Tensor:
+        self.checked = True  # on all ranks at once, whether this one has candidates or not
+        if not candidates.size:
+            self._attend()
+            return torch.empty(0)
+        with self._stats.timing("scoring"):
+            with _explained(first=not self._has_scored):
+                scores = self.scorer.score(candidates, self._current_task())
+            self._has_scored = True
+            if scores.shape != (candidates.size,):
+                raise ValueError(
+                    f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates"
+                )
+            # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
+            scores = scores.detach().to("cpu", torch.float32)
+        if self.scorer.needs.selection_pass:
+            fidelity, staleness = getattr(self.scorer, "fidelity", 1.0), getattr(self.scorer, "staleness", 0)
+            self._stats.count_scores(candidates.size, fidelity=fidelity, staleness=staleness)
+            if self._score_name == "loss":
+                self._stats.count_losses(scores, "candidates")
+            if candidates.ids is not None:
+                self.ledger.record_scores(candidates.ids, scores, epoch)
+        if self._is_sharded:
+            self._stand_in = candidates
+        return scores
+
+    def _attend(self) -> None:
+        """Other ranks score: a model whose parameters are spread over ranks needs all of them for a forward pass."""
+        if not self._is_sharded:
+            return
+        if self._stand_in is None:
+            raise ValueError(
+                "this rank has no candidates in the first round, and other ranks cannot score theirs without it: the "
+                "model is sharded by FSDP, which runs it on all ranks together. Give every rank a batch"
+            )
+        self.scorer.score(self._stand_in, self._current_task())
+
+    def works_ahead(self, epochs_done: float, batch_idx: int) -> bool:
+        """Whether the candidates that start there should be submitted before their turn."""
+        ahead = getattr(self.scorer, "submit", None) is not None
+        return ahead and self.schedule.expects_on(epochs_done, batch_idx, self._num_epochs)
+
+    def submit(self, loaded: Loaded | None) -> None:
+        """Let a scorer that works ahead begin with the candidates that come next; None: with none, after all."""
+        submit = getattr(self.scorer, "submit", None)
+        if submit is not None and (loaded is None or loaded.undecided):
+            with self._stats.timing("scoring"):
+                submit(loaded.candidates if loaded is not None else None, self._current_task())
+
+    def _current_task(self) -> Task:
+        return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
+
+    def learn(self, ids: Tensor | None, losses: Tensor, epoch: int, *, all_kept: bool) -> None:
+        """Losses of a finished training step. all_kept: nothing was selected, so they are those of any candidates."""
+        require_finite(losses, ids, "training loss")
+        # With forward reuse these are the losses of all candidates, selected or not.
+        self._stats.count_losses(losses, "candidates" if self.scorer.needs.training_pass else "trained")
+        by_loss = self._score_name == "loss" or not self.scorer.needs.selection_pass
+        if all_kept and by_loss:
+            self.schedule.observe_losses(losses)
+        if ids is not None:
+            self.ledger.record_losses(ids, losses, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy.state_dict(),
+            "scorer": self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {},
+            "schedule": self.schedule.state_dict(),
+            "generator": self.generator.get_state(),
+            "checked": self.checked,
+            "stand_in": self._stand_in_state(),
+        }
+
+    def _stand_in_state(self) -> dict[str, Any] | None:
+        if self._stand_in is None:
+            return None
+        assert self._layout is not None
+        columns = self._layout.columns(self._stand_in.data, self._stand_in.size)
+        return {"layout": self._layout.state_dict(), "columns": columns, "ids": self._stand_in.ids}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise for a state that does not fit, by loading it into copies."""
+        parts = {name: getattr(self.method, name) for name in ("policy", "scorer", "schedule")}
+        for name, part in {**parts, "generator": None}.items():
+            try:
+                if part is None:
+                    torch.Generator().set_state(state[name])
+                elif hasattr(part, "load_state_dict"):
+                    copy.deepcopy(part).load_state_dict(state[name])
+            except Exception as error:  # of any kind: a part may be the user's own
+                raise ValueError(
+                    f"the saved state of the {name} does not fit {part or 'a generator'}, as if it were another's or "
+                    f"damaged: {type(error).__name__}: {error}"
+                ) from error
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (saved := state["stand_in"]) is not None:
+            self._layout = Layout.from_state_dict(saved["layout"])
+            data = move(self._layout.batch(saved["columns"]), device_of(self._task.model))
+            self._stand_in = Candidates(data, saved["ids"], len(saved["columns"][0]))
+        self.checked = state["checked"]
+        self.policy.load_state_dict(state["policy"])
+        if hasattr(self.scorer, "load_state_dict"):
+            self.scorer.load_state_dict(state["scorer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.generator.set_state(state["generator"])
+
+
+@contextmanager
+def _explained(*, first: bool) -> Iterator[None]:
+    """An error of the model or the loss in the first selection pass says what to do about it.
+
+    Errors in words of ours come as they are, and so does a lack of memory.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError) as error:
+        if not first or isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
+            raise
+        raise ValueError(
+            f"the first selection pass failed in the model or in loss_fn, with {type(error).__name__}: {error}\n"
+            "If the model returns a tuple, a dict or a ModelOutput, or takes its batch another way, pass forward=, "
+            "such as forward=lambda model, batch: (model(batch[0]).logits, batch[1]). For targets of tokens with the "
+            "classes last, use sb.token_cross_entropy as loss_fn, with reducer='mean'"
+        ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it was raised by this package, and not from inside the model, the loss or torch."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return str(name).partition(".")[0] == __name__.partition(".")[0]
+
+
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+def _keep_all(size: int) -> Selection:
+    return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
+
+
+def _rows(candidates: Candidates, rows: Tensor, layout: Layout) -> Candidates:
+    """Some of the candidates, in order."""
+    columns = [
+        column[rows.to(column.device)] if isinstance(column, Tensor) else [column[i] for i in rows.tolist()]
+        for column in layout.columns(candidates.data, candidates.size)
+    ]
+    ids = candidates.ids[rows] if candidates.ids is not None else None
+    return Candidates(layout.batch(columns), ids, len(rows))
+
+
+def _merge(known: Selection, undecided: Tensor, chosen: Selection) -> Selection:
+    """All that were decided before loading, and those chosen now among the rest, in their common order."""
+    weights, probabilities = known.weights.clone(), known.probabilities.clone()
+    keep = torch.ones(len(weights), dtype=torch.bool)
+    keep[undecided] = False
+    keep[undecided[chosen.positions]] = True
+    weights[undecided[chosen.positions]] = chosen.weights
+    probabilities[undecided] = chosen.probabilities
+    positions = keep.nonzero().flatten()
+    return Selection(positions, weights[positions], probabilities)

@@ -1,0 +1,337 @@
+"""Candidates from the user's loader, with their ids, from any point of an epoch on."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.inference import preserved_rng
+from selective_backprop.loader.index_stream import (
+    Chunk,
+    IndexStream,
+    batch_size_of,
+    chunks_from_state,
+    chunks_to_state,
+    drops_last,
+    generator_owners,
+    generators_of,
+    has_ids,
+    most_kept,
+    num_candidates,
+    offers_the_same_each_epoch,
+    unless_waiting,
+    untouched_generators,
+    with_index_stream,
+)
+
+_NO_BATCH = object()
+_logger = logging.getLogger(__name__)
+_LONGEST_PLAN = 2**22  # seconds to collect; a data set with more examples than that is planned as a whole, too
+_LONGEST_UNKNOWN = 2**20  # where a batch sampler does not say how long it is: a second until it is found to have no end
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+Plan = Callable[[Iterable[Tensor]], tuple[list[Chunk], Tensor, int]]
+"""Batches of ids in; out come the chunks to load, the ids skipped where there is none, and how many of these wait."""
+
+
+class Source:
+    """One epoch after the other of (chunk, loaded batch) pairs; the chunk is None where there are no ids.
+
+    Args:
+        loader: a DataLoader, or any other iterable of batches (which then have no ids).
+        keep: (M,) bool by id; the other ids are pruned from every epoch. What is left comes in batches of the usual
+            size. If a single example is left at the end, it goes into the batch before it: BatchNorm could not be
+            trained on it alone.
+        total_batches: what the user says the loader has, where it has no length.
+    """
+
+    def __init__(self, loader: Iterable[Any], keep: Tensor | None = None, total_batches: int | None = None) -> None:
+        self.user_loader: Any = loader
+        self.keep = None if keep is None or bool(keep.all()) else keep
+        # Those there are at first: a sampler that makes one when it is iterated over seeds it, too.
+        self._generator_owners = generator_owners(loader)
+        self._total_batches = total_batches
+        self._told_length = False
+        self.stream: IndexStream | None = None
+        self._loader: Any = loader
+        if has_ids(self.user_loader):
+            self._loader, self.stream = with_index_stream(self.user_loader)
+        self.position = 0
+        """Batches returned in this epoch."""
+        self._finished = False  # whether this epoch is known to have no more
+        self._has_offered = False  # in any epoch
+        self._has_warned = False
+        self._resume_from: dict[str, Any] | None = None
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows that a ledger needs: one per id."""
+        return len(self.user_loader.dataset) if self.stream is not None else None
+
+    @property
+    def num_batches(self) -> int | None:
+        """Candidate batches of an epoch, where the loader knows; with pruning, the most that there can be."""
+        total, size = self._num_loader_batches(), self.batch_size
+        if self.keep is None or total is None or not size:
+            return total
+        count = most_kept(self.user_loader, self.keep)
+        if count is None:
+            return total
+        # A single example left goes into the batch before it, and is counted as one of its own nevertheless: training
+        # batches may be smaller than these.
+        return min(total, count // size if drops_last(self.user_loader) else -(-count // size))
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether pruning left out all that the loader has; other ranks may have candidates then."""
+        return self.keep is not None and self._num_loader_batches() != 0
+
+    def _num_loader_batches(self) -> int | None:
+        try:
+            return len(self.user_loader)
+        except TypeError:
+            return self._total_batches
+
+    def note_length(self) -> None:
+        """The epoch is over: say so once if it had another number of batches than the user said."""
+        if self._total_batches in (None, self.position) or self._told_length or self.keep is not None:
+            return
+        self._told_length = True
+        _logger.warning(
+            "the epoch had %d candidate batches, and total_batches=%d was given: progress was off within it, and a "
+            "learning rate by step_by_progress with it. Pass total_batches=%d",
+            self.position,
+            self._total_batches,
+            self.position,
+        )
+
+    @property
+    def batch_size(self) -> int | None:
+        """Size of a candidate batch, where the loader says it."""
+        return batch_size_of(self.user_loader)
+
+    @property
+    def num_candidates(self) -> int | None:
+        """The most candidates an epoch can have, where the loader knows."""
+        batches, size = self.num_batches, self.batch_size
+        counted = num_candidates(self.user_loader) if self.keep is None else most_kept(self.user_loader, self.keep)
+        return counted if counted is not None else batches * size if batches and size else None
+
+    @property
+    def num_kept(self) -> int | None:
+        """Examples of the data set that were not pruned."""
+        return self.num_examples if self.keep is None else int(self.keep.sum())
+
+    @property
+    def offers_the_same_each_epoch(self) -> bool:
+        """Whether every epoch is known to have the same ids, each once."""
+        return self.stream is not None and offers_the_same_each_epoch(self.user_loader)
+
+    def epoch(self, plan: Plan | None, waiting: Tensor = _NO_IDS) -> Generator[tuple[Chunk | None, Any]]:
+        """The candidates of one epoch, or of the rest of one after load_state_dict.
+
+        Args:
+            plan: decides, once the epoch's ids are known, which of them to load.
+            waiting: rising ids that are not loaded, because they wait in the queue already.
+        """
+        chunk: Chunk | None = None
+        for batch in self._start(plan, waiting):
+            self.position += 1
+            if self.stream is not None:
+                chunk, batch = self.stream.take(batch)
+            self._has_offered = True
+            yield chunk, batch
+        self._finished = True
+        if not self.position and self._has_offered and iter(self._loader) is self._loader:
+            raise ValueError(
+                f"the loader is an iterator (a {type(self.user_loader).__name__}), which can be gone through once: an "
+                "earlier epoch used it up. Pass something that starts anew for every epoch, such as a DataLoader, a "
+                "list, or an object whose __iter__ makes a new generator"
+            )
+
+    def _start(self, plan: Plan | None, waiting: Tensor) -> Iterator[Any]:
+        state, self._resume_from = self._resume_from, None
+        self._finished = False
+        if state is None:
+            self.position = 0
+            if self.stream is not None:
+                # The stream holds this generator. If that held the source in turn, the workers of a loader that is not
+                # needed any more would live on until garbage is collected.
+                self.stream.begin(Source._chunks(weakref.proxy(self), self.stream, plan, waiting))
+            return iter(self._loader)
+        if self.stream is not None:
+            self.stream.begin(iter(chunks_from_state(state["chunks"])))
+            self.stream.tail, self.stream.tail_waiting = state["tail"], state["tail_waiting"]
+        if state.get("finished"):
+            return iter(())  # a loader with a state of its own would start the next epoch
+        if self.stream is None and state["inner"] is not None:
+            self._loader.load_state_dict(state["inner"])
+        # A DataLoader draws a seed for its workers whenever it starts; the run that never stopped did not draw
+        # it here, so neither may this one.
+        with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
+            iterator: Iterator[Any] = iter(self._loader)
+            if self.stream is None and state["inner"] is None:
+                for passed in range(self.position):  # no other way to get there than to load and drop
+                    if next(iterator, _NO_BATCH) is _NO_BATCH:
+                        raise ValueError(
+                            f"the loader ended after {passed} of the {self.position} batches that it had offered when "
+                            "the state was saved: it is another one, or its data changed"
+                        )
+            return iterator
+
+    def _chunks(self, stream: IndexStream, plan: Plan | None, waiting: Tensor) -> Iterator[Chunk]:
+        # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
+        stream.tail, stream.tail_waiting = torch.empty(0, dtype=torch.int64), 0
+        if plan is not None:
+            batches = _checked_together(stream)
+            if self.keep is not None:
+                batches = (ids for ids, _ in Source._unpruned(self, stream, self.keep))
+            chunks, stream.tail, stream.tail_waiting = plan(self._with_an_end(batches))
+            yield from chunks
+        elif len(waiting):
+            yield from unless_waiting(Source._batches(self, stream), waiting, stream)
+        else:
+            for ids, fraction in Source._batches(self, stream):  # self is a proxy, and must stay one
+                yield Chunk(ids, ids, fraction)
+
+    def _batches(self, stream: IndexStream) -> Iterator[tuple[Tensor, float]]:
+        """Batches of candidates, and how far into the epoch each is."""
+        if self.keep is not None:
+            yield from Source._unpruned(self, stream, self.keep)
+            return
+        total = self._num_loader_batches()
+        for number, ids in enumerate(stream.batches(), start=1):
+            yield ids, min(1.0, number / total) if total else 0.0
+
+    @property
+    def longest_plan(self) -> int:
+        """Candidates of an epoch that can be decided about together, before any of them is loaded."""
+        return max(_LONGEST_PLAN, 4 * (self.num_examples or 0))
+
+    def _with_an_end(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """All batches of ids; an error if they do not end."""
+        count, longest = 0, max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0))
+        has_length = self._num_loader_batches() is not None
+        for ids in batches:
+            yield ids
+            count += ids.numel()
+            if count > longest and not has_length:
+                raise ValueError(
+                    f"the batch sampler has yielded {count:,} indices without an end, of a data set of "
+                    f"{self.num_examples:,}: this method decides about a whole epoch before it loads it. End the epoch "
+                    "after one pass over the data set, or use a method that decides batch by batch, such as "
+                    "selective_backprop"
+                )
+
+    def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[tuple[Tensor, float]]:
+        """Batches of the usual size, in the usual order, without the pruned ids; and how far into the epoch each is.
+
+        One batch behind the sampler, because the last one is at the very end of the epoch, whatever is pruned after it.
+        """
+        total, size, number = self._num_loader_batches(), self.batch_size or 0, 0
+        waiting = torch.empty(0, dtype=torch.int64)
+        held: tuple[Tensor, float] | None = None
+        for number, ids in enumerate(stream.batches(), start=1):
+            size = max(size, len(ids))
+            waiting = torch.cat([waiting, ids[keep[ids]]])
+            while len(waiting) >= size > 0:
+                if held is not None:
+                    yield held
+                rest = waiting[size:]
+                held = waiting[:size], min(1.0, (number - len(rest) / size) / total) if total else 0.0
+                waiting = rest
+        end = 1.0 if total else 0.0
+        if len(waiting) and not drops_last(self.user_loader):
+            if held is not None and (len(waiting) > 1 or size == 1):
+                yield held
+            elif held is not None:
+                waiting = torch.cat([held[0], waiting])
+            yield waiting, end
+        elif held is not None:
+            yield held[0], end
+
+    def generators(self) -> list[torch.Generator]:
+        """The user's generators whose states are saved and loaded."""
+        return generators_of(self._generator_owners)
+
+    def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        if in_epoch:
+            # Loaded, and not gone on with since: still at the same place.
+            state |= self._resume_from or self._place()
+        # Last, because asking a sampler for the rest of its epoch may draw from its generator.
+        state["generators"] = [generator.get_state() for generator in generators_of(self._generator_owners)]
+        return state
+
+    def _place(self) -> dict[str, Any]:
+        """Where in the epoch this is."""
+        self._warn_of_workers()
+        place: dict[str, Any] = {"position": self.position, "finished": self._finished}
+        place |= {"chunks": None, "tail": None, "tail_waiting": 0, "inner": None}
+        if self.stream is None:
+            place["inner"] = self._loader.state_dict() if hasattr(self._loader, "load_state_dict") else None
+            return place
+        try:
+            len(self.stream)
+        except TypeError:
+            raise ValueError(
+                "cannot save in the middle of an epoch: the batch sampler has no length and may never end"
+            ) from None
+        count = num_candidates(self.user_loader)
+        if count is not None and count > self.longest_plan:
+            raise ValueError(
+                f"cannot save in the middle of an epoch of {count:,} candidates: the ids that are left would have to "
+                "be saved too. Make epochs shorter, such as RandomSampler(data, num_samples=len(data)), and save "
+                "between them"
+            )
+        if not self.stream.in_order:
+            raise ValueError(
+                f"cannot save in the middle of an epoch: {type(self.user_loader).__name__}.__iter__ drops or reorders "
+                "batches, and does not tell what it keeps. Save between epochs"
+            )
+        # In this order: the tail is known when all chunks are.
+        chunks = chunks_to_state(self.stream.remaining())
+        return place | {"chunks": chunks, "tail": self.stream.tail, "tail_waiting": self.stream.tail_waiting}
+
+    def _warn_of_workers(self) -> None:
+        """Say it once if a resume from here may draw other random numbers than this run goes on to draw."""
+        keeps_own_state = self.stream is None and hasattr(self._loader, "load_state_dict")
+        if self._has_warned or not getattr(self.user_loader, "num_workers", 0) or self._finished or keeps_own_state:
+            return
+        self._has_warned = True
+        _logger.warning(
+            "saving in the middle of an epoch with %d workers: a resume offers the same examples in the same order, "
+            "but random augmentation inside workers goes on with other random numbers, because workers start anew. If "
+            "your data set draws any, save between epochs, which is exact, or make augmentation follow from the index "
+            "and the epoch, or do it by transform= of SelectiveLoader",
+            self.user_loader.num_workers,
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        generators = generators_of(self._generator_owners)
+        if len(generators) != len(state["generators"]):
+            raise ValueError(
+                f"saved with {len(state['generators'])} generators in the DataLoader and its samplers, "
+                f"this one has {len(generators)}"
+            )
+        for generator, saved in zip(generators, state["generators"], strict=True):
+            generator.set_state(saved)
+        self._resume_from = state if "position" in state else None
+        self.position = state.get("position", 0)
+
+
+def _checked_together(stream: IndexStream, together: int = 4096) -> Iterator[Tensor]:
+    """The user's batches of ids, found to be inside the data set so many at a time: one by one takes seconds."""
+    unchecked: list[Tensor] = []
+    for ids in stream.batches(check=False):
+        unchecked.append(ids)
+        if len(unchecked) == together:
+            stream.require_known(torch.cat(unchecked))
+            unchecked.clear()
+        yield ids
+    if unchecked:
+        stream.require_known(torch.cat(unchecked))

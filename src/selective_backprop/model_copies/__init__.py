@@ -1,0 +1,1 @@
+"""Cheaper copies of a model that follow its weights, for selection passes."""

@@ -1,0 +1,155 @@
+"""Pruning before training, by scores of examples kept by id.
+
+# M = data set
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from selective_backprop.files.reading import open_regular
+from selective_backprop.files.writing import write_whole
+from selective_backprop.functional import rank_percentiles
+
+_FILE_VERSION = 1
+
+
+def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
+    """Write scores to a file of plain data, loadable with weights_only=True: all of them, or an OSError and no file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_scores(torch.tensor([0.5, 1.0]), f"{folder}/scores.pt")
+    ...     load_scores(f"{folder}/scores.pt", num_examples=2)
+    tensor([0.5000, 1.0000])
+    """
+    _require_one_dimension(scores, "scores")
+    # A clone, because a slice would be saved with all that it is a slice of.
+    torch.save({"version": _FILE_VERSION, "scores": scores.detach().cpu().clone()}, buffer := io.BytesIO())
+    write_whole({Path(path): buffer.getbuffer()})
+
+
+def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -> Tensor:
+    """Read scores that `save_scores` wrote; num_examples is how many the data set has now, if that is to be checked."""
+    not_scores = f"{os.fspath(path)} is not a file written by save_scores"
+    try:
+        with open_regular(path) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch.load raises many kinds, depending on where the file stops making sense
+        raise ValueError(not_scores) from error
+    if not isinstance(state, dict) or not isinstance(state.get("scores"), Tensor):
+        raise ValueError(f"{not_scores}: it holds a {type(state).__name__}")
+    if state.get("version") != _FILE_VERSION:
+        raise ValueError(f"{os.fspath(path)} has version {state.get('version')}, expected {_FILE_VERSION}")
+    scores: Tensor = state["scores"]
+    if num_examples is not None and len(scores) != num_examples:
+        raise ValueError(f"{os.fspath(path)} has scores of {len(scores)} examples, the data set has {num_examples}")
+    return scores
+
+
+def keep_after_pruning(
+    scores: Tensor, prune: float, *, highest: float = 0.0, classes: Tensor | Sequence[int] | None = None
+) -> Tensor:
+    """Which ids stay: (M,) bool. Of K scored examples, round(prune * K) are dropped; ties go by id, the lower first.
+
+    Examples without a score (NaN) stay and do not count.
+
+    Args:
+        scores: (M,), by id.
+        prune: fraction to drop at the low end.
+        highest: fraction to drop at the high end as well, where wrong labels are found.
+        classes: a label per id; then the fractions are those of each class, so that none is lost to its easiness.
+
+    >>> keep_after_pruning(torch.tensor([0.3, 0.1, float("nan"), 0.9, 0.2]), 0.5).tolist()
+    [True, False, True, True, False]
+    """
+    _require_one_dimension(scores, "scores")
+    if not (prune >= 0 and highest >= 0 and prune + highest < 1):
+        raise ValueError(f"prune and highest must be >= 0 and together below 1, got {prune} and {highest}")
+    scores = scores.detach().cpu()
+    scored = (~scores.isnan()).nonzero().flatten()
+    order = scored[scores[scored].argsort(stable=True)]
+    groups: Sequence[Tensor] = [order]
+    if classes is not None:
+        labels = labels_by_id(classes)
+        if labels.shape != scores.shape:
+            raise ValueError(f"classes must have one label for each of {len(scores)} ids, got {tuple(labels.shape)}")
+        ordered, position = labels[order].sort(stable=True)
+        groups = order[position].tensor_split(ordered.diff().nonzero().flatten() + 1)
+    keep = torch.ones(len(scores), dtype=torch.bool)
+    for group in groups:
+        keep[group[: round(prune * len(group))]] = False
+        keep[group[len(group) - round(highest * len(group)) :]] = False
+    return keep
+
+
+def labels_by_id(classes: Tensor | Sequence[int]) -> Tensor:
+    """Classes given as a tensor, a numpy array or a list, as (M,) int64 on the CPU.
+
+    >>> labels_by_id([0, 2, 1])
+    tensor([0, 2, 1])
+    """
+    try:
+        labels = torch.as_tensor(classes).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:  # lists of words, lists of different lengths
+        raise TypeError(
+            f"classes must be whole numbers, one for each id, got {classes!r:.100}. Number the classes from 0"
+        ) from error
+    _require_one_dimension(labels, "classes")
+    if labels.is_floating_point() or labels.is_complex():
+        raise TypeError(f"classes must be whole numbers, one for each id, got {labels.dtype}")
+    return labels.to(torch.int64)
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's correlation of two scores over the ids that have both; ties share the mean of their ranks.
+
+    >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0])), 6)
+    -1.0
+    """
+    a, b = _common(a, b)
+    for name, values in (("a", a), ("b", b)):
+        if not bool((values != values[:1]).any()):
+            raise ValueError(f"correlation needs scores that differ: {name} is constant over {len(values)} common ids")
+    return float(torch.corrcoef(torch.stack([rank_percentiles(a), rank_percentiles(b)]))[0, 1])
+
+
+def overlap(a: Tensor, b: Tensor, fraction: float) -> float:
+    """Share of the lowest `fraction` of ids by one score that is among the lowest by the other; chance is `fraction`.
+
+    Over the ids that have both scores; ties go by id.
+
+    >>> overlap(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 4.0, 3.0, 2.0]), 0.5)
+    0.5
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be in (0, 1], got {fraction}")
+    a, b = _common(a, b)
+    size = round(fraction * len(a))
+    if size == 0:
+        raise ValueError(f"the lowest {fraction} of {len(a)} common ids is none at all")
+    lowest_a, lowest_b = (values.argsort(stable=True)[:size] for values in (a, b))
+    return int(torch.isin(lowest_a, lowest_b).sum()) / size
+
+
+def _common(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    _require_one_dimension(a, "a")
+    _require_one_dimension(b, "b")
+    if len(a) != len(b):
+        raise ValueError(f"scores of the same examples are needed, got {len(a)} and {len(b)}")
+    a, b = a.detach().cpu(), b.detach().cpu()
+    both = ~(a.isnan() | b.isnan())
+    return a[both], b[both]
+
+
+def _require_one_dimension(values: Tensor, name: str) -> None:
+    if values.dim() != 1:
+        raise ValueError(f"{name} must be 1-D, one number per id, got shape {tuple(values.shape)}")

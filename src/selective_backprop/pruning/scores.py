@@ -1,0 +1,196 @@
+"""EL2N and GraNd: scores from the first epochs of a few models.
+
+Paul, Ganguli and Dziugaite 2021, https://arxiv.org/abs/2107.07075.
+
+# N = examples in the batch, C = classes, M = data set
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.batches.layout import move
+from selective_backprop.functional import softmax_distance
+from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap
+from selective_backprop.loader.source import Source
+from selective_backprop.losses import default_forward, require_finite
+from selective_backprop.types import Forward
+
+Measure = Literal["el2n", "grand"]
+
+
+def el2n(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Error of each example: ||softmax(outputs) - target||_2, from 0 to sqrt(2).
+
+    Args:
+        outputs: (N, C), before the softmax.
+        targets: (N,) class indices, or (N, C) probabilities.
+
+    >>> el2n(torch.tensor([[100.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1])).tolist()
+    [0.0, 0.707...]
+    """
+    return softmax_distance(_at_least_float32(outputs), targets)
+
+
+def grand(outputs: Tensor, targets: Tensor, features: Tensor, *, bias: bool = True) -> Tensor:
+    """Norm of the gradient of the cross-entropy of each example with respect to the last linear layer.
+
+    ||softmax(outputs) - target|| * sqrt(||features||^2 + 1), where features (N, F) are the inputs of the layer, and
+    the 1 is for its bias, if it has one.
+
+    >>> grand(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), torch.tensor([[2.0, 2.0]])).tolist()
+    [2.1213...]
+    """
+    if features.dim() != 2 or len(features) != len(outputs):
+        raise ValueError(f"features must be (examples, width) for {len(outputs)} outputs, got {tuple(features.shape)}")
+    squares = _at_least_float32(features).square().sum(1)
+    return el2n(outputs, targets) * (squares + bias).sqrt()
+
+
+def score_examples(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    measure: Measure = "el2n",
+    last_layer: nn.Linear | None = None,
+    forward: Forward | None = None,
+) -> Tensor:
+    """The score of every example under the model as it is now, (M,) float32; NaN where the loader did not offer it.
+
+    One pass in eval mode, without a trace on the model, on global random states or on the loader's generators.
+
+    Args:
+        model: a classifier, also wrapped by DDP or torch.compile.
+        loader: a DataLoader over a map-style data set, shuffled or not. Random augmentation adds noise to the scores.
+        measure: "el2n" or "grand".
+        last_layer: for "grand", the layer that gives the outputs; by default the model's last nn.Linear.
+        forward: how a batch goes through the model, as in `SelectiveLoader`.
+
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> data = TensorDataset(torch.tensor([[100.0, 0.0], [100.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1, 0]))
+    >>> score_examples(nn.Identity(), DataLoader(data, batch_size=2, shuffle=True))
+    tensor([0.0000, 1.4142, 0.7071])
+    """
+    if measure not in ("el2n", "grand"):
+        raise ValueError(f"measure must be 'el2n' or 'grand', got {measure!r}")
+    source = Source(loader)
+    if source.num_examples is None:
+        raise ValueError(
+            "scores are kept by id, which only a DataLoader over a map-style data set with automatic batching can "
+            f"tell: this {type(loader).__name__} has none"
+        )
+    model = unwrap(model)
+    layer = _find_last_layer(model, last_layer) if measure == "grand" else None
+    guard, device = NoTrace(model), device_of(model)
+    scores = torch.full((source.num_examples,), float("nan"))
+    generators = source.state_dict(in_epoch=False)
+    try:
+        with preserved_rng(device):  # loading draws too
+            for chunk, data in source.epoch(None):
+                assert chunk is not None
+                with guard():
+                    found = _measure(model, move(data, device), layer, forward or default_forward)
+                if found.shape != chunk.ids.shape:
+                    raise ValueError(f"the model gave {len(found)} outputs for a batch of {len(chunk.ids)} examples")
+                found = found.to("cpu", torch.float32)  # waits for the GPU once a batch, to name a bad example at once
+                require_finite(found, chunk.ids, f"the {measure} score")
+                scores[chunk.ids] = found
+    finally:
+        source.load_state_dict(generators)
+    if bool(scores.isnan().all()):
+        raise ValueError("the loader is empty: it offered no batch to score")
+    return scores
+
+
+def average_scores(
+    make_model: Callable[[int], nn.Module],
+    train_loader: Iterable[Any],
+    loss_fn: Callable[..., Tensor],
+    *,
+    num_models: int = 10,
+    epochs: int = 10,
+    make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    measure: Measure = "el2n",
+    forward: Forward | None = None,
+    score_loader: Iterable[Any] | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Mean score of every example over several models, each trained plainly for a few epochs; (M,) float32.
+
+    Costs num_models * epochs epochs of training: it pays where the scores serve many later runs. The training draws
+    from global random states as any training does (order, dropout); seed them first for scores that can be made again.
+
+    Args:
+        make_model: given seed, seed + 1, ..., makes a new model. It may seed the weights by it.
+        train_loader: the user's DataLoader.
+        loss_fn: called as loss_fn(outputs, targets); its mean is trained on.
+        epochs: of training before scoring; 0 scores untrained models.
+        make_optimizer: given the parameters; by default SGD with lr 0.1, momentum 0.9 and weight decay 5e-4.
+        measure: "el2n", or "grand" by the last nn.Linear.
+        forward: how a batch goes through the model, as in `SelectiveLoader`.
+        score_loader: what to score, the train_loader if not given. One without augmentation gives better scores.
+    """
+    if num_models < 1 or epochs < 0:
+        raise ValueError(f"num_models must be at least 1 and epochs at least 0, got {num_models} and {epochs}")
+    make_optimizer = make_optimizer or functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4)
+    forward = forward or default_forward
+    loader = train_loader if score_loader is None else score_loader
+    scores = []
+    for number in range(num_models):
+        model = make_model(seed + number)
+        if number == 0 and epochs > 0:  # costs one pass; what cannot be scored must not fail after the training
+            score_examples(model, loader, measure=measure, forward=forward)
+        optimizer, device = make_optimizer(model.parameters()), device_of(model)
+        model.train()
+        for data in itertools.chain.from_iterable(itertools.repeat(train_loader, epochs)):
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_fn(*forward(model, move(data, device))).mean()  # the mean of a scalar is itself
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        scores.append(score_examples(model, loader, measure=measure, forward=forward))
+    return torch.stack(scores).nanmean(0)  # a sampler may offer an example to some of the models only
+
+
+def _measure(model: nn.Module, data: Any, layer: nn.Linear | None, forward: Forward) -> Tensor:
+    calls: list[tuple[Tensor, torch.Size]] = []  # of the layer: its input, and the shape of its output
+
+    def remember(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
+        calls.append(((*args, *kwargs.values())[0], output.shape))
+
+    hook = layer.register_forward_hook(remember, with_kwargs=True) if layer is not None else nullcontext()
+    with hook:
+        outputs, targets = forward(model, data)
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        raise TypeError(
+            f"outputs and targets must be tensors, got {type(outputs).__name__} and {type(targets).__name__}: pass "
+            "forward=, a function from (model, batch) to (outputs, targets)"
+        )
+    if layer is None:
+        return el2n(outputs, targets)
+    if [shape for _, shape in calls] != [outputs.shape]:
+        raise ValueError(
+            f"grand needs the layer that gives the outputs, of shape {tuple(outputs.shape)}, in one call; {layer} gave "
+            f"{[tuple(shape) for _, shape in calls]} in the forward pass: pass last_layer="
+        )
+    return grand(outputs, targets, calls[0][0], bias=layer.bias is not None)
+
+
+def _find_last_layer(model: nn.Module, last_layer: nn.Linear | None) -> nn.Linear:
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise ValueError(f"grand needs an nn.Linear as the last layer, {type(model).__name__} has none: use 'el2n'")
+    if last_layer is not None and not any(last_layer is layer for layer in layers):
+        raise ValueError(f"last_layer must be an nn.Linear of the model, got {last_layer!r}")
+    return last_layer or layers[-1]
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    """Half precision made float32: in it, the easiest examples would all score the same."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

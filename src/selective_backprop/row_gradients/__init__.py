@@ -1,6 +1,0 @@
-"""Gradients of selected examples alone, out of one forward pass over all of them."""
-
-from selective_backprop.row_gradients import elementwise, layers, shapes  # noqa: F401  registers the rules
-from selective_backprop.row_gradients.gradient import RowGradient, weighted_sum
-
-__all__ = ["RowGradient", "weighted_sum"]

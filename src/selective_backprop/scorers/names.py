@@ -1,0 +1,77 @@
+"""Cheap scoring by name, as the methods' `scoring=` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from selective_backprop.model_copies.autocast import AutocastCopy
+from selective_backprop.model_copies.folded import FoldedCopy
+from selective_backprop.model_copies.int8 import Int8Copy
+from selective_backprop.scorers.base import FreshScorer, Measure
+from selective_backprop.scorers.forward import ForwardScorer
+from selective_backprop.scorers.pipelined import PipelinedScorer
+from selective_backprop.scorers.training_pass import TrainingPassScorer
+from selective_backprop.types import Scorer
+
+Scoring = str | Scorer
+"""Names joined by +, such as "eval", "half" or "int8+pipelined", or a scorer."""
+
+# Functions, since every scorer needs a copy of its own.
+_NAMED: dict[str, Callable[[], dict[str, Any]]] = {
+    "eval": lambda: {"mode": "eval"},
+    "train": lambda: {"mode": "train"},
+    "half": lambda: {"scale_factor": 0.5},
+    "folded": lambda: {"model_copy": FoldedCopy()},
+    "compiled": lambda: {"model_copy": FoldedCopy(compile=True)},
+    "int8": lambda: {"model_copy": Int8Copy()},
+    "bf16": lambda: {"model_copy": AutocastCopy("bf16")},
+    "fp16": lambda: {"model_copy": AutocastCopy("fp16")},
+    "pipelined": lambda: {"pipelined": True},
+    "reuse": lambda: {"reuse": True},
+}
+
+
+def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
+    """The scorer that `scoring` names or is, with another score than the loss if a measure is given.
+
+    >>> scorer_from("half+int8").scale_factor, scorer_from("0.875").scale_factor
+    (0.5, 0.875)
+    """
+    # A number, as a command line may have read it, is a scale factor.
+    scorer = _named(str(scoring)) if isinstance(scoring, (str, float)) else scoring
+    if not isinstance(scorer, Scorer):
+        raise TypeError(f"scoring must be a name or a scorer, got {scoring!r}")
+    if measure is None:
+        return scorer
+    if not isinstance(scorer, FreshScorer):
+        raise TypeError(f"this method's score is not the loss: {type(scorer).__name__} cannot measure it")
+    return scorer.measuring(measure)
+
+
+def _options(name: str, scoring: str) -> dict[str, Any]:
+    if name in _NAMED:
+        return _NAMED[name]()
+    try:
+        return {"scale_factor": float(name)}
+    except ValueError:
+        raise ValueError(
+            f"scoring must be a scorer or names joined by +, of {', '.join(_NAMED)} and a scale factor such as 0.875; "
+            f"got {scoring!r}"
+        ) from None
+
+
+def _named(scoring: str) -> FreshScorer:
+    options: dict[str, Any] = {}
+    for name in scoring.split("+"):
+        for key, value in _options(name, scoring).items():
+            if key in options:
+                raise ValueError(f"scoring={scoring!r} names two of a kind")
+            options[key] = value
+    if options.pop("reuse", False):
+        if options:
+            raise ValueError(f"scoring='reuse' has no selection pass to make cheaper: it goes alone, got {scoring!r}")
+        return TrainingPassScorer()
+    pipelined = options.pop("pipelined", False)
+    scorer = ForwardScorer(**options)
+    return PipelinedScorer(scorer) if pipelined else scorer
