@@ -17,8 +17,9 @@ import selective_backprop as sb
 from selective_backprop.inference import beside_training
 from selective_backprop.lab.models import resnet20
 from selective_backprop.losses import PerExampleLoss, default_forward
+from selective_backprop.model_copies import cheap_copy
 from selective_backprop.model_copies.folding import Folding
-from selective_backprop.scorers import cheap_copy, scorer_from
+from selective_backprop.scorers import scorer_from
 from selective_backprop.scorers.base import fidelity
 from selective_backprop.testing import check_scorer, same
 
