@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from selective_backprop.lab.cli import app
 from selective_backprop.lab.ledger_log import read_ledger_log
 from selective_backprop.lab.probes import read_confidence, read_examples, read_gradients
-from selective_backprop.lab.ranks import Share, collect, from_first, hand_out, in_turn, own_part, total
+from selective_backprop.lab.ranks import Share, from_first, in_turn, own_part, total
 from selective_backprop.lab.recipes import find_recipe
 from selective_backprop.lab.training import Settings
 from selective_backprop.testing import same
@@ -44,7 +44,6 @@ def undisturbed(tmp_path_factory):
 
 def test_a_process_alone_does_all_by_itself():
     assert from_first(lambda: (1, "a")) == in_turn(lambda: (1, "a")) == (1, "a")
-    assert collect({"a": 1}) == [{"a": 1}] and hand_out([{"a": 1}]) == {"a": 1}
     assert total([1, 2.5]) == [1.0, 2.5] and own_part(7) == slice(0, 7)
     settings = Settings(recipe=find_recipe("digits"), method="traditional", selectivity=1.0)
     assert settings.ranks == 1 and "ranks" not in settings.as_json()

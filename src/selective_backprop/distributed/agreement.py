@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
-
+from selective_backprop.distributed.messages import gather as gather
 from selective_backprop.distributed.ranks import Ranks
 
 T = TypeVar("T")
-
-
-def gather(ranks: Ranks | None, value: Any) -> list[Any]:
-    """Every rank's value, of what JSON knows; by rank."""
-    if ranks is None:
-        return [value]
-    text = torch.frombuffer(bytearray(json.dumps(value, default=str).encode()), dtype=torch.uint8)
-    return [json.loads(bytes(part.tolist())) for part in ranks.gather(text)]
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from selective_backprop.lab.ranks import collect, from_first, hand_out, number_of_ranks
+from selective_backprop.distributed.messages import collect, hand_out
+from selective_backprop.distributed.ranks import current_ranks
+from selective_backprop.lab.ranks import from_first, number_of_ranks
 from selective_backprop.lab.records import RunFolder
 
 _OF_EACH = ("loader", "random")  # parts of a checkpoint that differ between ranks; the model and the optimizer do not
@@ -33,7 +35,7 @@ class RankedFolder:
         return from_first(lambda: self._opened[0].records())
 
     def save(self, checkpoint: dict[str, Any]) -> None:
-        others = collect({name: checkpoint[name] for name in _OF_EACH})[1:]
+        others = collect(current_ranks(), {name: checkpoint[name] for name in _OF_EACH})[1:]
         from_first(lambda: self._opened[0].save(checkpoint | {"other_ranks": others}))
 
     def checkpoint(self) -> dict[str, Any] | None:
@@ -46,7 +48,7 @@ class RankedFolder:
                 states.extend([saved, *(saved | own for own in others)])
             return bool(states)
 
-        found: dict[str, Any] | None = hand_out(states) if from_first(read) else None
+        found: dict[str, Any] | None = hand_out(current_ranks(), states) if from_first(read) else None
         return found
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
@@ -15,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
+from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import current_ranks
 
 T = TypeVar("T")
@@ -47,20 +46,15 @@ def from_first(make: Callable[[], T]) -> T:
     >>> from_first(lambda: {"epochs": 3})
     {'epochs': 3}
     """
-    ranks = current_ranks()
-    if ranks is None:
-        return make()
     answer, wrong = None, None
-    if ranks.rank == 0:
+    if is_first():
         try:
             answer = make()
         except _TOLD as error:
             wrong = error
-    message = json.dumps([answer, None if wrong is None else str(wrong)]).encode()
-    first, *_ = ranks.gather(_as_tensor(message if ranks.rank == 0 else b""))
+    result, complaint = gather(current_ranks(), [answer, None if wrong is None else str(wrong)])[0]
     if wrong is not None:
         raise wrong
-    result, complaint = json.loads(_as_bytes(first))
     if complaint is not None:
         raise ValueError(complaint)
     return result  # type: ignore[no-any-return]  # on rank 0 too: JSON makes lists of tuples
@@ -142,45 +136,3 @@ def share_buffers(model: nn.Module) -> None:
     if number_of_ranks() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
-
-
-def collect(state: Any) -> list[Any]:
-    """Each rank's state, of plain data and tensors, on rank 0; nothing on the others."""
-    ranks = current_ranks()
-    if ranks is None:
-        return [state]
-    parts = [_as_tensor(b"")] * ranks.size
-    if ranks.rank > 0:
-        parts[0] = _packed(state)
-    others = ranks.exchange(parts)[1:]
-    return [state, *map(_unpacked, others)] if ranks.rank == 0 else []
-
-
-def hand_out(states: Sequence[Any]) -> Any:
-    """The inverse of `collect`: what rank 0 has for this rank."""
-    ranks = current_ranks()
-    if ranks is None:
-        return states[0]
-    parts = [_as_tensor(b"")] * ranks.size
-    if ranks.rank == 0:
-        parts[1:] = [_packed(state) for state in states[1:]]
-    received = ranks.exchange(parts)[0]
-    return states[0] if ranks.rank == 0 else _unpacked(received)
-
-
-def _packed(state: Any) -> Tensor:
-    torch.save(state, buffer := io.BytesIO())
-    return _as_tensor(buffer.getvalue())
-
-
-def _unpacked(packed: Tensor) -> Any:
-    return torch.load(io.BytesIO(_as_bytes(packed)), weights_only=True, map_location="cpu")
-
-
-def _as_tensor(message: bytes) -> Tensor:
-    # frombuffer takes neither nothing nor what cannot be written to.
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.empty(0, dtype=torch.uint8)
-
-
-def _as_bytes(message: Tensor) -> bytes:
-    return message.numpy().tobytes()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selective_backprop.files.reading import open_regular
+from selective_backprop.files.reading import read_bytes
+from selective_backprop.files.states import pack, unpack
 from selective_backprop.files.writing import write_whole
 from selective_backprop.functional import rank_percentiles
 
@@ -31,19 +31,16 @@ def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
     """
     _require_one_dimension(scores, "scores")
     # A clone, because a slice would be saved with all that it is a slice of.
-    torch.save({"version": _FILE_VERSION, "scores": scores.detach().cpu().clone()}, buffer := io.BytesIO())
-    write_whole({Path(path): buffer.getbuffer()})
+    state = {"version": _FILE_VERSION, "scores": scores.detach().cpu().clone()}
+    write_whole({Path(path): pack(state)})
 
 
 def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -> Tensor:
     """Read scores that `save_scores` wrote; num_examples is how many the data set has now, if that is to be checked."""
     not_scores = f"{os.fspath(path)} is not a file written by save_scores"
     try:
-        with open_regular(path) as file:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # torch.load raises many kinds, depending on where the file stops making sense
+        state = unpack(read_bytes(path))
+    except ValueError as error:
         raise ValueError(not_scores) from error
     if not isinstance(state, dict) or not isinstance(state.get("scores"), Tensor):
         raise ValueError(f"{not_scores}: it holds a {type(state).__name__}")

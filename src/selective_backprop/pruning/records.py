@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from pathlib import Path
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from selective_backprop.description import Described
 from selective_backprop.distributed.ledger import AnyLedger
-from selective_backprop.files.reading import open_regular
+from selective_backprop.files.reading import read_bytes
+from selective_backprop.files.states import pack, unpack
 from selective_backprop.files.writing import write_whole
 
 _FILE_VERSION = 1
@@ -103,19 +103,15 @@ class SelectionRecord(Described):
         """
         masks = torch.stack(self._masks) if self._masks else torch.zeros(0, -(-self.num_examples // 8))
         state = {"version": _FILE_VERSION, "masks": masks.to(torch.uint8), "counts": self._counts}
-        torch.save(state, buffer := io.BytesIO())
-        write_whole({Path(path): buffer.getbuffer()})
+        write_whole({Path(path): pack(state)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SelectionRecord:
         """Read a record that `save` wrote."""
         not_a_record = f"{os.fspath(path)} is not a file written by SelectionRecord.save"
         try:
-            with open_regular(path) as file:
-                state: Any = torch.load(file, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:  # torch.load raises many kinds, depending on where the file stops making sense
+            state = unpack(read_bytes(path))
+        except ValueError as error:
             raise ValueError(not_a_record) from error
         if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in ("masks", "counts")):
             raise ValueError(not_a_record)
