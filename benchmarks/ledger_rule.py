@@ -30,7 +30,7 @@ from selective_backprop.lab.models.small import small_resnet
 from selective_backprop.lab.recipes import RECIPES
 from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import TrainingLossScorer
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 # ---- rules: losses in, number of examples out
 
@@ -85,7 +85,7 @@ RULES: dict[str, Callable[[Tensor, float], int]] = {
 }
 
 
-class Rule:
+class Rule(Policy):
     """A policy that takes the hardest candidates, as many as the rule says."""
 
     def __init__(self, name: str, kept: float) -> None:
@@ -95,12 +95,6 @@ class Rule:
         count = min(len(scores), self.count(scores, self.kept))
         positions, chances = functional.highest(scores, count, generator)
         return Selection(positions, torch.ones(positions.shape), chances)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def method_of(rule: str, kept: float) -> sb.Method:

@@ -646,11 +646,12 @@ def test_classes_share_alike():
     classes = torch.arange(NUM_DIGITS) % 2
     scores = torch.rand(NUM_DIGITS) + 10 * classes
     shares = []
-    for policy, groups in (
-        (sb.PercentilePolicy(selectivity=0.25), []),
-        (sb.GroupedPolicy(sb.PercentilePolicy(selectivity=0.25)), [classes]),
+    policy = sb.PercentilePolicy(selectivity=0.25)
+    for selection in (
+        policy.select(scores, generator()),
+        sb.GroupedPolicy(policy).select_in_groups(scores, generator(), classes),
     ):
-        chance = policy.select(scores, generator(), *groups).probabilities
+        chance = selection.probabilities
         shares.append(float(chance[classes == 1].sum() / chance.sum()))
     assert shares[0] > 0.9
     assert shares[1] == pytest.approx(0.5, abs=0.02)

@@ -90,9 +90,12 @@ def shares_of_epochs(policy, batches, num_epochs=2, groups=None):
     coins, batches, kept = generator(9), list(batches), []
     for epoch in range(num_epochs):
         part = batches[epoch * len(batches) // num_epochs : (epoch + 1) * len(batches) // num_epochs]
-        of_groups = [] if groups is None else [torch.arange(len(part[0])) % groups]
-        selected = sum(len(policy.select(batch, coins, *of_groups).positions) for batch in part)
-        kept.append(selected / sum(map(len, part)))
+        if groups is None:
+            selections = [policy.select(batch, coins) for batch in part]
+        else:
+            numbers = torch.arange(len(part[0])) % groups
+            selections = [policy.select_in_groups(batch, coins, numbers) for batch in part]
+        kept.append(sum(len(selection.positions) for selection in selections) / sum(map(len, part)))
     return kept
 
 
@@ -137,7 +140,7 @@ def test_classes_share_a_fixed_size_and_each_gets_its_part(inner):
     classes = torch.tensor([0] * 10 + [1] * 5 + [2])
     kept, sizes = torch.zeros(3), []
     for _ in range(600):
-        positions = policy.select(torch.rand(16, generator=coins), coins, classes).positions
+        positions = policy.select_in_groups(torch.rand(16, generator=coins), coins, classes).positions
         kept += torch.bincount(classes[positions], minlength=3)
         sizes.append(len(positions))
     assert set(sizes) == {4, 5} and abs(sum(sizes) - 0.3 * 16 * 600) <= 1
@@ -154,7 +157,7 @@ def test_probabilities_of_shared_sizes_are_those_of_inclusion():
     ):
         coins, included, weighted = generator(), torch.zeros(16), torch.zeros(16)
         for _ in range(4000):
-            selection = GroupedPolicy(copy.deepcopy(inner)).select(scores, coins, classes)
+            selection = GroupedPolicy(copy.deepcopy(inner)).select_in_groups(scores, coins, classes)
             included[selection.positions] += 1
             weighted[selection.positions] += selection.weights
         chance = selection.probabilities

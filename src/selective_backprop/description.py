@@ -28,6 +28,10 @@ class Described:
         """What a description of this part has to tell; by default the options that its constructor takes."""
         return dict(_options(self))
 
+    def options_in_method(self) -> list[str]:
+        """What the repr of a method shows of this part; by default its options that are not their defaults."""
+        return list(arguments(self))
+
 
 def describe(method: object) -> dict[str, Any]:
     """All options of a method and of its parts, as numbers, words, lists and dicts.

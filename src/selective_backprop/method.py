@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from selective_backprop.description import arguments, short
+from selective_backprop.description import arguments
 from selective_backprop.schedules import Guard, Schedule
 from selective_backprop.types import Policy, Scorer
 
@@ -37,11 +37,17 @@ class Method:
 
     def __post_init__(self) -> None:
         if not isinstance(self.scorer, Scorer):
-            raise TypeError(f"scorer must have needs, remembers, recall and score, got {self.scorer!r}")
+            raise TypeError(
+                f"scorer must be a Scorer, that is, made by a subclass of sb.scorers.Scorer, got {self.scorer!r}"
+            )
         if not isinstance(self.policy, Policy):
-            raise TypeError(f"policy must have select, state_dict and load_state_dict, got {self.policy!r}")
+            raise TypeError(
+                f"policy must be a Policy, that is, made by a subclass of sb.policies.Policy, got {self.policy!r}"
+            )
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r}")
+        if self.groups is not None and not self.policy.keeps_groups_apart:
+            raise TypeError(f"groups need a policy that keeps them apart, such as GroupedPolicy, got {self.policy!r}")
 
     def __repr__(self) -> str:
         """The name, and the options of all parts that are not their defaults.
@@ -52,8 +58,8 @@ class Method:
         """
         options: list[str] = []
         if not self.schedule.never_on:
-            policy = getattr(self.policy, "policy", self.policy)  # that of every group, if there are groups
-            options = [*arguments(policy), *_scorer_options(self.scorer), *arguments(self.schedule)]
+            parts = (self.policy, self.scorer)
+            options = [*(option for part in parts for option in part.options_in_method()), *arguments(self.schedule)]
         if self.groups is not None:
             options.append(f"classes=<{len(self.groups):,} labels>")
         name = self.name.rstrip(")")  # diet(...) encloses what it is made of
@@ -107,13 +113,3 @@ def require_method(method: Any) -> None:
         name = method.__name__
         raise TypeError(f"{start}, got the function {name}: forgot the parentheses? Write {name}()")
     raise TypeError(f"{start}, got {method!r:.200}")
-
-
-def _scorer_options(scorer: object) -> list[str]:
-    """The scorer's options in a method's repr; what was given as scoring= under that name."""
-    if hasattr(scorer, "measuring"):
-        found = short(scorer)
-        return [] if found == "ForwardScorer()" else [f"scoring={found}"]
-    fresh = getattr(scorer, "fresh", None)
-    own = [argument for argument in arguments(scorer) if not argument.startswith("fresh=")]
-    return own + (_scorer_options(fresh) if fresh is not None else [])

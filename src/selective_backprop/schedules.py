@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class Schedule:
     """Fraction of the run at which it ends; 0 means never on."""
     interrupt: int = 0
     """Every `interrupt`-th candidate batch of an epoch is plain; 0 means none."""
+    observes_losses: ClassVar[bool] = False
+    """Whether `observe_losses` makes something of training losses, so that the loop has to give them."""
 
     def __post_init__(self) -> None:
         if not self.warmup_epochs >= 0:  # also if it is NaN
@@ -128,6 +130,7 @@ class VariableStart(Schedule):
     Katharopoulos and Fleuret 2018, https://arxiv.org/abs/1803.00942, equation 26 and algorithm 1.
     """
 
+    observes_losses: ClassVar[bool] = True
     threshold: float
     """Start when tau is above this."""
     momentum: float = 0.9

@@ -64,12 +64,14 @@ def check_policy(
         draws: trials for the frequencies; the tolerance is five standard deviations, plus one draw.
     """
     scores = torch.rand(num_candidates, generator=torch.Generator().manual_seed(1)) * 5
+    policy = make_policy()
+    assert isinstance(policy, Policy), f"a policy must be a subclass of sb.policies.Policy, got {policy!r}"
     before, given = global_random_states(), scores.clone()
     selection = make_policy().select(scores, _generator(0))
     assert same(before, global_random_states()), "select() must draw from the given generator alone"
     assert torch.equal(scores, given), "select() must not change the scores"
     for values in (scores, scores[:1], torch.full((8,), 2.5), scores * 1e4):
-        _check_selection(make_policy().select(values, _generator(0)), len(values))
+        _check_selection(make_policy(), values)
     assert same(_tensors(selection), _tensors(make_policy().select(scores, _generator(0)))), (
         "the same scores and the same generator must give the same selection"
     )
@@ -85,13 +87,20 @@ def check_policy(
     _check_resume(make_policy, scores)
 
 
-def _check_selection(selection: Selection, size: int) -> None:
+def _check_selection(policy: Policy, scores: Tensor) -> None:
+    selection, size = policy.select(scores, _generator(0)), len(scores)
     positions, weights, chance = selection.positions, selection.weights, selection.probabilities
     assert positions.dtype == torch.int64 and positions.dim() == 1, "positions must be a 1-D int64 tensor"
     assert bool((positions.diff() >= 0).all()), "positions must rise"
+    assert policy.with_replacement or bool((positions.diff() > 0).all()), (
+        "a candidate was selected twice: such a policy needs with_replacement = True"
+    )
     assert len(positions) == 0 or 0 <= int(positions[0]) <= int(positions[-1]) < size, "positions must be candidates"
     assert weights.shape == positions.shape, "one weight per selected candidate"
     assert bool(torch.isfinite(weights).all()) and bool((weights >= 0).all()), "weights must be finite and >= 0"
+    assert policy.gives_weights or bool((weights == 1).all()), (
+        "a policy that gives other weights than 1 needs gives_weights = True"
+    )
     assert chance.shape == (size,), "one probability per candidate"
     assert bool(((chance >= 0) & (chance <= 1)).all()), "probabilities must be in [0, 1]"
 
@@ -124,6 +133,12 @@ def _check_resume(make_policy: Callable[[], Policy], scores: Tensor) -> None:
 
 def check_scorer(scorer: Scorer, candidates: Candidates, task: Task) -> None:
     """Assert that scoring gives one finite score per candidate and leaves no trace on anything."""
+    assert isinstance(scorer, Scorer), f"a scorer must be a subclass of sb.scorers.Scorer, got {scorer!r}"
+    for hook, declared in {"submit": scorer.works_ahead, "watch": scorer.watches}.items():
+        is_own = getattr(type(scorer), hook) is not getattr(Scorer, hook)
+        assert declared == is_own or scorer.fresh is not None, (
+            f"{hook}() and {'works_ahead' if hook == 'submit' else 'watches'} = True go together"
+        )
     data = copy.deepcopy(candidates.data)
     loss = task.loss.loss_fn if isinstance(task.loss.loss_fn, nn.Module) else nn.Module()
     trace, states, loss_trace = model_trace(task.model), global_random_states(), model_trace(loss)

@@ -23,7 +23,7 @@ except ImportError as error:
 
 from selective_backprop.integrations.keras_data import PyDatasetBatches, example, rows_loader, to_numpy
 from selective_backprop.integrations.keras_hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
-from selective_backprop.integrations.keras_methods import check_method, gives_weights
+from selective_backprop.integrations.keras_methods import check_method
 from selective_backprop.integrations.keras_scoring import PerExampleLosses, StandIn
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
@@ -120,7 +120,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         """The loader at work, with its stats, ledger and progress."""
         self.model = model
         self._example = example(source)
-        self._weighted = gives_weights(method.policy)
+        self._weighted = method.policy.gives_weights
         # Keras on JAX fails after an epoch without a step, if it is the first of fit().
         self._steps = SelectedSteps(self.loader, may_be_empty=backend != "jax")
         self._random: Tensor | None = None  # to go on with
@@ -149,6 +149,11 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         data = batch.data
         if self._weighted:
             data = (*data[:2], data[2] * batch.weights if len(data) == 3 else batch.weights)
+        elif not bool((batch.weights == 1).all()):
+            raise ValueError(
+                f"{self.loader.policy!r} gave weights other than 1, which Keras is not told of: declare "
+                "`gives_weights = True` in that class"
+            )
         return keras.tree.map_structure(to_numpy, data)
 
     def on_epoch_begin(self) -> None:

@@ -7,17 +7,9 @@ from typing import Any
 from torch import nn
 
 from selective_backprop.method import require_method
-from selective_backprop.policies import (
-    ClippedScorePolicy,
-    GroupedPolicy,
-    ImportancePolicy,
-    PercentilePolicy,
-    TopKPolicy,
-    UniformPolicy,
-)
-from selective_backprop.scorers import ForwardScorer
+from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer
 from selective_backprop.scorers.wrapping import Wrapping
-from selective_backprop.types import Policy, Scorer
+from selective_backprop.types import Scorer
 
 
 def check_method(method: Any) -> None:
@@ -33,7 +25,7 @@ def _check_scorer(scorer: Scorer, name: str) -> None:
             "with a selection pass, such as selective_backprop and stale_selective_backprop, work, and random_backprop"
         )
     if isinstance(scorer, Wrapping):
-        if isinstance(getattr(scorer, "reference", None), nn.Module):
+        if isinstance(scorer, ReducibleLossScorer) and isinstance(scorer.reference, nn.Module):
             raise ValueError(f"{name} in Keras takes the reference model's losses by id, not a torch module")
         _check_scorer(scorer.fresh, name)
     elif isinstance(scorer, ForwardScorer):
@@ -43,12 +35,3 @@ def _check_scorer(scorer: Scorer, name: str) -> None:
             raise ValueError(f"{name} in Keras works with {what} only: other selection passes are written in torch")
     elif scorer.needs.selection_pass:
         raise ValueError(f"{type(scorer).__name__} runs torch modules; in Keras, {name} works with scoring='eval' only")
-
-
-def gives_weights(policy: Policy) -> bool:
-    """Whether examples may have weights other than 1; a policy that is not known here may give some."""
-    if isinstance(policy, GroupedPolicy):
-        return gives_weights(policy.policy)
-    if isinstance(policy, (PercentilePolicy, ImportancePolicy)):
-        return policy.unbiased
-    return not isinstance(policy, (ClippedScorePolicy, TopKPolicy, UniformPolicy))

@@ -18,6 +18,7 @@ from selective_backprop.loader.index_stream import num_candidates
 from selective_backprop.loader.source import Source
 from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
+from selective_backprop.types import Scorer
 
 STATE_VERSION = 3
 
@@ -114,12 +115,12 @@ def check_source(source: Source, method: Method, ranks: Ranks | None) -> None:
             )
 
 
-def _lengths(scorer: Any) -> list[int]:
+def _lengths(scorer: Scorer | None) -> list[int]:
     """For how many ids the scorer, and those that it hands candidates to, have values."""
     if scorer is None:
         return []
     own = scorer.needs.num_examples
-    return ([] if own is None else [own]) + _lengths(getattr(scorer, "fresh", None))
+    return ([] if own is None else [own]) + _lengths(scorer.fresh)
 
 
 def _plans_epochs(method: Method) -> bool:
@@ -209,11 +210,11 @@ def _by_own_name(path: str, one: str, two: str) -> tuple[str, str, str]:
     return name, one, two
 
 
-def runs_the_model_alone(scorer: Any) -> bool:
+def runs_the_model_alone(scorer: Scorer) -> bool:
     """Whether scores come from forward passes of the model itself, without a copy of it."""
-    if getattr(scorer, "submit", None) is not None:
+    if scorer.works_ahead:
         return False  # works ahead, by a snapshot of the model
-    inner = getattr(scorer, "fresh", scorer)
+    inner = scorer if scorer.fresh is None else scorer.fresh
     return isinstance(inner, ForwardScorer) and inner.model_copy is None
 
 

@@ -96,7 +96,7 @@ def plan_epoch(
             block, on, scorer=scorer, select=select, ledger=ledger, epoch=epoch, together=together, waiting=waiting
         )
         num_selected += int(decision.load.sum())
-        must_train = must_train or (getattr(scorer, "must_train", False) and bool(decision.scores.isnan().any()))
+        must_train = must_train or (scorer.must_train and bool(decision.scores.isnan().any()))
         known = known and bool(decision.decided[decision.load].all())
         if top_up is not None and number == len(blocks):
             decision.add(top_up, num_selected=num_selected, must_train=must_train, known=known, unbiased=unbiased)

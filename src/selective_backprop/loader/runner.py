@@ -28,8 +28,6 @@ from selective_backprop.loader.stats import Stats
 from selective_backprop.loader.topping_up import TopUp
 from selective_backprop.losses import require_finite, require_not_negative
 from selective_backprop.method import Method
-from selective_backprop.policies import GroupedPolicy
-from selective_backprop.schedules import Schedule
 from selective_backprop.types import Candidates, Selection, Task
 
 
@@ -78,7 +76,7 @@ class Selector:
     @property
     def schedule_learns(self) -> bool:
         """Whether the schedule observes losses of training."""
-        return type(self.schedule).observe_losses is not Schedule.observe_losses
+        return self.schedule.observes_losses
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to select from loaded candidates, at this fraction of the epoch; asked once for each batch.
@@ -103,12 +101,12 @@ class Selector:
     @property
     def skips_waiting(self) -> bool:
         """Whether examples that wait in the queue when an epoch begins are no candidates in it: none is given twice."""
-        return len(self.ledger) > 0 and not getattr(self.policy, "with_replacement", False)
+        return len(self.ledger) > 0 and not self.policy.with_replacement
 
     @property
     def unbiased(self) -> bool:
         """Whether the weights make the expected weight of an example in an epoch 1."""
-        return getattr(self.policy, "unbiased", False)
+        return self.policy.unbiased
 
     def plan(
         self, epoch: int, num_batches: int | None, *, waiting: Tensor, num_waiting: int, batch_size: int | None
@@ -136,7 +134,7 @@ class Selector:
             return selection
 
         top_up = None
-        if batch_size is not None and not getattr(scorer, "is_final", False):
+        if batch_size is not None and not scorer.is_final:
             ranks = self._rounds.ranks if self._rounds is not None else None
             top_up = TopUp(batch_size, num_waiting, self.generator, ranks)
 
@@ -199,12 +197,7 @@ class Selector:
         counts = []
         for _ in range(trials):
             scores = torch.rand(num_candidates, generator=generator)
-            if self.method.groups is None:
-                selection = policy.select(scores, generator)
-            else:
-                assert isinstance(policy, GroupedPolicy)
-                selection = policy.select(scores, generator, torch.zeros(num_candidates, dtype=torch.int64))
-            counts.append(len(selection.positions))
+            counts.append(len(policy.select(scores, generator).positions))
         return counts
 
     def choose(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
@@ -235,20 +228,19 @@ class Selector:
     def _require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
         what = f"{self._score_name} in a selection pass"
         require_finite(scores, ids, what)
-        if not getattr(self.policy, "takes_negative_scores", True):
+        if not self.policy.takes_negative_scores:
             require_not_negative(scores, ids, what)
 
     @property
     def _score_name(self) -> str:
-        return getattr(self.scorer, "score_name", "loss")
+        return self.scorer.score_name
 
     def _choose(self, scores: Tensor, groups: Tensor | None) -> Selection:
         self.schedule.observe(scores)
         if groups is None:
             selection = self.policy.select(scores, self.generator)
         else:
-            assert isinstance(self.policy, GroupedPolicy)
-            selection = self.policy.select(scores, self.generator, groups)
+            selection = self.policy.select_in_groups(scores, self.generator, groups)
         self.share_check.count(scores.numel(), selection.positions.numel())
         return selection
 
@@ -266,10 +258,9 @@ class Selector:
 
     def _watch(self, candidates: Candidates) -> None:
         """Let a scorer that learns do so while selection is off, as in a warm-up."""
-        watch = getattr(self.scorer, "watch", None)
-        if watch is not None and not self.schedule.never_on:
+        if self.scorer.watches and not self.schedule.never_on:
             with self._stats.timing("scoring"):
-                watch(candidates, self._current_task())
+                self.scorer.watch(candidates, self._current_task())
 
     def _score(self, candidates: Candidates, epoch: int) -> Tensor:
         self.checked = True  # on all ranks at once, whether this one has candidates or not
@@ -287,8 +278,7 @@ class Selector:
             # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
             scores = scores.detach().to("cpu", torch.float32)
         if self.scorer.needs.selection_pass:
-            fidelity, staleness = getattr(self.scorer, "fidelity", 1.0), getattr(self.scorer, "staleness", 0)
-            self._stats.count_scores(candidates.size, fidelity=fidelity, staleness=staleness)
+            self._stats.count_scores(candidates.size, fidelity=self.scorer.fidelity, staleness=self.scorer.staleness)
             if self._score_name == "loss":
                 self._stats.count_losses(scores, "candidates")
             if candidates.ids is not None:
@@ -310,15 +300,13 @@ class Selector:
 
     def works_ahead(self, epochs_done: float, batch_idx: int) -> bool:
         """Whether the candidates that start there should be submitted before their turn."""
-        ahead = getattr(self.scorer, "submit", None) is not None
-        return ahead and self.schedule.expects_on(epochs_done, batch_idx, self._num_epochs)
+        return self.scorer.works_ahead and self.schedule.expects_on(epochs_done, batch_idx, self._num_epochs)
 
     def submit(self, loaded: Loaded | None) -> None:
         """Let a scorer that works ahead begin with the candidates that come next; None: with none, after all."""
-        submit = getattr(self.scorer, "submit", None)
-        if submit is not None and (loaded is None or loaded.undecided):
+        if self.scorer.works_ahead and (loaded is None or loaded.undecided):
             with self._stats.timing("scoring"):
-                submit(loaded.candidates if loaded is not None else None, self._current_task())
+                self.scorer.submit(loaded.candidates if loaded is not None else None, self._current_task())
 
     def _current_task(self) -> Task:
         return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
@@ -337,7 +325,7 @@ class Selector:
     def state_dict(self) -> dict[str, Any]:
         return {
             "policy": self.policy.state_dict(),
-            "scorer": self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {},
+            "scorer": self.scorer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
             "checked": self.checked,
@@ -358,7 +346,7 @@ class Selector:
             try:
                 if part is None:
                     torch.Generator().set_state(state[name])
-                elif hasattr(part, "load_state_dict"):
+                else:
                     copy.deepcopy(part).load_state_dict(state[name])
             except Exception as error:  # of any kind: a part may be the user's own
                 raise ValueError(
@@ -373,8 +361,7 @@ class Selector:
             self._stand_in = Candidates(data, saved["ids"], len(saved["columns"][0]))
         self.checked = state["checked"]
         self.policy.load_state_dict(state["policy"])
-        if hasattr(self.scorer, "load_state_dict"):
-            self.scorer.load_state_dict(state["scorer"])
+        self.scorer.load_state_dict(state["scorer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
 

@@ -22,7 +22,7 @@ class ShareCheck:
     """
 
     def __init__(self, method: Method, *, quiet: bool = False) -> None:
-        self._asked: float | None = None if quiet else getattr(method.policy, "selectivity", None)
+        self._asked: float | None = None if quiet else method.policy.selectivity
         self._method = method
         self._decided = self._selected = 0
 
@@ -40,7 +40,7 @@ class ShareCheck:
         expected, missing = self._asked * decided, abs(selected - self._asked * decided)
         if missing <= max(_FAR * expected, _BEYOND_CHANCE * (expected * (1 - self._asked)) ** 0.5):
             return
-        if getattr(getattr(self._method.policy, "policy", self._method.policy), "paper", False):
+        if self._method.policy.paper:
             advice = (
                 "the rule of the paper does so while losses fall or rise: leave out paper=True to get what you ask for"
             )

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.policies.stateless import Stateless
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 
-class BelowMeanPolicy(Stateless):
+class BelowMeanPolicy(Policy):
     """Drop candidates below the mean score with probability `prune`; survivors below it weigh 1 / (1 - prune).
 
     The sum of gradients over an epoch is that of training on everything, in expectation.
@@ -24,8 +23,7 @@ class BelowMeanPolicy(Stateless):
     Qin et al. 2024, https://arxiv.org/abs/2303.04947.
     """
 
-    unbiased = True
-    """An example's expected weight in an epoch is 1."""
+    gives_weights = unbiased = True
 
     def __init__(self, *, prune: float) -> None:
         if not 0 <= prune < 1:

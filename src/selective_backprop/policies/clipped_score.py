@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.policies.stateless import Stateless
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 
-class ClippedScorePolicy(Stateless):
+class ClippedScorePolicy(Policy):
     """Keep each candidate with probability clip(score, minimum, 1).
 
     Args:

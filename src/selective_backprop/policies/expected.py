@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.description import Described
 from selective_backprop.policies.percentile import PercentilePolicy
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 
-class ExpectedPolicy(Described):
+class ExpectedPolicy(Policy):
     """Keep everything, weighted by the probability that a percentile policy would have kept it with.
 
     Weights are probability / selectivity, with a mean of 1: in batches 1 / selectivity times larger, the mean loss
@@ -26,6 +25,9 @@ class ExpectedPolicy(Described):
     >>> ExpectedPolicy(selectivity=0.5).select(torch.tensor([1.0, 2.0]), torch.Generator()).weights.tolist()
     [0.5, 1.5]
     """
+
+    gives_weights = True
+    selectivity: float
 
     def __init__(self, *, selectivity: float, history_size: int | None = None, paper: bool = False) -> None:
         self._coins = PercentilePolicy(selectivity=selectivity, history_size=history_size, paper=paper)

@@ -8,16 +8,13 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from selective_backprop.description import Described
 from selective_backprop.policies.percentile import PercentilePolicy
 from selective_backprop.policies.sizes import share_out
 from selective_backprop.types import Policy, Selection
 
 
-class FixedSizePolicy(Policy, Protocol):
+class FixedSizePolicy(Protocol):
     """A policy that can be told how many to keep: `PercentilePolicy` with fixed_size, `TopKPolicy`."""
-
-    fixed_size: bool
 
     def size_for(self, num_candidates: int) -> float:
         """How many of so many candidates to keep; rounded by chance where it is not whole."""
@@ -29,7 +26,7 @@ class FixedSizePolicy(Policy, Protocol):
         """Keep num_selected, which is `size` on average."""
 
 
-class GroupedPolicy(Described):
+class GroupedPolicy(Policy):
     """Select within each group by a copy of one policy: with percentiles, a history per class.
 
     Classes that are harder on the whole then take no more than their share. Where the policy keeps fixed sizes, the
@@ -41,28 +38,25 @@ class GroupedPolicy(Described):
 
     >>> from selective_backprop.policies import TopKPolicy
     >>> scores, classes = torch.tensor([9.0, 8.0, 2.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    >>> GroupedPolicy(TopKPolicy(selectivity=0.5)).select(scores, torch.Generator(), classes).positions.tolist()
+    >>> policy = GroupedPolicy(TopKPolicy(selectivity=0.5))
+    >>> policy.select_in_groups(scores, torch.Generator(), classes).positions.tolist()
     [0, 2]
     """
+
+    keeps_groups_apart = True
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.by_group: dict[int, Policy] = {}
+        self.gives_weights, self.unbiased = policy.gives_weights, policy.unbiased
+        self.with_replacement, self.takes_negative_scores = policy.with_replacement, policy.takes_negative_scores
+        self.selectivity, self.paper = policy.selectivity, policy.paper
 
-    @property
-    def with_replacement(self) -> bool:
-        """As the policy of each group."""
-        return getattr(self.policy, "with_replacement", False)
+    def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
+        """Choose with all candidates in one group."""
+        return self.select_in_groups(scores, generator, torch.zeros(len(scores), dtype=torch.int64))
 
-    @property
-    def unbiased(self) -> bool:
-        """As the policy of each group."""
-        return getattr(self.policy, "unbiased", False)
-
-    def select(self, scores: Tensor, generator: torch.Generator, groups: Tensor | None = None) -> Selection:
-        """Choose within each group; without groups all candidates are one."""
-        if groups is None:
-            groups = torch.zeros(len(scores), dtype=torch.int64)
+    def select_in_groups(self, scores: Tensor, generator: torch.Generator, groups: Tensor) -> Selection:
         order = groups.argsort(stable=True)
         numbers, sizes = torch.unique_consecutive(groups[order], return_counts=True)
         weights = torch.full((len(scores),), -1.0)
@@ -85,7 +79,7 @@ class GroupedPolicy(Described):
         for number, _ in groups:
             if number not in self.by_group:
                 self.by_group[number] = copy.deepcopy(self.policy)
-        if not getattr(self.policy, "fixed_size", False):
+        if not self.policy.fixed_size:
             return self._select_by_coins(groups, scores, generator)
         whole = cast(FixedSizePolicy, self.policy)
         averages, counts = share_out(whole.size_for(len(scores)), sizes, generator)
@@ -112,10 +106,9 @@ class GroupedPolicy(Described):
         whole.make_up_for(len(scores), sum(len(selection.positions) for selection in selections))
         return selections
 
-    @property
-    def selectivity(self) -> float:
-        """The share of the candidates that each group is to keep, if its policy has one."""
-        return cast(float, self.policy.selectivity)  # type: ignore[attr-defined]
+    def options_in_method(self) -> list[str]:
+        """The options of each group's policy."""
+        return self.policy.options_in_method()
 
     def state_dict(self) -> dict[str, Any]:
         by_group = {number: policy.state_dict() for number, policy in self.by_group.items()}

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from selective_backprop import functional
 from selective_backprop.losses import require_not_negative
-from selective_backprop.policies.stateless import Stateless
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 
-class ImportancePolicy(Stateless):
+class ImportancePolicy(Policy):
     """Draw a share of each pool of candidates with replacement, p = score / sum of scores.
 
     Scores must be >= 0. Shifting negative ones would not do: the smallest, and all its gradient, would never be drawn.
@@ -31,20 +30,14 @@ class ImportancePolicy(Stateless):
     Katharopoulos and Fleuret 2018, https://arxiv.org/abs/1803.00942.
     """
 
+    selectivity: float
+
     def __init__(self, *, selectivity: float, unbiased: bool = False) -> None:
         functional.beta_from_selectivity(selectivity)  # the same bounds hold
         self.selectivity = selectivity
-        self.unbiased = unbiased
-
-    @property
-    def takes_negative_scores(self) -> bool:
-        """If not, the loader refuses negative scores with their ids, from the first batch on."""
-        return self.selectivity == 1
-
-    @property
-    def with_replacement(self) -> bool:
-        """Whether an example may be selected twice, in one pool or while it waits for its batch."""
-        return self.selectivity < 1
+        self.unbiased = self.gives_weights = unbiased
+        self.takes_negative_scores = selectivity == 1
+        self.with_replacement = selectivity < 1
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         size = len(scores)

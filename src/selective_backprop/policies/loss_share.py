@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.description import Described
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 
-class LossSharePolicy(Described):
+class LossSharePolicy(Policy):
     """Keep the highest scores, as many as it takes to have a given share of their sum. Ties are decided by lot.
 
     It follows the data: where few examples carry the loss, few are kept; where all are hard, nearly all. Made for

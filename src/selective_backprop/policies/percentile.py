@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.description import Described
 from selective_backprop.policies.history import LossHistory
 from selective_backprop.policies.sizes import Debt, Sizes, draw_whole, sample_of_size
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 HISTORY_SIZE = 32
 """R, unless another is asked for. While losses fall, older ones are no measure for the current ones."""
 PAPER_HISTORY_SIZE = 1024
 
 
-class PercentilePolicy(Described):
+class PercentilePolicy(Policy):
     """Keep each candidate with probability CDF_R(score) ** beta.
 
     The share that is kept is the one asked for, also while losses fall and with ties. Each score's chance is the mean
@@ -50,6 +49,8 @@ class PercentilePolicy(Described):
     Jiang et al. 2019, https://arxiv.org/abs/1910.00762, algorithm 2.
     """
 
+    selectivity: float
+
     def __init__(
         self,
         *,
@@ -74,7 +75,7 @@ class PercentilePolicy(Described):
         self.history_size = history_size
         self.fixed_size = fixed_size
         self.noise_guard = noise_guard
-        self.unbiased = unbiased
+        self.unbiased = self.gives_weights = unbiased
         self.max_weight = max_weight
         self.paper = paper
         default_size = PAPER_HISTORY_SIZE if paper else HISTORY_SIZE

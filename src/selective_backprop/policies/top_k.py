@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.description import Described
 from selective_backprop.policies.sizes import Sizes, chance_to_be_highest, mean_over_rounding
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 
-class TopKPolicy(Described):
+class TopKPolicy(Policy):
     """Keep the share of the candidates with the highest scores. Ties are decided by lot.
 
     What does not make a whole example is carried over to the next candidate batch: a third of batches of 8 is 3 of
@@ -27,6 +26,7 @@ class TopKPolicy(Described):
     """
 
     fixed_size = True
+    selectivity: float
 
     def __init__(self, *, selectivity: float) -> None:
         functional.beta_from_selectivity(selectivity)  # the same bounds hold

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.policies.stateless import Stateless
-from selective_backprop.types import Selection
+from selective_backprop.types import Policy, Selection
 
 
-class UniformPolicy(Stateless):
+class UniformPolicy(Policy):
     """Keep each candidate with the same probability, by a coin of its own.
 
     Args:
@@ -19,6 +18,8 @@ class UniformPolicy(Stateless):
     >>> UniformPolicy(selectivity=1).select(torch.zeros(3), torch.Generator()).positions.tolist()
     [0, 1, 2]
     """
+
+    selectivity: float
 
     def __init__(self, *, selectivity: float) -> None:
         functional.beta_from_selectivity(selectivity)  # the same bounds hold

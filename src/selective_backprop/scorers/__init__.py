@@ -16,6 +16,7 @@ from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
 from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLossScorer
 from selective_backprop.scorers.training_pass import TrainingPassScorer
+from selective_backprop.types import Scorer
 
 __all__ = [
     "AutocastCopy",
@@ -32,6 +33,7 @@ __all__ = [
     "ProxyScorer",
     "RecordedScorer",
     "ReducibleLossScorer",
+    "Scorer",
     "Scoring",
     "StoredScorer",
     "TrainingLossScorer",

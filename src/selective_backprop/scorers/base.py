@@ -3,61 +3,33 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from selective_backprop.description import Described
+from selective_backprop.description import short
 from selective_backprop.functional import rank_percentiles
-from selective_backprop.ledger import LedgerRows
-from selective_backprop.types import Candidates, Needs, Task
-
-Measure = Callable[[Any, Any], Tensor]
-"""Another score than the loss, from (outputs, targets) to one number per example."""
+from selective_backprop.inference import ScoringMode
+from selective_backprop.types import Candidates, Measure, Needs, Scorer, Task
 
 
-class FreshScorer(Described, ABC):
+class FreshScorer(Scorer):
     """Scores loaded candidates by a model, and knows nothing before they are loaded.
 
-    What a scorer learns while it works (weights of a copy, of a proxy) is in its state_dict.
+    A scorer of this kind can be given to a method as `scoring=`.
     """
 
     needs = Needs(selection_pass=True)
-    fidelity = 1.0
-    """Rank correlation of the scores with the exact ones on the last sample; NaN before there is one."""
-    staleness = 0
-    """Training batches given out between the weights that made the last scores and the use of these."""
-    score_name = "loss"
-    """What errors call a score; "loss" if it is comparable with a training loss."""
+    mode: ScoringMode = "eval"
+    """Whether the model scores in eval mode, or with its flags as they are in training."""
+    measure: Measure | None = None
+    """Another score than the loss."""
 
-    def remembers(self, epoch: int) -> bool:
-        return False
-
-    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
-        raise RuntimeError("a forward pass needs loaded candidates")
-
-    @abstractmethod
-    def score(self, candidates: Candidates, task: Task) -> Tensor: ...
-
-    def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
-        """The same scores by a model that is the caller's own copy, in eval mode; in any thread.
-
-        Nothing has to be restored. Global random states must not be touched, as the main thread draws from them.
-        """
-        raise TypeError(f"{type(self).__name__} cannot score in the background: it has no score_copy")
-
-    @abstractmethod
-    def measuring(self, measure: Measure) -> Self:
-        """The same scorer with another score than the loss."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        return None
+    def options_in_method(self) -> list[str]:
+        """The scorer as the `scoring=` that was given, unless that is the default."""
+        found = short(self)
+        return [] if found == "ForwardScorer()" else [f"scoring={found}"]
 
 
 class Audit:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.description import Described
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.types import Candidates, Needs, Task
+from selective_backprop.types import Candidates, Scorer, Task
 
 
-class ConstantScorer(Described):
+class ConstantScorer(Scorer):
     """Zero for everyone, known before anything is loaded."""
-
-    needs = Needs()
 
     def remembers(self, epoch: int) -> bool:
         return True

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from selective_backprop.functional import shrink
 from selective_backprop.inference import NoTrace, ScoringMode
-from selective_backprop.scorers.base import Audit, FreshScorer, Measure
-from selective_backprop.types import Candidates, Task
+from selective_backprop.scorers.base import Audit, FreshScorer
+from selective_backprop.types import Candidates, Measure, Task
 
 
 class ModelCopy(Protocol):

@@ -8,11 +8,11 @@ from typing import Any
 from selective_backprop.model_copies.autocast import AutocastCopy
 from selective_backprop.model_copies.folded import FoldedCopy
 from selective_backprop.model_copies.int8 import Int8Copy
-from selective_backprop.scorers.base import FreshScorer, Measure
+from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.training_pass import TrainingPassScorer
-from selective_backprop.types import Scorer
+from selective_backprop.types import Measure, Scorer
 
 Scoring = str | Scorer
 """Names joined by +, such as "eval", "half" or "int8+pipelined", or a scorer."""
@@ -42,11 +42,7 @@ def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
     scorer = _named(str(scoring)) if isinstance(scoring, (str, float)) else scoring
     if not isinstance(scorer, Scorer):
         raise TypeError(f"scoring must be a name or a scorer, got {scoring!r}")
-    if measure is None:
-        return scorer
-    if not isinstance(scorer, FreshScorer):
-        raise TypeError(f"this method's score is not the loss: {type(scorer).__name__} cannot measure it")
-    return scorer.measuring(measure)
+    return scorer if measure is None else scorer.measuring(measure)
 
 
 def _options(name: str, scoring: str) -> dict[str, Any]:

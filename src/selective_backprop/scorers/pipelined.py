@@ -17,9 +17,9 @@ from selective_backprop.batches.layout import move
 from selective_backprop.inference import device_of, preserved_rng
 from selective_backprop.model_copies.snapshot import Snapshot
 from selective_backprop.scorers.background import Background
-from selective_backprop.scorers.base import Audit, FreshScorer, Measure
+from selective_backprop.scorers.base import Audit, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
-from selective_backprop.types import Candidates, Task
+from selective_backprop.types import Candidates, Measure, Task
 
 
 class PipelinedScorer(FreshScorer):
@@ -41,6 +41,9 @@ class PipelinedScorer(FreshScorer):
     'eval'
     """
 
+    works_ahead = True
+    fresh: FreshScorer
+
     def __init__(
         self,
         fresh: FreshScorer | None = None,
@@ -54,7 +57,7 @@ class PipelinedScorer(FreshScorer):
             raise TypeError(
                 f"pipelined scoring is for a scorer that runs a model, such as ForwardScorer, got {fresh!r}"
             )
-        if getattr(fresh, "mode", "eval") != "eval":
+        if fresh.mode != "eval":
             raise ValueError("pipelined scoring runs a copy of the model in eval mode, got mode 'train'")
         if not isinstance(sync_every, int) or sync_every < 1:
             raise ValueError(f"sync_every must be a whole number of candidate batches >= 1, got {sync_every!r}")
@@ -62,7 +65,7 @@ class PipelinedScorer(FreshScorer):
         self.sync_every = sync_every
         self.device = None if device is None else torch.device(device)
         self.audit_every = audit_every
-        self._audit = Audit(ForwardScorer(measure=getattr(fresh, "measure", None)), audit_every)
+        self._audit = Audit(ForwardScorer(measure=fresh.measure), audit_every)
         self._snapshot = Snapshot(sync_every=sync_every, device=self.device)
         self._background = Background()
         self._submitted: tuple[Candidates, Future[Tensor]] | None = None

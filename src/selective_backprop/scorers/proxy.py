@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from selective_backprop.inference import device_of, seeded_rng, unwrap
-from selective_backprop.scorers.base import Audit, FreshScorer, Measure
+from selective_backprop.scorers.base import Audit, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
-from selective_backprop.types import Candidates, Task
+from selective_backprop.types import Candidates, Measure, Task
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -51,6 +51,8 @@ class ProxyScorer(FreshScorer):
     """
 
     score_name = "loss of the proxy"
+    watches = True
+    fresh: FreshScorer
 
     def __init__(
         self,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.description import Described
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.pruning.records import SelectionRecord
-from selective_backprop.types import Candidates, Needs, Task
+from selective_backprop.types import Needs, Scorer
 
 
-class RecordedScorer(Described):
+class RecordedScorer(Scorer):
     """1 for the examples that the record has in this epoch, 0 for the others; known before anything is loaded.
 
     Args:
@@ -34,6 +33,3 @@ class RecordedScorer(Described):
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return self.record.mask(epoch)[ids].to(torch.float32)
-
-    def score(self, candidates: Candidates, task: Task) -> Tensor:
-        raise RuntimeError("the record decides about every example before it is loaded")

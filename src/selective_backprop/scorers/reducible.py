@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.inference import device_of, unwrap
-from selective_backprop.ledger import LedgerRows
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Candidates, Needs, Scorer, Task
@@ -34,20 +33,11 @@ class ReducibleLossScorer(Wrapping):
         elif not isinstance(reference, nn.Module):
             raise TypeError(f"reference must be a model or a tensor of losses, got {type(reference).__name__}")
         super().__init__(fresh)
+        self.score_name = "reducible loss"
         self.reference = reference
         num_examples = len(reference) if isinstance(reference, Tensor) else None
         self.needs = Needs(ids=num_examples is not None, selection_pass=True, num_examples=num_examples)
         self._of_reference = ForwardScorer("eval")
-
-    @property
-    def score_name(self) -> str:
-        return "reducible loss"
-
-    def remembers(self, epoch: int) -> bool:
-        return False
-
-    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
-        raise RuntimeError("a forward pass needs loaded candidates")
 
     def __deepcopy__(self, memo: dict[int, object]) -> ReducibleLossScorer:
         return ReducibleLossScorer(copy.deepcopy(self.fresh, memo), self.reference)  # which may be large, is only read

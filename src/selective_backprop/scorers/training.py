@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.description import Described
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.types import Candidates, Needs, Task
+from selective_backprop.types import Needs, Scorer
 
 
-class TrainingLossScorer(Described):
+class TrainingLossScorer(Scorer):
     """The last loss of each example from training; no selection pass, ever.
 
     An example that was not trained on yet, or not for `max_age` epochs, has no score and is therefore trained on,
@@ -26,11 +25,8 @@ class TrainingLossScorer(Described):
         if max_age is not None and not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         self.max_age = max_age
-
-    @property
-    def must_train(self) -> bool:
-        """Whether an example whose loss is too old has to be trained on in the same epoch, not in a later one."""
-        return self.max_age is not None
+        # An example whose loss is too old has to be trained on in the same epoch, not in a later one.
+        self.must_train = max_age is not None
 
     def remembers(self, epoch: int) -> bool:
         return True
@@ -41,11 +37,8 @@ class TrainingLossScorer(Described):
             return losses
         return losses.masked_fill(rows.loss_epoch <= epoch - self.max_age, float("nan"))
 
-    def score(self, candidates: Candidates, task: Task) -> Tensor:
-        raise RuntimeError("losses come from training: candidates without one are trained on, not scored")
 
-
-class LeastSelectedScorer(Described):
+class LeastSelectedScorer(Scorer):
     """The fewer times an example was selected, the higher its score: all are seen before any is seen again."""
 
     needs = Needs(ids=True)
@@ -55,6 +48,3 @@ class LeastSelectedScorer(Described):
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return -rows.selected.to(torch.float32)
-
-    def score(self, candidates: Candidates, task: Task) -> Tensor:
-        raise RuntimeError("counts are known of every example: nothing is scored after loading")

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from selective_backprop.scorers.base import FreshScorer, Measure
-from selective_backprop.types import Candidates, Needs, Task
+from selective_backprop.scorers.base import FreshScorer
+from selective_backprop.types import Measure, Needs
 
 
 class TrainingPassScorer(FreshScorer):
@@ -25,9 +25,6 @@ class TrainingPassScorer(FreshScorer):
 
     def __init__(self, *, measure: Measure | None = None) -> None:
         self.measure = measure
-
-    def score(self, candidates: Candidates, task: Task) -> Tensor:
-        raise RuntimeError("the scores of forward reuse come out of the training pass, in loader.loss")
 
     def of_outputs(self, outputs: Any, targets: Any, losses: Tensor) -> Tensor:
         """The scores of a training pass, without its graph."""

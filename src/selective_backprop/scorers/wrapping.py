@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from selective_backprop.description import Described
+from selective_backprop.description import arguments
 from selective_backprop.types import Candidates, Scorer, Task
 
 
-class Wrapping(Described):
+class Wrapping(Scorer):
     """Hands loaded candidates to `fresh`, whose fidelity and state are its own."""
 
     fresh: Scorer
@@ -20,35 +19,33 @@ class Wrapping(Described):
         if fresh.needs.training_pass:
             raise ValueError(f"{type(self).__name__} needs a selection pass, which forward reuse does without")
         self.fresh = fresh
+        self.works_ahead, self.watches = fresh.works_ahead, fresh.watches
+        self.score_name = fresh.score_name
 
     @property
-    def fidelity(self) -> float:
-        return getattr(self.fresh, "fidelity", 1.0)
+    def fidelity(self) -> float:  # type: ignore[override]
+        return self.fresh.fidelity
 
     @property
-    def staleness(self) -> int:
-        return getattr(self.fresh, "staleness", 0)
+    def staleness(self) -> int:  # type: ignore[override]
+        return self.fresh.staleness
 
-    @property
-    def submit(self) -> Callable[[Candidates | None, Task], None] | None:
-        """Where `fresh` works ahead, its own."""
-        return getattr(self.fresh, "submit", None)
+    def submit(self, candidates: Candidates | None, task: Task) -> None:
+        self.fresh.submit(candidates, task)
 
-    @property
-    def watch(self) -> Callable[[Candidates, Task], None] | None:
-        """Where `fresh` learns while selection is off, its own."""
-        return getattr(self.fresh, "watch", None)
-
-    @property
-    def score_name(self) -> str:
-        return getattr(self.fresh, "score_name", "loss")
+    def watch(self, candidates: Candidates, task: Task) -> None:
+        self.fresh.watch(candidates, task)
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         return self.fresh.score(candidates, task)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.fresh.state_dict() if hasattr(self.fresh, "state_dict") else {}
+        return self.fresh.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if hasattr(self.fresh, "load_state_dict"):
-            self.fresh.load_state_dict(state)
+        self.fresh.load_state_dict(state)
+
+    def options_in_method(self) -> list[str]:
+        """The scorer's own options, and those of `fresh`."""
+        own = [argument for argument in arguments(self) if not argument.startswith("fresh=")]
+        return own + self.fresh.options_in_method()
