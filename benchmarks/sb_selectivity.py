@@ -31,7 +31,7 @@ from selective_backprop.lab.training import Training
 WINDOW = 256  # candidates over which the alternatives below correct their chances
 
 
-class Corrected(sb.PercentilePolicy):
+class Corrected(sb.policies.PercentilePolicy):
     """The paper's percentiles, whose chances are corrected so that the last 256 candidates have the mean asked for."""
 
     def __init__(self, selectivity: float) -> None:
@@ -69,9 +69,9 @@ class Stretched(Corrected):
 
 
 RULES = {
-    "paper": lambda s: sb.PercentilePolicy(selectivity=s, paper=True),
-    "default": lambda s: sb.PercentilePolicy(selectivity=s),
-    "history of 1,024": lambda s: sb.PercentilePolicy(selectivity=s, history_size=1024),
+    "paper": lambda s: sb.policies.PercentilePolicy(selectivity=s, paper=True),
+    "default": lambda s: sb.policies.PercentilePolicy(selectivity=s),
+    "history of 1,024": lambda s: sb.policies.PercentilePolicy(selectivity=s, history_size=1024),
     "other beta": OtherBeta,
     "stretched": Stretched,
 }
@@ -80,8 +80,8 @@ HELD_OUT_RULES = ("default", "other beta")  # beside the paper's
 
 def sb_by_rule(selectivity: float, /, *, rule: str, warmup_epochs: float = 0) -> sb.Method:
     """SB with one of the rules, for the lab."""
-    schedule = sb.Schedule(warmup_epochs=warmup_epochs)
-    return sb.Method("selective_backprop", sb.ForwardScorer(), RULES[rule](selectivity), schedule)
+    schedule = sb.schedules.Schedule(warmup_epochs=warmup_epochs)
+    return sb.Method("selective_backprop", sb.scorers.ForwardScorer(), RULES[rule](selectivity), schedule)
 
 
 choices.METHODS["sb_by_rule"] = sb_by_rule

@@ -65,7 +65,7 @@ def training_step(model, images, labels, lr):
 
 def candidates_of(images, labels, size=BATCH):
     parts = zip(images.split(size), labels.split(size), strict=True)
-    return [sb.Candidates(part, None, size) for part in parts if len(part[1]) == size]
+    return [sb.types.Candidates(part, None, size) for part in parts if len(part[1]) == size]
 
 
 def scorer_of(way):
@@ -120,7 +120,7 @@ def main(arguments=None):
     step = training_step(model, inputs, labels, options.lr)
     for _ in range(options.steps):
         step()
-    task = sb.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
     size = options.candidates
     candidates = candidates_of(inputs[: 8 * size], labels[: 8 * size], size)
 

@@ -16,10 +16,11 @@ import torch
 from scipy.stats import percentileofscore
 from torch import nn
 
-from selective_backprop import Ledger, PercentilePolicy
 from selective_backprop.batches.layout import Layout
 from selective_backprop.lab.models import resnet20
+from selective_backprop.ledger import Ledger
 from selective_backprop.loader.queue import Assembler
+from selective_backprop.policies import PercentilePolicy
 
 CANDIDATES, BATCH, BETA, ROUNDS = 128, 128, 2.0, 10
 

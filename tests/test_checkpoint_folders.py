@@ -165,7 +165,9 @@ def write_in_vain(kind, path):
     scores, record = torch.rand(5000), sb.SelectionRecord(40_000)
     record.add_ids(torch.arange(100))
     write = (
-        functools.partial(sb.save_scores, scores, path) if kind == "scores" else functools.partial(record.save, path)
+        functools.partial(sb.pruning.save_scores, scores, path)
+        if kind == "scores"
+        else functools.partial(record.save, path)
     )
     write()
     before = path.read_bytes()
@@ -206,7 +208,7 @@ assert sb.load_checkpoint(folder / "run", loader, **parts)
 assert parts["value"].value == value - 1
 assert not list((folder / "run").glob("*.unfinished"))
 try:
-    sb.save_scores(torch.rand(300_000), folder / "scores.pt")
+    sb.pruning.save_scores(torch.rand(300_000), folder / "scores.pt")
 except OSError as error:
     assert error.errno == 28, error
     print("full too")
@@ -233,7 +235,7 @@ def test_a_device_is_not_replaced(tmp_path):
     (tmp_path / "link").symlink_to("/dev/full")
     for path in (pipe, tmp_path / "link"):
         with pytest.raises(OSError, match="no file that can be replaced"):
-            sb.save_scores(torch.rand(5), path)
+            sb.pruning.save_scores(torch.rand(5), path)
     assert pipe.is_fifo() and (tmp_path / "link").is_symlink()
 
 
@@ -261,13 +263,13 @@ def test_links_in_a_folder_of_checkpoints_lead_nowhere(tmp_path):
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
     (tmp_path / "scores.pt.part").symlink_to(outside / "mine")
     (tmp_path / "scores.pt").symlink_to(outside / "mine")
-    sb.save_scores(torch.rand(5), tmp_path / "scores.pt")
+    sb.pruning.save_scores(torch.rand(5), tmp_path / "scores.pt")
     assert files_in(outside) == before and not (tmp_path / "scores.pt").is_symlink()
 
 
 def test_pipes_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for read in (sb.load_scores, sb.SelectionRecord.load):
+    for read in (sb.pruning.load_scores, sb.SelectionRecord.load):
         with pytest.raises(OSError, match="is a pipe, not a file with content"):
             read(tmp_path / "pipe")
     loader, parts = saved(tmp_path / "run")

@@ -103,20 +103,20 @@ def test_a_model_that_cannot_be_copied_is_told_before_pipelining():
         next(iter(make_loader(sb.selective_backprop(0.5, scoring="pipelined"), model=model)))
 
 
-@pytest.mark.parametrize("kind", [sb.FoldedCopy, sb.Int8Copy, sb.AutocastCopy])
+@pytest.mark.parametrize("kind", [sb.scorers.FoldedCopy, sb.scorers.Int8Copy, sb.scorers.AutocastCopy])
 def test_a_copy_is_made_anew_when_layers_were_swapped(kind, caplog):
     model = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
-    scorer = sb.ForwardScorer(model_copy=kind(measure=False))
+    scorer = sb.scorers.ForwardScorer(model_copy=kind(measure=False))
     loader = make_loader(sb.top_k(0.5, scoring=scorer), model=model)
     train(loader, model, 1)
     model[0], model[2] = nn.Linear(64, 16), nn.Tanh()
     with torch.no_grad():
         model[0].weight.mul_(5)
     inputs, targets = digits()[:32]
-    task = sb.Task(model, lambda m, batch: (m(batch[0]), batch[1]), loader._loss)
+    task = sb.types.Task(model, lambda m, batch: (m(batch[0]), batch[1]), loader._loss)
     with caplog.at_level(logging.WARNING):
-        found = loader.scorer.score(sb.Candidates((inputs, targets), torch.arange(32), 32), task)
-    assert "the model has other layers than before" in caplog.text or kind is sb.AutocastCopy
+        found = loader.scorer.score(sb.types.Candidates((inputs, targets), torch.arange(32), 32), task)
+    assert "the model has other layers than before" in caplog.text or kind is sb.scorers.AutocastCopy
     model.eval()
     torch.testing.assert_close(found, F.cross_entropy(model(inputs), targets, reduction="none"), rtol=0.15, atol=0.15)
 
@@ -125,7 +125,7 @@ def test_a_copy_is_made_anew_when_layers_were_swapped(kind, caplog):
     ("make", "message"),
     [
         (lambda: sb.selective_backprop(0.5, warmup_epochs=float("nan")), "warmup_epochs must be >= 0, got nan"),
-        (lambda: sb.TrainingLossScorer(max_age=float("nan")), "max_age must be at least 1 epoch, got nan"),
+        (lambda: sb.scorers.TrainingLossScorer(max_age=float("nan")), "max_age must be at least 1 epoch, got nan"),
         (lambda: sb.kath18(threshold=float("nan")), "threshold must be a number >= 0, got nan"),
     ],
 )

@@ -80,11 +80,11 @@ def images(count=64, side=8, channels=1):
 
 
 def candidates_of(data):
-    return sb.Candidates(data, None, len(data[1]))
+    return sb.types.Candidates(data, None, len(data[1]))
 
 
 def task_of(model):
-    return sb.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    return sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
 
 
 def train(model, data, steps=3, lr=0.05):
@@ -100,11 +100,11 @@ def train(model, data, steps=3, lr=0.05):
 
 
 def plain_losses(model, data):
-    return sb.ForwardScorer().score(candidates_of(data), task_of(model))
+    return sb.scorers.ForwardScorer().score(candidates_of(data), task_of(model))
 
 
 def forced(kind, **options):
-    return sb.ForwardScorer(model_copy=kind(measure=False, **options))
+    return sb.scorers.ForwardScorer(model_copy=kind(measure=False, **options))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_weight_that_somebody_else_uses_is_not_folded():
         torch.testing.assert_close(folding.module(data[0]), model.eval()(data[0]))
 
 
-@pytest.mark.parametrize("kind", [sb.FoldedCopy, sb.Int8Copy, sb.AutocastCopy])
+@pytest.mark.parametrize("kind", [sb.scorers.FoldedCopy, sb.scorers.Int8Copy, sb.scorers.AutocastCopy])
 @pytest.mark.parametrize(
     "make", [conv_net, linear_net, Tied, nn.Sequential], ids=["conv", "linear", "tied", "no layer"]
 )
@@ -153,11 +153,11 @@ def test_no_trace_and_the_same_scores_twice(kind, make):
     ]
 
 
-@pytest.mark.parametrize("kind", [sb.FoldedCopy, sb.Int8Copy])
+@pytest.mark.parametrize("kind", [sb.scorers.FoldedCopy, sb.scorers.Int8Copy])
 def test_a_copy_follows_the_weights_when_it_is_due(kind):
     data = images()
     model = train(conv_net(), data)
-    options = {"calibration_batches": 1} if kind is sb.Int8Copy else {}
+    options = {"calibration_batches": 1} if kind is sb.scorers.Int8Copy else {}
     scorer = forced(kind, refresh_every=3, **options)
     rounds = []
     for _ in range(7):
@@ -175,20 +175,20 @@ def test_requantised_weights_are_those_of_a_new_copy():
     """In place is a shortcut, with the same result where ranges of activations do not change."""
     data = images()
     model = train(conv_net(), data)
-    scorer = forced(sb.Int8Copy, refresh_every=1, calibration_batches=1)
+    scorer = forced(sb.scorers.Int8Copy, refresh_every=1, calibration_batches=1)
     scorer.score(candidates_of(data), task_of(model))
     with torch.no_grad():
         model[-1].weight.mul_(-1)
         model[-1].bias.zero_()
     found = scorer.score(candidates_of(data), task_of(model))
-    new = forced(sb.Int8Copy).score(candidates_of(data), task_of(model))
+    new = forced(sb.scorers.Int8Copy).score(candidates_of(data), task_of(model))
     assert torch.equal(found, new)
 
 
 def test_ranges_of_activations_are_observed_again():
     """Inputs ten times as large: cut off at the old ranges until the next calibration, and not after it."""
     (inputs, labels), model = images(), train(conv_net(), images())
-    scorer = forced(sb.Int8Copy, calibration_batches=1, calibrate_every=3)
+    scorer = forced(sb.scorers.Int8Copy, calibration_batches=1, calibrate_every=3)
     scorer.score(candidates_of((inputs, labels)), task_of(model))
     larger = (10 * inputs, labels)
     exact = plain_losses(model, larger)
@@ -229,7 +229,7 @@ def test_sums_of_residual_blocks_are_fused_where_that_is_safe(fused, parts):
     data = images(32)
     torch.manual_seed(0)
     model = train(Residual(**parts), data, lr=0.01)
-    scorer = forced(sb.Int8Copy)
+    scorer = forced(sb.scorers.Int8Copy)
     scores = scorer.score(candidates_of(data), task_of(model))
     assert scorer.model_copy.used
     found = {type(module).__name__ for module in scorer.model_copy._module.modules()}
@@ -244,7 +244,7 @@ def test_a_batch_of_one_fuses_nothing():
     """A shortcut of one row has the shape of a result of one row, and no longer that of 32."""
     torch.manual_seed(0)
     model = Residual(shortcut=lambda x: x.mean(0, keepdim=True)).eval()
-    scorer, (inputs, labels) = forced(sb.Int8Copy), images(32)
+    scorer, (inputs, labels) = forced(sb.scorers.Int8Copy), images(32)
     scorer.score(candidates_of((inputs[:1], labels[:1])), task_of(model))
     scores = scorer.score(candidates_of((inputs, labels)), task_of(model))
     torch.testing.assert_close(scores, plain_losses(model, (inputs, labels)), atol=0.05, rtol=0.05)
@@ -253,7 +253,7 @@ def test_a_batch_of_one_fuses_nothing():
 def test_quantising_beside_training_draws_nothing():
     """In a thread of its own it could not give back what it drew: others draw from the same state."""
     model, data = Residual().eval(), images(32)
-    scorer = forced(sb.Int8Copy, calibrate_every=1)  # quantised anew each time
+    scorer = forced(sb.scorers.Int8Copy, calibrate_every=1)  # quantised anew each time
     with beside_training():
         scorer.score(candidates_of(data), task_of(model))
         before = torch.get_rng_state()
@@ -263,7 +263,7 @@ def test_quantising_beside_training_draws_nothing():
 
 def test_copies_in_threads_leave_the_engine_of_the_user():
     engine, data, errors = torch.backends.quantized.engine, images(32), []
-    pairs = [(forced(sb.Int8Copy), Residual().eval()) for _ in range(3)]
+    pairs = [(forced(sb.scorers.Int8Copy), Residual().eval()) for _ in range(3)]
     for scorer, model in pairs:  # torch.fx traces in one thread at a time
         scorer.score(candidates_of(data), task_of(model))
 
@@ -302,7 +302,7 @@ def test_fidelity(trained, scoring, at_least):
     assert scorer.fidelity == fidelity(scores, plain_losses(model, data)) >= at_least
 
 
-@pytest.mark.parametrize("kind", [sb.FoldedCopy, sb.Int8Copy])
+@pytest.mark.parametrize("kind", [sb.scorers.FoldedCopy, sb.scorers.Int8Copy])
 @pytest.mark.parametrize("stop", [0, 1, 3, 5])
 def test_a_saved_copy_goes_on_to_the_bit(kind, stop):
     data = images(256)
@@ -315,7 +315,7 @@ def test_a_saved_copy_goes_on_to_the_bit(kind, stop):
             train(model, part, steps=1)
         return scores
 
-    options = {"calibration_batches": 2} if kind is sb.Int8Copy else {}
+    options = {"calibration_batches": 2} if kind is sb.scorers.Int8Copy else {}
     torch.manual_seed(1)
     model, scorer = train(conv_net(), data), forced(kind, refresh_every=4, **options)
     run(model, scorer, parts[:stop])
@@ -333,7 +333,7 @@ def test_a_saved_copy_goes_on_to_the_bit(kind, stop):
 def test_what_is_saved_does_not_change_later():
     data = images()
     model = train(conv_net(), data)
-    scorer = forced(sb.FoldedCopy)
+    scorer = forced(sb.scorers.FoldedCopy)
     scorer.score(candidates_of(data), task_of(model))
     state = scorer.state_dict()
     before = copy.deepcopy(state)
@@ -346,7 +346,7 @@ def test_what_is_saved_does_not_change_later():
 def test_a_network_that_cannot_be_traced(broken, caplog):
     data = images()
     model = train(broken(), data)
-    folded, int8 = forced(sb.FoldedCopy, refresh_every=2), forced(sb.Int8Copy)
+    folded, int8 = forced(sb.scorers.FoldedCopy, refresh_every=2), forced(sb.scorers.Int8Copy)
     exact = plain_losses(model, data)
     with caplog.at_level(logging.INFO, "selective_backprop"):
         for _ in range(2):
@@ -359,7 +359,7 @@ def test_a_network_that_cannot_be_traced(broken, caplog):
         "scoring with the model itself instead of its int8 cop",
     ]
     assert folded.model_copy.used and not int8.model_copy.used
-    resumed = forced(sb.FoldedCopy, refresh_every=2)
+    resumed = forced(sb.scorers.FoldedCopy, refresh_every=2)
     resumed.load_state_dict(folded.state_dict())
     assert same(resumed.score(candidates_of(data), task_of(model)), folded.score(candidates_of(data), task_of(model)))
 
@@ -370,7 +370,7 @@ def test_a_copy_that_does_not_pay_steps_aside_for_good(monkeypatch, caplog):
     scorer = scorer_from("int8")
     times = iter([[1.0, 0.5], [1.0, 2.0]])
     monkeypatch.setattr(cheap_copy, "seconds_of", lambda *_: next(times))
-    monkeypatch.setattr(sb.Int8Copy, "_follow", lambda *_: None)  # takes no time
+    monkeypatch.setattr(sb.scorers.Int8Copy, "_follow", lambda *_: None)  # takes no time
     with caplog.at_level(logging.INFO, "selective_backprop"):
         paying = scorer_from("folded")
         paying.score(candidates_of(data), task_of(model))
@@ -380,7 +380,7 @@ def test_a_copy_that_does_not_pay_steps_aside_for_good(monkeypatch, caplog):
     assert "scoring with a copy of the model, folded: it takes 5" in caplog.records[0].getMessage()
     assert "instead of its int8 copy: it takes 2e+03 ms for 64 candidates, the model 1e+03 ms" in caplog.text
     for before in (scorer, paying):  # times has no third entry: a resumed run does not measure
-        resumed = sb.ForwardScorer(model_copy=type(before.model_copy)())
+        resumed = sb.scorers.ForwardScorer(model_copy=type(before.model_copy)())
         resumed.load_state_dict(before.state_dict())
         resumed.score(candidates_of(data), task_of(model))
         assert resumed.model_copy.used is before.model_copy.used
@@ -393,9 +393,9 @@ def test_measured_for_real():
 
 
 def test_an_error_of_the_batch_or_the_loss_is_not_hidden():
-    for kind in (sb.FoldedCopy, sb.Int8Copy, sb.AutocastCopy):
+    for kind in (sb.scorers.FoldedCopy, sb.scorers.Int8Copy, sb.scorers.AutocastCopy):
         with pytest.raises(TypeError, match="neither a pair"):
-            forced(kind).score(sb.Candidates([1, 2, 3], None, 3), task_of(conv_net()))
+            forced(kind).score(sb.types.Candidates([1, 2, 3], None, 3), task_of(conv_net()))
 
 
 class OfKeywords(nn.Module):
@@ -407,14 +407,14 @@ class OfKeywords(nn.Module):
         return {"logits": self.layers(pixels), "labels": labels}
 
 
-@pytest.mark.parametrize("kind", [sb.FoldedCopy, sb.Int8Copy, sb.AutocastCopy])
+@pytest.mark.parametrize("kind", [sb.scorers.FoldedCopy, sb.scorers.Int8Copy, sb.scorers.AutocastCopy])
 def test_batches_that_are_dicts(kind):
     inputs, labels = images()
     batch = {"pixels": inputs.flatten(1), "labels": labels}
     loss = PerExampleLoss(lambda outputs, _: F.cross_entropy(outputs["logits"], labels, reduction="none"))
-    task = sb.Task(OfKeywords(), default_forward, loss)
+    task = sb.types.Task(OfKeywords(), default_forward, loss)
     scorer = forced(kind)
-    check_scorer(scorer, sb.Candidates(batch, None, 64), task)
+    check_scorer(scorer, sb.types.Candidates(batch, None, 64), task)
     assert scorer.model_copy.used and scorer.fidelity > 0.9
 
 
@@ -423,7 +423,7 @@ def test_compiled(trained, monkeypatch):
     model, data, part = copy.deepcopy(trained[0]), images(32), images(20)
     graphs = []
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=lambda g, _: graphs.append(g) or g))
-    scorer = forced(sb.FoldedCopy, compile=True)
+    scorer = forced(sb.scorers.FoldedCopy, compile=True)
     for _ in range(2):
         torch.testing.assert_close(scorer.score(candidates_of(data), task_of(model)), plain_losses(model, data))
         train(model, data)
@@ -434,7 +434,7 @@ def test_compiled(trained, monkeypatch):
 
 def test_names():
     first, second = scorer_from("half+int8"), scorer_from("half+int8")
-    assert first.scale_factor == 0.5 and isinstance(first.model_copy, sb.Int8Copy)
+    assert first.scale_factor == 0.5 and isinstance(first.model_copy, sb.scorers.Int8Copy)
     assert first.model_copy is not second.model_copy
     assert scorer_from("compiled").model_copy.compile and not scorer_from("folded").model_copy.compile
     assert [scorer_from(name).model_copy.precision for name in ("bf16", "fp16")] == ["bf16", "fp16"]
@@ -454,12 +454,15 @@ def test_half_resolution_is_what_a_copy_is_calibrated_on(trained):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sb.FoldedCopy(refresh_every=0), "refresh_every must be at least 1 candidate batch, got 0"),
-        (lambda: sb.Int8Copy(refresh_every=-1), "refresh_every must be at least 1 candidate batch, got -1"),
-        (lambda: sb.Int8Copy(calibration_batches=0), "calibration_batches must be at least 1, got 0"),
-        (lambda: sb.Int8Copy(calibrate_every=0), "calibrate_every must be at least 1 candidate batch, got 0"),
-        (lambda: sb.AutocastCopy("fp8"), "precision must be one of bf16, fp16, got 'fp8'"),
-        (lambda: sb.ForwardScorer("train", model_copy=sb.FoldedCopy()), "made for eval mode, got mode 'train'"),
+        (lambda: sb.scorers.FoldedCopy(refresh_every=0), "refresh_every must be at least 1 candidate batch, got 0"),
+        (lambda: sb.scorers.Int8Copy(refresh_every=-1), "refresh_every must be at least 1 candidate batch, got -1"),
+        (lambda: sb.scorers.Int8Copy(calibration_batches=0), "calibration_batches must be at least 1, got 0"),
+        (lambda: sb.scorers.Int8Copy(calibrate_every=0), "calibrate_every must be at least 1 candidate batch, got 0"),
+        (lambda: sb.scorers.AutocastCopy("fp8"), "precision must be one of bf16, fp16, got 'fp8'"),
+        (
+            lambda: sb.scorers.ForwardScorer("train", model_copy=sb.scorers.FoldedCopy()),
+            "made for eval mode, got mode 'train'",
+        ),
     ],
 )
 def test_bad_arguments(make, message):

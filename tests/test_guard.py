@@ -36,12 +36,12 @@ def clock():
 
 
 def test_it_measures_both_and_goes_on_with_the_faster(clock):
-    states = run(sb.Guard(window=5, patience=50, clock=clock), clock, 40, seconds_on=1.0, seconds_off=3.0)
+    states = run(sb.schedules.Guard(window=5, patience=50, clock=clock), clock, 40, seconds_on=1.0, seconds_off=3.0)
     assert states == [False] * 5 + [True] * 35
 
 
 def test_it_switches_off_what_does_not_pay_and_says_so_once(clock, caplog):
-    guard = sb.Guard(window=5, patience=50, clock=clock)
+    guard = sb.schedules.Guard(window=5, patience=50, clock=clock)
     with caplog.at_level(logging.INFO):
         states = run(guard, clock, 60, seconds_on=3.0, seconds_off=2.0)
     assert states == [False] * 5 + [True] * 5 + [False] * 50
@@ -51,7 +51,7 @@ def test_it_switches_off_what_does_not_pay_and_says_so_once(clock, caplog):
 
 
 def test_it_switches_back_on_when_that_changes(clock, caplog):
-    guard = sb.Guard(window=5, patience=20, clock=clock)
+    guard = sb.schedules.Guard(window=5, patience=20, clock=clock)
     run(guard, clock, 20, seconds_on=3.0, seconds_off=2.0)
     with caplog.at_level(logging.INFO):
         states = run(guard, clock, 100, seconds_on=1.0, seconds_off=2.0)
@@ -60,17 +60,19 @@ def test_it_switches_back_on_when_that_changes(clock, caplog):
 
 
 def test_a_small_difference_is_no_reason_to_switch(clock):
-    states = run(sb.Guard(window=5, patience=50, clock=clock), clock, 30, seconds_on=2.05, seconds_off=2.0)
+    states = run(sb.schedules.Guard(window=5, patience=50, clock=clock), clock, 30, seconds_on=2.05, seconds_off=2.0)
     assert all(states[5:])
 
 
 def test_pauses_are_not_counted(clock):
-    states = run(sb.Guard(window=5, patience=50, clock=clock), clock, 30, seconds_on=1.0, seconds_off=3.0, pause_at=8)
+    states = run(
+        sb.schedules.Guard(window=5, patience=50, clock=clock), clock, 30, seconds_on=1.0, seconds_off=3.0, pause_at=8
+    )
     assert all(states[5:])
 
 
 def test_time_between_epochs_is_not_counted(clock):
-    guard = sb.Guard(window=5, patience=100, clock=clock)
+    guard = sb.schedules.Guard(window=5, patience=100, clock=clock)
     states = []
     for _ in range(10):
         states += run(guard, clock, 4, seconds_on=1.0, seconds_off=3.0)
@@ -79,15 +81,15 @@ def test_time_between_epochs_is_not_counted(clock):
 
 
 def test_outside_its_window_of_training_nothing_is_measured(clock):
-    guard = sb.Guard(warmup_epochs=1, window=5, patience=50, clock=clock)
+    guard = sb.schedules.Guard(warmup_epochs=1, window=5, patience=50, clock=clock)
     assert not any(run(guard, clock, 50, seconds_on=1, seconds_off=9))
     assert guard.state_dict()["since"] == 0
 
 
 def test_state_goes_on_where_it_was(clock):
-    first = sb.Guard(window=5, patience=50, clock=clock)
+    first = sb.schedules.Guard(window=5, patience=50, clock=clock)
     run(first, clock, 20, seconds_on=3.0, seconds_off=2.0)
-    second = sb.Guard(window=5, patience=50, clock=clock)
+    second = sb.schedules.Guard(window=5, patience=50, clock=clock)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert second.state_dict() == first.state_dict()
     assert not any(run(second, clock, 20, seconds_on=3.0, seconds_off=2.0))
@@ -101,7 +103,7 @@ def test_in_training_by_a_clock_of_passes(selectivity, pays):
     model = nn.Sequential(nn.Linear(8, 4))
     model.register_forward_hook(lambda module, inputs, outputs: work.update(done=work["done"] + len(outputs)))
     data = TensorDataset(torch.randn(4096, 8), torch.randint(4, (4096,)))
-    guard = sb.Guard(window=32, clock=lambda: work["done"])
+    guard = sb.schedules.Guard(window=32, clock=lambda: work["done"])
     method = dataclasses.replace(sb.selective_backprop(selectivity), schedule=guard)
     loader = sb.SelectiveLoader(DataLoader(data, 32), model, nn.CrossEntropyLoss(), method)
     for inputs, targets in loader:
@@ -115,7 +117,9 @@ def test_in_training_by_a_clock_of_passes(selectivity, pays):
 
 def test_a_resumed_run_goes_on_exactly_if_the_clock_does():
     data = TensorDataset(torch.randn(640, 8), torch.randint(4, (640,)))
-    method = dataclasses.replace(sb.selective_backprop(0.5), schedule=sb.Guard(window=3, patience=6, clock=float))
+    method = dataclasses.replace(
+        sb.selective_backprop(0.5), schedule=sb.schedules.Guard(window=3, patience=6, clock=float)
+    )
 
     def make():
         torch.manual_seed(0)
@@ -139,4 +143,4 @@ def test_only_methods_with_a_pass_for_every_candidate_have_one():
     with pytest.raises(ValueError, match="window must be at least 1"):
         sb.selective_backprop(0.5).guard(window=0)
     with pytest.raises(ValueError, match="margin must be in"):
-        sb.Guard(margin=1.0)
+        sb.schedules.Guard(margin=1.0)

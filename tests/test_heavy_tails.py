@@ -102,10 +102,12 @@ def test_some_wrong_labels_do_not_use_up_the_share():
     """3% of the losses are 7, and what the network knows of the others differs; it goes on to train on these."""
     others = torch.rand(9700, generator=torch.Generator().manual_seed(0)) * 0.01
     losses = torch.cat([torch.full((300,), 7.0), others])
-    kept = sb.LossSharePolicy(loss_share=0.95).select(losses, torch.Generator()).positions
+    kept = sb.policies.LossSharePolicy(loss_share=0.95).select(losses, torch.Generator()).positions
     assert int((kept < 300).sum()) == 300
     assert int((kept >= 300).sum()) > 0.5 * len(others)
-    uncapped = sb.LossSharePolicy(loss_share=0.95, cap=float("inf")).select(losses, torch.Generator()).positions
+    uncapped = (
+        sb.policies.LossSharePolicy(loss_share=0.95, cap=float("inf")).select(losses, torch.Generator()).positions
+    )
     assert int((uncapped >= 300).sum()) == 0
 
 

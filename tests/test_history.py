@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selective_backprop import LossHistory
+from selective_backprop.policies import LossHistory
 from tests import reference
 
 losses = st.sampled_from([0.0, 0.125, 0.5, 1.0, 1.5, 2.0, 7.0, 100.0])

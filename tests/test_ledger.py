@@ -3,8 +3,7 @@ import copy
 import pytest
 import torch
 
-from selective_backprop import Ledger, LedgerRows
-from selective_backprop.ledger import COLUMNS
+from selective_backprop.ledger import COLUMNS, Ledger, LedgerRows
 
 
 def test_rows_belong_to_ids():

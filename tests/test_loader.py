@@ -191,16 +191,16 @@ def test_the_ledger_has_the_loss_of_each_example():
     assert torch.allclose(loader.ledger.loss[trained], loss[trained], atol=1e-5)
 
 
-class Weighted(sb.UniformPolicy):
+class Weighted(sb.policies.UniformPolicy):
     """Unbiased: weight 1 / p."""
 
     def select(self, scores, generator):
         selection = super().select(scores, generator)
-        return sb.Selection(selection.positions, selection.weights / self.selectivity, selection.probabilities)
+        return sb.types.Selection(selection.positions, selection.weights / self.selectivity, selection.probabilities)
 
 
 def weighted(selectivity=0.5):
-    return sb.Method("weighted", sb.ConstantScorer(), Weighted(selectivity=selectivity))
+    return sb.Method("weighted", sb.scorers.ConstantScorer(), Weighted(selectivity=selectivity))
 
 
 def test_weights_are_applied_by_loader_loss():
@@ -365,7 +365,7 @@ def test_selection_passes_need_less_memory_than_training():
     with Peak() as training:
         model(torch.randn(128, 64)).sum().backward()
     model.zero_grad(set_to_none=True)
-    candidates = sb.Candidates((torch.randn(128, 64), torch.zeros(128).long()), None, 128)
+    candidates = sb.types.Candidates((torch.randn(128, 64), torch.zeros(128).long()), None, 128)
     loader._selector._score(candidates, epoch=0)  # the first pass alone copies buffers
     with Peak() as selection:
         loader._selector._score(candidates, epoch=0)

@@ -58,15 +58,17 @@ def ledger_with(epochs, scores):
 
 
 def test_exponential_average():
-    scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.exponential_average(0.5), past_scores=3)
+    scorer = sb.scorers.PredictedScorer(
+        sb.scorers.ForwardScorer(), predictor=sb.scorers.exponential_average(0.5), past_scores=3
+    )
     ids = torch.tensor([0, 1])
     ledger = ledger_with([0, 1, 3], [[8.0, 1.0], [4.0, 1.0], [2.0, 1.0]])
     assert scorer.recall(ids, ledger.rows(ids), 4).tolist() == pytest.approx([(2 + 4 / 2 + 8 / 4) / 1.75, 1])
 
 
 def test_gaussian_process_equals_an_independent_implementation():
-    predictor = sb.gaussian_process(length_scale=2.5, noise=0.1)
-    scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=predictor, past_scores=3)
+    predictor = sb.scorers.gaussian_process(length_scale=2.5, noise=0.1)
+    scorer = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), predictor=predictor, past_scores=3)
     epochs, scores = [0, 2, 3], torch.rand(3, 6).tolist()
     ids = torch.arange(6)
     predicted = scorer.recall(ids, ledger_with(epochs, scores).rows(ids), 5)
@@ -80,7 +82,9 @@ def test_gaussian_process_equals_an_independent_implementation():
 
 
 def test_examples_scored_in_different_epochs_have_their_own_weights():
-    scorer = sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.gaussian_process(3, 0.1), past_scores=3, max_age=9)
+    scorer = sb.scorers.PredictedScorer(
+        sb.scorers.ForwardScorer(), predictor=sb.scorers.gaussian_process(3, 0.1), past_scores=3, max_age=9
+    )
     ledger = Ledger(4, past_scores=3)
     ledger.record_scores(torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 0)
     ledger.record_scores(torch.tensor([1, 2]), torch.tensor([1.0, 4.0]), 2)
@@ -106,7 +110,7 @@ def test_a_maximum_age_forces_a_fresh_pass():
 
 @pytest.mark.parametrize("losses", [[1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [0.1, 2.0, 0.5, 0.0, 7.0]])
 def test_variance_reduction_is_kath18s(losses):
-    schedule = sb.VariableStart(threshold=1.0, momentum=0.0)
+    schedule = sb.schedules.VariableStart(threshold=1.0, momentum=0.0)
     schedule.observe(torch.tensor(losses))
     assert schedule.state_dict()["tau"] == pytest.approx(reference.variance_reduction(losses))
 
@@ -211,30 +215,30 @@ def test_kath18_makes_no_probe_before_its_warm_up_is_over():
 )
 def test_bad_options_of_a_variable_start(options, message):
     with pytest.raises(ValueError, match=message):
-        sb.VariableStart(**options)
+        sb.schedules.VariableStart(**options)
 
 
 def test_a_variable_start_refuses_another_schedules_state():
-    schedule = sb.VariableStart(threshold=1.0)
+    schedule = sb.schedules.VariableStart(threshold=1.0)
     schedule.observe(torch.tensor([0.0, 1.0]))
     with pytest.raises(
         ValueError, match=r"the saved schedule has \['on'\], a VariableStart has \['tau', 'unobserved'\]"
     ):
         schedule.load_state_dict({"on": True})
-    other = sb.VariableStart(threshold=1.0)
+    other = sb.schedules.VariableStart(threshold=1.0)
     other.load_state_dict(schedule.state_dict())
     assert other.tau == schedule.tau > 1
 
 
 def test_zero_scores_are_never_drawn():
     scores = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
-    policy = sb.ImportancePolicy(selectivity=0.8)
+    policy = sb.policies.ImportancePolicy(selectivity=0.8)
     drawn = {p for seed in range(200) for p in policy.select(scores, generator(seed)).positions.tolist()}
     assert drawn == {1, 3}
 
 
 def test_without_any_loss_all_have_the_same_chance():
-    policy, coins = sb.ImportancePolicy(selectivity=0.5), generator()
+    policy, coins = sb.policies.ImportancePolicy(selectivity=0.5), generator()
     counts = torch.zeros(4)
     for _ in range(4000):
         counts += torch.bincount(policy.select(torch.zeros(4), coins).positions, minlength=4)
@@ -243,7 +247,11 @@ def test_without_any_loss_all_have_the_same_chance():
 
 def test_draws_are_in_proportion_to_the_score():
     # 20,000 draws: five standard deviations are at most 0.018.
-    scores, policy, coins = torch.tensor([1.0, 2.0, 3.0, 4.0]), sb.ImportancePolicy(selectivity=0.5), generator()
+    scores, policy, coins = (
+        torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        sb.policies.ImportancePolicy(selectivity=0.5),
+        generator(),
+    )
     counts = torch.zeros(4)
     for _ in range(10_000):
         counts += torch.bincount(policy.select(scores, coins).positions, minlength=4)
@@ -256,10 +264,10 @@ def test_draws_are_in_proportion_to_the_score():
 @pytest.mark.parametrize(
     ("policy", "per_pool"),
     [
-        (sb.PercentilePolicy(selectivity=0.4, unbiased=True, max_weight=1e9), False),
-        (sb.PercentilePolicy(selectivity=0.4, unbiased=True, max_weight=1e9, fixed_size=True), False),
-        (sb.BelowMeanPolicy(prune=0.6), False),
-        (sb.ImportancePolicy(selectivity=0.3, unbiased=True), True),
+        (sb.policies.PercentilePolicy(selectivity=0.4, unbiased=True, max_weight=1e9), False),
+        (sb.policies.PercentilePolicy(selectivity=0.4, unbiased=True, max_weight=1e9, fixed_size=True), False),
+        (sb.policies.BelowMeanPolicy(prune=0.6), False),
+        (sb.policies.ImportancePolicy(selectivity=0.3, unbiased=True), True),
     ],
     ids=["percentile", "fixed size", "infobatch", "kath18"],
 )
@@ -280,13 +288,13 @@ def test_the_mean_gradient_over_many_draws_is_the_full_gradient(policy, per_pool
 
 def test_without_weights_the_gradient_is_biased():
     """The test above can fail: SB as it is does not pass it."""
-    policy, coins, losses = sb.PercentilePolicy(selectivity=0.4), generator(), torch.rand(60)
+    policy, coins, losses = sb.policies.PercentilePolicy(selectivity=0.4), generator(), torch.rand(60)
     sums = torch.tensor([float(losses[policy.select(losses, coins).positions].sum()) for _ in range(500)])
     assert abs(sums.mean() - losses.sum()) > 5 * sums.std() / 500**0.5
 
 
 def test_clipped_weights_are_reported():
-    policy = sb.PercentilePolicy(selectivity=0.5, unbiased=True, max_weight=3)
+    policy = sb.policies.PercentilePolicy(selectivity=0.5, unbiased=True, max_weight=3)
     weights = torch.cat([policy.select(torch.rand(500), generator(seed)).weights for seed in range(20)])
     assert float(weights.max()) == 3
     assert policy.clipped == pytest.approx(float((weights == 3).float().mean()), abs=1e-6)
@@ -369,7 +377,7 @@ def test_the_subset_is_random():
 
 def test_below_the_mean_and_above():
     scores = torch.tensor([1.0, 1.0, 1.0, 9.0])
-    policy = sb.BelowMeanPolicy(prune=0.75)
+    policy = sb.policies.BelowMeanPolicy(prune=0.75)
     selections = [policy.select(scores, generator(seed)) for seed in range(300)]
     assert selections[0].probabilities.tolist() == [0.25, 0.25, 0.25, 1]
     for selection in selections:
@@ -380,7 +388,9 @@ def test_below_the_mean_and_above():
 
 @pytest.mark.parametrize("value", [0.1, 0.3, 1e-8, 7e8, 0.0])
 def test_equal_losses_are_not_below_their_mean(value):
-    assert sb.BelowMeanPolicy(prune=0.9).select(torch.full((1001,), value), generator()).probabilities.min() == 1
+    assert (
+        sb.policies.BelowMeanPolicy(prune=0.9).select(torch.full((1001,), value), generator()).probabilities.min() == 1
+    )
 
 
 @pytest.mark.parametrize("num_epochs", [1, 2, 3, 5, 7, 8, 10])
@@ -408,7 +418,7 @@ def test_weights_reset_exactly_when_the_window_ends(num_epochs, until):
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.8, 0.9, 0.99])
 def test_a_loss_share_takes_the_hardest_and_not_one_too_many(share):
     losses = torch.randn(300, generator=generator()).exp()
-    selection = sb.LossSharePolicy(loss_share=share, cap=float("inf")).select(losses, generator())
+    selection = sb.policies.LossSharePolicy(loss_share=share, cap=float("inf")).select(losses, generator())
     assert selection.positions.tolist() == sorted(reference.hardest_with_loss_share(losses.tolist(), share))
     kept = selection.probabilities.bool()
     assert kept.nonzero().flatten().tolist() == selection.positions.tolist()
@@ -421,7 +431,7 @@ def test_a_loss_share_takes_the_hardest_and_not_one_too_many(share):
 def test_a_loss_share_of_capped_losses(spread, cap):
     losses = torch.randn(300, generator=generator(), dtype=torch.float64).mul(spread).exp()
     expected = sorted(reference.hardest_with_loss_share(losses.tolist(), 0.9, cap))
-    policy = sb.LossSharePolicy(loss_share=0.9, cap=cap)
+    policy = sb.policies.LossSharePolicy(loss_share=0.9, cap=cap)
     assert len(expected) == round(policy.keep_fraction(losses) * 300) >= 0.9 * 300 / cap
     if not sb.functional.is_outlier(losses).any():
         assert policy.select(losses, generator()).positions.tolist() == expected
@@ -429,7 +439,7 @@ def test_a_loss_share_of_capped_losses(spread, cap):
 
 def test_outliers_are_kept_with_the_chance_that_candidates_have_on_average():
     losses = torch.cat([torch.rand(996, generator=generator()), torch.tensor([1e3, 1e5, 1e9, 2e9])])
-    policy, draws, times = sb.LossSharePolicy(loss_share=0.9), generator(), torch.zeros(4)
+    policy, draws, times = sb.policies.LossSharePolicy(loss_share=0.9), generator(), torch.zeros(4)
     fraction = policy.keep_fraction(losses)
     assert 0.6 < fraction < 0.75  # of uniform losses, 1 - sqrt(0.1), and a little less because outliers count too
     for _ in range(400):
@@ -447,7 +457,7 @@ def test_outliers_are_kept_with_the_chance_that_candidates_have_on_average():
 def test_a_loss_share_takes_negative_losses_by_how_far_they_are_above_the_smallest(soft):
     losses = torch.randn(300, generator=generator()).mul(0.5).exp()
     shifted = losses - losses.min() - 2.5
-    policies = [sb.LossSharePolicy(loss_share=0.8, soft=soft) for _ in range(2)]
+    policies = [sb.policies.LossSharePolicy(loss_share=0.8, soft=soft) for _ in range(2)]
     expected = policies[0].select(losses - losses.min(), generator())
     got = policies[1].select(shifted, generator())
     assert torch.equal(got.positions, expected.positions)
@@ -456,7 +466,9 @@ def test_a_loss_share_takes_negative_losses_by_how_far_they_are_above_the_smalle
     # A loss that is only just negative changes next to nothing.
     slightly = torch.cat([losses, torch.tensor([-1e-6])])
     without = torch.cat([losses, torch.tensor([0.0])])
-    chances = [sb.LossSharePolicy(loss_share=0.8, soft=soft).select(x, generator()) for x in (slightly, without)]
+    chances = [
+        sb.policies.LossSharePolicy(loss_share=0.8, soft=soft).select(x, generator()) for x in (slightly, without)
+    ]
     assert torch.allclose(chances[0].probabilities, chances[1].probabilities, atol=1e-4)
 
 
@@ -466,7 +478,7 @@ def test_a_loss_share_takes_negative_losses_by_how_far_they_are_above_the_smalle
 def test_a_loss_share_keeps_something(soft, size, share):
     one = torch.zeros(size).index_fill_(0, torch.tensor([size - 1]), 1e30)
     for losses in (one, -one, one * 1e-30, torch.zeros(size), torch.full((size,), -3.0), torch.rand(size) - 0.5):
-        selection = sb.LossSharePolicy(loss_share=share, soft=soft).select(losses, generator())
+        selection = sb.policies.LossSharePolicy(loss_share=share, soft=soft).select(losses, generator())
         assert 0 < len(selection.positions) <= size
         assert len(set(selection.positions.tolist())) == len(selection.positions)
         assert share < 1 or len(selection.positions) == size
@@ -475,7 +487,7 @@ def test_a_loss_share_keeps_something(soft, size, share):
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.9, 0.99])
 def test_beta_keeps_the_asked_share_of_the_loss(share):
     losses = torch.randn(300, generator=generator()).exp()
-    policy = sb.LossSharePolicy(loss_share=share, soft=True, cap=float("inf"))
+    policy = sb.policies.LossSharePolicy(loss_share=share, soft=True, cap=float("inf"))
     selection = policy.select(losses, generator())
     assert reference.kept_loss_share(losses.tolist(), policy.beta) == pytest.approx(share, abs=1e-4)
     assert float((selection.probabilities * losses).sum() / losses.sum()) == pytest.approx(share, abs=1e-4)
@@ -485,16 +497,16 @@ def test_beta_keeps_the_asked_share_of_the_loss(share):
 @pytest.mark.parametrize("soft", [False, True])
 def test_loss_share_at_its_limits(soft):
     losses = torch.cat([torch.rand(40), torch.zeros(10)])
-    everything = sb.LossSharePolicy(loss_share=1.0, soft=soft).select(losses, generator())
+    everything = sb.policies.LossSharePolicy(loss_share=1.0, soft=soft).select(losses, generator())
     assert len(everything.positions) == 50
-    half = sb.LossSharePolicy(loss_share=0.5, soft=soft)
+    half = sb.policies.LossSharePolicy(loss_share=0.5, soft=soft)
     assert len(half.select(torch.zeros(50), generator()).positions) == 50  # nothing is known to be easier
     assert half.select(torch.ones(1), generator()).positions.tolist() == [0]
     assert len(half.select(torch.ones(0), generator()).positions) == 0
 
 
 def test_a_loss_share_of_equal_losses_is_that_share_of_them_by_lot():
-    policy, draws = sb.LossSharePolicy(loss_share=0.9), generator()
+    policy, draws = sb.policies.LossSharePolicy(loss_share=0.9), generator()
     selections = [policy.select(torch.full((10,), 0.1), draws) for _ in range(50)]
     assert {len(selection.positions) for selection in selections} == {9}
     assert all(selection.probabilities.tolist() == pytest.approx([0.9] * 10) for selection in selections)
@@ -504,7 +516,7 @@ def test_a_loss_share_of_equal_losses_is_that_share_of_them_by_lot():
 def test_a_loss_share_takes_fewer_examples_than_chances_with_the_same_share():
     losses = torch.randn(2000, generator=generator()).mul(2).exp()
     hard, soft = (
-        float(sb.LossSharePolicy(loss_share=0.9, soft=soft).select(losses, generator()).probabilities.mean())
+        float(sb.policies.LossSharePolicy(loss_share=0.9, soft=soft).select(losses, generator()).probabilities.mean())
         for soft in (False, True)
     )
     assert hard < 0.8 * soft
@@ -514,7 +526,7 @@ def test_a_loss_share_takes_fewer_examples_than_chances_with_the_same_share():
 def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_is_none(soft):
     even = torch.rand(2000, generator=generator()) * 0.2 + 0.9
     skewed = torch.cat([torch.full((1800,), 1e-3), torch.ones(200)])
-    policy = sb.LossSharePolicy(loss_share=0.9, soft=soft)
+    policy = sb.policies.LossSharePolicy(loss_share=0.9, soft=soft)
     kept = [float(policy.select(x, generator()).probabilities.mean()) for x in (even, skewed)]
     assert kept[0] > 0.85
     assert kept[1] < 0.3
@@ -625,7 +637,7 @@ def test_classes_of_another_data_set():
 
 @pytest.mark.parametrize("selectivity", [0.1, 0.37, 0.9, 1.0])
 def test_fixed_size_varies_by_rounding_alone(selectivity):
-    policy, coins = sb.PercentilePolicy(selectivity=selectivity, fixed_size=True), generator()
+    policy, coins = sb.policies.PercentilePolicy(selectivity=selectivity, fixed_size=True), generator()
     sizes = [len(policy.select(torch.rand(40), coins).positions) for _ in range(50)]
     assert set(sizes) <= {int(40 * selectivity + 1e-9), int(40 * selectivity + 1 - 1e-9)}
     assert sum(sizes) == round(50 * 40 * selectivity)
@@ -634,7 +646,7 @@ def test_fixed_size_varies_by_rounding_alone(selectivity):
 @pytest.mark.parametrize("selectivity", [0.1, 1 / 3, 0.6])
 @pytest.mark.parametrize("ceiling", [0.7, 0.95])
 def test_the_guard_keeps_the_asked_share_and_drops_the_top(selectivity, ceiling):
-    policy = sb.PercentilePolicy(selectivity=selectivity, noise_guard=ceiling, history_size=1)
+    policy = sb.policies.PercentilePolicy(selectivity=selectivity, noise_guard=ceiling, history_size=1)
     chance = policy.select(torch.arange(10_000.0), generator()).probabilities
     assert float(chance.mean()) == pytest.approx(selectivity, abs=1e-3)
     assert int(chance.argmax()) == pytest.approx(ceiling * 10_000, abs=2)
@@ -646,10 +658,10 @@ def test_classes_share_alike():
     classes = torch.arange(NUM_DIGITS) % 2
     scores = torch.rand(NUM_DIGITS) + 10 * classes
     shares = []
-    policy = sb.PercentilePolicy(selectivity=0.25)
+    policy = sb.policies.PercentilePolicy(selectivity=0.25)
     for selection in (
         policy.select(scores, generator()),
-        sb.GroupedPolicy(policy).select_in_groups(scores, generator(), classes),
+        sb.policies.GroupedPolicy(policy).select_in_groups(scores, generator(), classes),
     ):
         chance = selection.probabilities
         shares.append(float(chance[classes == 1].sum() / chance.sum()))
@@ -662,11 +674,11 @@ def test_expected_selective_backprop_is_sb_in_expectation():
     model = nn.Linear(64, 10)
     losses = F.cross_entropy(model(INPUTS[:100]), TARGETS[:100], reduction="none")
     rows = torch.stack([torch.autograd.grad(loss, model.bias, retain_graph=True)[0] for loss in losses])
-    weighted = sb.ExpectedPolicy(selectivity=0.4).select(losses.detach(), generator())
+    weighted = sb.policies.ExpectedPolicy(selectivity=0.4).select(losses.detach(), generator())
     expected = (weighted.weights[:, None] * rows).mean(0)
     draws, coins = [], generator()
     for _ in range(2000):
-        positions = sb.PercentilePolicy(selectivity=0.4).select(losses.detach(), coins).positions
+        positions = sb.policies.PercentilePolicy(selectivity=0.4).select(losses.detach(), coins).positions
         draws.append(rows[positions].sum(0) / (0.4 * 100))  # a batch of 40 comes from 100 candidates
     stacked = torch.stack(draws)
     assert bool(((stacked.mean(0) - expected).abs() <= 5 * stacked.std(0) / 2000**0.5 + 1e-6).all())
@@ -737,11 +749,11 @@ def test_scores_of_another_data_set():
         ),
         (lambda: sb.selective_backprop(max_weight=0.5), ValueError, "max_weight must be at least 1, got 0.5"),
         (
-            lambda: sb.ImportancePolicy(selectivity=0.5).select(torch.tensor([2.0, -1.0]), generator()),
+            lambda: sb.policies.ImportancePolicy(selectivity=0.5).select(torch.tensor([2.0, -1.0]), generator()),
             ValueError,
             r"negative: score is -1 for the examples with positions \[1\] among the candidates",
         ),
-        (lambda: sb.LossSharePolicy(loss_share=0.5, cap=0.5), ValueError, "cap must be at least 1, got 0.5"),
+        (lambda: sb.policies.LossSharePolicy(loss_share=0.5, cap=0.5), ValueError, "cap must be at least 1, got 0.5"),
     ],
 )
 def test_bad_parameters(make, error, message):

@@ -42,10 +42,12 @@ def run(scorer, *, forward=default_forward, slow_step=False, epochs=2, **options
 
 def calibrating():
     """By a copy that observes ranges in forward passes of its own, in the background too."""
-    return sb.ForwardScorer(model_copy=sb.Int8Copy(measure=False, calibrate_every=2))
+    return sb.scorers.ForwardScorer(model_copy=sb.scorers.Int8Copy(measure=False, calibrate_every=2))
 
 
-@pytest.mark.parametrize(("make_fresh", "sync_every"), [(sb.ForwardScorer, 1), (sb.ForwardScorer, 3), (calibrating, 1)])
+@pytest.mark.parametrize(
+    ("make_fresh", "sync_every"), [(sb.scorers.ForwardScorer, 1), (sb.scorers.ForwardScorer, 3), (calibrating, 1)]
+)
 def test_the_result_does_not_depend_on_the_timing(make_fresh, sync_every):
     clock = random.Random()  # seeded by the system: another one each time
 
@@ -53,11 +55,13 @@ def test_the_result_does_not_depend_on_the_timing(make_fresh, sync_every):
         time.sleep(clock.random() / 100 if in_background() else 0)
         return default_forward(model, batch)
 
-    scorer = sb.PipelinedScorer(make_fresh(), sync_every=sync_every)
+    scorer = sb.scorers.PipelinedScorer(make_fresh(), sync_every=sync_every)
     expected = run(scorer, dataset=Noisy())
     for slow_step in (False, True):
         assert same(run(scorer, forward=sleepy, slow_step=slow_step, dataset=Noisy()), expected)
-    assert not same(run(sb.ForwardScorer(), dataset=Noisy()), expected), "scores are older than without pipelining"
+    assert not same(run(sb.scorers.ForwardScorer(), dataset=Noisy()), expected), (
+        "scores are older than without pipelining"
+    )
 
 
 def losses_by(model, state, rows):
@@ -72,7 +76,7 @@ def losses_by(model, state, rows):
 @pytest.mark.parametrize("sync_every", [1, 2, 3, 50])
 def test_scores_are_those_of_the_model_at_the_last_synchronisation(sync_every):
     model = make_model()
-    method = sb.top_k(0.7, scoring=sb.PipelinedScorer(sync_every=sync_every))
+    method = sb.top_k(0.7, scoring=sb.scorers.PipelinedScorer(sync_every=sync_every))
     loader = make_loader(method, model=model, loader_options={"shuffle": False})
     loader.policy.with_replacement = True  # what waits in the queue is offered again, so that batches are known
     select, offers = loader.policy.select, []  # the step at which each candidate batch was offered, and its scores
@@ -130,7 +134,7 @@ def test_scoring_and_training_overlap():
 
 def test_fidelity_is_measured_against_the_current_model():
     model = make_model()
-    loader = make_loader(sb.top_k(0.5, scoring=sb.PipelinedScorer(sync_every=100, audit_every=1)), model=model)
+    loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=100, audit_every=1)), model=model)
     next(iter(loader))
     assert loader.stats.fidelity == 1
     train(loader, model, 6)
@@ -179,10 +183,10 @@ def test_random_numbers_in_eval_mode_are_refused():
     ("make", "error", "message"),
     [
         (lambda: scorer_from("train+pipelined"), ValueError, "a copy of the model in eval mode, got mode 'train'"),
-        (lambda: sb.PipelinedScorer(sync_every=0), ValueError, "sync_every must be a whole number .*, got 0"),
-        (lambda: sb.PipelinedScorer(sb.ConstantScorer()), TypeError, "for a scorer that runs a model"),
-        (lambda: sb.PipelinedScorer(sb.PipelinedScorer()), TypeError, "for a scorer that runs a model"),
-        (lambda: sb.PipelinedScorer(audit_every=0), ValueError, "audit_every must be at least 1"),
+        (lambda: sb.scorers.PipelinedScorer(sync_every=0), ValueError, "sync_every must be a whole number .*, got 0"),
+        (lambda: sb.scorers.PipelinedScorer(sb.scorers.ConstantScorer()), TypeError, "for a scorer that runs a model"),
+        (lambda: sb.scorers.PipelinedScorer(sb.scorers.PipelinedScorer()), TypeError, "for a scorer that runs a model"),
+        (lambda: sb.scorers.PipelinedScorer(audit_every=0), ValueError, "audit_every must be at least 1"),
     ],
 )
 def test_bad_arguments(make, error, message):
@@ -195,8 +199,8 @@ def test_by_name_with_others_and_with_another_score():
     assert scorer.fresh.scale_factor == 0.5
     inputs, targets = torch.rand(5, 3, 8, 8), torch.arange(5)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10))
-    task = sb.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
-    candidates = sb.Candidates((inputs, targets), None, 5)
+    task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    candidates = sb.types.Candidates((inputs, targets), None, 5)
     alone = sb.distance_backprop(scoring="half").scorer.score(candidates, task)
     scorer.submit(candidates, task)
     assert torch.equal(scorer.score(candidates, task), alone)
@@ -272,7 +276,7 @@ def test_what_is_not_wanted_any_more_is_waited_for():
 
 
 def test_loaders_of_one_method_share_nothing():
-    method = sb.selective_backprop(0.5, scoring=sb.PipelinedScorer(sync_every=3))
+    method = sb.selective_backprop(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=3))
     expected = run(method.scorer)
     one, two = (make_loader(method) for _ in range(2))
     iterators = iter(one), iter(two)
@@ -335,7 +339,7 @@ def test_resume_with_a_batch_under_way(kind, sync_every):
             KINDS[kind](),
             model,
             nn.CrossEntropyLoss(),
-            sb.top_k(0.6, scoring=sb.PipelinedScorer(sync_every=sync_every)),
+            sb.top_k(0.6, scoring=sb.scorers.PipelinedScorer(sync_every=sync_every)),
             batch_size=8,
             transform=AddNoise() if kind != "dicts" else None,
         )
@@ -378,7 +382,7 @@ def test_resume_with_a_batch_under_way(kind, sync_every):
 
 def test_weights_are_saved_only_where_they_are_needed():
     for sync_every, needed in ((1, False), (3, True)):
-        loader = make_loader(sb.top_k(0.5, scoring=sb.PipelinedScorer(sync_every=sync_every)))
+        loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=sync_every)))
         next(iter(loader))
         weights = loader.state_dict()["selector"]["scorer"]["snapshot"]["weights"]
         assert (weights is not None) == needed
@@ -387,8 +391,8 @@ def test_weights_are_saved_only_where_they_are_needed():
 def test_selection_that_is_switched_off_for_a_batch_ahead():
     """A guard decides by the clock when the batch has its turn: what was scored for nothing is dropped."""
     times = iter(range(10**6))
-    guard = sb.Guard(window=2, patience=4, clock=lambda: float(next(times)) ** 1.5)
-    method = sb.Method("mine", sb.PipelinedScorer(), sb.TopKPolicy(selectivity=0.5), guard)
+    guard = sb.schedules.Guard(window=2, patience=4, clock=lambda: float(next(times)) ** 1.5)
+    method = sb.Method("mine", sb.scorers.PipelinedScorer(), sb.policies.TopKPolicy(selectivity=0.5), guard)
     loader = make_loader(method, num_epochs=4)
     trained = [id for batch in train(loader, loader.model, 4) for id in batch]
     assert 0 < loader.stats.scored < loader.stats.offered == 4 * 203
@@ -403,11 +407,11 @@ def test_a_copy_on_another_device(monkeypatch):
     monkeypatch.setattr(pipelined, "device_of", lambda m: torch.device("cpu") if m is model else torch.device("cpu:0"))
     monkeypatch.setattr(pipelined, "move", lambda *args, **kwargs: moves.append(args[1]) or move(*args, **kwargs))
     inputs, targets = digits()[:16]
-    task = sb.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss(weight=torch.rand(10))))
-    candidates = sb.Candidates([inputs, targets], None, 16)
-    scorer = sb.PipelinedScorer()
+    task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss(weight=torch.rand(10))))
+    candidates = sb.types.Candidates([inputs, targets], None, 16)
+    scorer = sb.scorers.PipelinedScorer()
     scorer.submit(candidates, task)
-    assert torch.equal(scorer.score(candidates, task), sb.ForwardScorer().score(candidates, task))
+    assert torch.equal(scorer.score(candidates, task), sb.scorers.ForwardScorer().score(candidates, task))
     assert moves == [torch.device("cpu:0"), torch.device("cpu")]
 
 
@@ -421,5 +425,5 @@ def test_a_model_on_the_gpu(device):
         return [loader.batch.ids.tolist() for _ in range(2) for _ in loader], loader.ledger.score
 
     # Without training the weights stay the same: so do the scores, wherever they are computed.
-    ahead, plain = ids(sb.PipelinedScorer(device=device)), ids(sb.ForwardScorer())
+    ahead, plain = ids(sb.scorers.PipelinedScorer(device=device)), ids(sb.scorers.ForwardScorer())
     assert torch.allclose(ahead[1], plain[1], atol=1e-4)

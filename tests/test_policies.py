@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selective_backprop import ExpectedPolicy, GroupedPolicy, PercentilePolicy, TopKPolicy, UniformPolicy
+from selective_backprop.policies import ExpectedPolicy, GroupedPolicy, PercentilePolicy, TopKPolicy, UniformPolicy
 from tests import reference
 
 THIRD = 1 / 3

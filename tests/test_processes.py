@@ -28,7 +28,7 @@ torch.manual_seed(1)
 methods = {
     "sb": sb.selective_backprop(0.4),
     "stale": sb.stale_selective_backprop(0.4, every=2),
-    "pipelined": sb.selective_backprop(0.4, scoring=sb.PipelinedScorer(sync_every=3)),
+    "pipelined": sb.selective_backprop(0.4, scoring=sb.scorers.PipelinedScorer(sync_every=3)),
 }
 model = make_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

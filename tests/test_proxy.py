@@ -27,11 +27,11 @@ def small(seed=4):
 
 def candidates(start=0, size=32):
     rows = torch.arange(start, start + size)
-    return sb.Candidates((INPUTS[rows], TARGETS[rows]), rows, size)
+    return sb.types.Candidates((INPUTS[rows], TARGETS[rows]), rows, size)
 
 
 def task(model=None):
-    return sb.Task(model or make_model(), default_forward, LOSS)
+    return sb.types.Task(model or make_model(), default_forward, LOSS)
 
 
 def losses(model, batch):
@@ -96,7 +96,7 @@ def test_learning_leaves_no_trace_elsewhere():
     model, loss_fn, scorer = make_model(), Scaled(), sb.proxy(make_model(seed=8), train_every=1)
     before = testing.model_trace(model), testing.model_trace(loss_fn), testing.global_random_states()
     for start in range(0, 160, 32):
-        scores = scorer.score(candidates(start), sb.Task(model, default_forward, PerExampleLoss(loss_fn)))
+        scores = scorer.score(candidates(start), sb.types.Task(model, default_forward, PerExampleLoss(loss_fn)))
         assert not scores.requires_grad
     assert testing.same(
         before, (testing.model_trace(model), testing.model_trace(loss_fn), testing.global_random_states())
@@ -118,7 +118,7 @@ def test_dropout_is_drawn_anew_at_each_step_and_not_from_the_callers_numbers():
     global_draw = torch.rand(3)
     for _ in range(3):
         torch.manual_seed(0)
-        scorer.score(candidates(), sb.Task(large, forward, LOSS))
+        scorer.score(candidates(), sb.types.Task(large, forward, LOSS))
         assert torch.equal(torch.rand(3), global_draw)
     assert len({tuple(draw.tolist()) for draw in [*drawn, global_draw]}) == 4
 
@@ -234,7 +234,7 @@ def test_a_proxy_that_diverges_is_named():
         (lambda: sb.proxy(small(), optimizer=list), TypeError, "must return a torch.optim.Optimizer, got list"),
         (lambda: sb.proxy(small(), scoring="tests"), ValueError, "names joined by .* got 'tests'"),
         (
-            lambda: sb.proxy(small(), scoring=sb.ConstantScorer()),
+            lambda: sb.proxy(small(), scoring=sb.scorers.ConstantScorer()),
             TypeError,
             "from a selection pass of its own, got ConstantScorer",
         ),

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import selective_backprop as sb
 
 SOURCE = Path(sb.__file__).parent
@@ -48,6 +50,12 @@ def test_all_is_sorted_and_complete():
     public = {name for name in vars(sb) if not name.startswith("_")}
     modules = {name for name, value in vars(sb).items() if type(value).__name__ == "module"}
     assert public - (modules - set(sb.__all__)) == set(sb.__all__)
+
+
+@pytest.mark.parametrize("module", [sb.policies, sb.pruning, sb.scorers, sb.types])
+def test_modules_say_what_is_public(module):
+    assert sorted(module.__all__) == module.__all__
+    assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_importing_needs_torch_alone_and_touches_nothing():

@@ -115,7 +115,7 @@ def test_draws_with_replacement_may_repeat():
 
 def test_waiting_examples_are_neither_loaded_nor_scored_again():
     """Half of 10 wait; of the next 10 candidates, 5 are scored, and they fill the batch with the others."""
-    method = sb.Method("half", sb.ForwardScorer(), sb.TopKPolicy(selectivity=0.5))
+    method = sb.Method("half", sb.scorers.ForwardScorer(), sb.policies.TopKPolicy(selectivity=0.5))
     result = run(method, 20, 20, epochs=2, num_epochs=None, batch_size=10)
     assert result.counts == [1, 1]
     result = run(method, 20, 10, epochs=2, num_epochs=None, batch_size=8)
@@ -212,7 +212,9 @@ def test_a_plan_never_leaves_an_epoch_without_a_batch(method):
 
 def test_what_tops_up_an_unbiased_plan_has_no_weight():
     """60 of 100 are drawn, 40 more are needed to fill the batch: they are in the expectation of the 60 already."""
-    method = sb.Method("half", sb.ConstantScorer(), sb.PercentilePolicy(selectivity=0.5, unbiased=True))
+    method = sb.Method(
+        "half", sb.scorers.ConstantScorer(), sb.policies.PercentilePolicy(selectivity=0.5, unbiased=True)
+    )
     result = run(method, 100, 100, epochs=2)
     assert result.counts == [1, 1]
     weights = result.loader.batch.weights

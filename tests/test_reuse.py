@@ -64,7 +64,7 @@ def test_the_selection_is_that_of_the_policy():
     """The same policy and seed, fed with the losses of the same training passes, selects the same examples."""
     model = make_network()
     loader = make_loader(sb.selective_backprop(1 / 3, scoring="reuse"), model=model, seed=5)
-    policy, generator = sb.PercentilePolicy(selectivity=1 / 3), torch.Generator().manual_seed(5)
+    policy, generator = sb.policies.PercentilePolicy(selectivity=1 / 3), torch.Generator().manual_seed(5)
     for inputs, targets in loader:
         outputs = model(inputs)
         loader.loss(outputs, targets)

@@ -1,6 +1,6 @@
 import pytest
 
-from selective_backprop import Schedule
+from selective_backprop.schedules import Schedule
 
 
 def test_on_by_default():

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selective_backprop import Ledger
 from selective_backprop.distributed.ledger import ShardedLedger
-from selective_backprop.ledger import COLUMNS
+from selective_backprop.ledger import COLUMNS, Ledger
 from selective_backprop.testing import same
 from tests.ranks.threads import run_processes, run_threads
 

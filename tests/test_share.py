@@ -81,11 +81,11 @@ def test_nothing_is_logged_where_the_share_is_right_or_was_not_asked_for(method,
 
 
 def test_a_policy_of_one_s_own_is_told_of(caplog):
-    class TooMany(sb.UniformPolicy):
+    class TooMany(sb.policies.UniformPolicy):
         def select(self, scores, generator):
-            return sb.UniformPolicy(selectivity=1).select(scores, generator)
+            return sb.policies.UniformPolicy(selectivity=1).select(scores, generator)
 
-    method = sb.Method("mine", sb.ForwardScorer(), TooMany(selectivity=0.5), sb.Schedule())
+    method = sb.Method("mine", sb.scorers.ForwardScorer(), TooMany(selectivity=0.5), sb.schedules.Schedule())
     model = make_model()
     with caplog.at_level(logging.WARNING):
         train(make_loader(method, model=model), model, 2)

@@ -145,10 +145,10 @@ def test_training_losses_are_those_of_the_draws_that_were_trained_on():
 
 def test_scorers_leave_no_trace_on_it():
     inputs, targets = digits()[:32]
-    task = sb.Task(make_model(), default_forward, PerExampleLoss(Restless()))
+    task = sb.types.Task(make_model(), default_forward, PerExampleLoss(Restless()))
     for _ in range(2):
         testing_trace = testing.model_trace(task.loss.loss_fn), testing.global_random_states()
-        sb.ForwardScorer().score(sb.Candidates((inputs, targets), torch.arange(32), 32), task)
+        sb.scorers.ForwardScorer().score(sb.types.Candidates((inputs, targets), torch.arange(32), 32), task)
         assert testing.same(testing_trace, (testing.model_trace(task.loss.loss_fn), testing.global_random_states()))
 
 

@@ -1,6 +1,6 @@
 """The contract that any policy or scorer can be run against, also a user's own.
 
->>> from selective_backprop import PercentilePolicy
+>>> from selective_backprop.policies import PercentilePolicy
 >>> check_policy(lambda: PercentilePolicy(selectivity=0.5))
 """
 

@@ -17,6 +17,19 @@ from selective_backprop.description import Described
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.losses import PerExampleLoss
 
+__all__ = [
+    "Batch",
+    "Candidates",
+    "Forward",
+    "LedgerRows",
+    "Measure",
+    "Needs",
+    "Policy",
+    "Scorer",
+    "Selection",
+    "Task",
+]
+
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 Measure = Callable[[Any, Any], Tensor]
 """Another score than the loss, from (outputs, targets) to one number per example."""

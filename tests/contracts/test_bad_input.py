@@ -161,14 +161,16 @@ def test_a_loader_that_is_none():
         (lambda: sb.random_backprop(2), ValueError, r"selectivity must be in \(0, 1\], got 2"),
         (lambda: sb.top_k(-1), ValueError, r"selectivity must be in \(0, 1\], got -1"),
         (lambda: sb.selective_backprop(warm_up=1), TypeError, "warm_up"),
-        (lambda: sb.Method("mine", sb.ConstantScorer(), None), TypeError, "policy must be a Policy"),
+        (lambda: sb.Method("mine", sb.scorers.ConstantScorer(), None), TypeError, "policy must be a Policy"),
         (
-            lambda: sb.Method("mine", None, sb.UniformPolicy(selectivity=1)),
+            lambda: sb.Method("mine", None, sb.policies.UniformPolicy(selectivity=1)),
             TypeError,
             "scorer must be a Scorer",
         ),
         (
-            lambda: sb.Method("mine", sb.ConstantScorer(), sb.UniformPolicy(selectivity=1), groups=torch.zeros(9)),
+            lambda: sb.Method(
+                "mine", sb.scorers.ConstantScorer(), sb.policies.UniformPolicy(selectivity=1), groups=torch.zeros(9)
+            ),
             TypeError,
             "groups need a policy that keeps them apart",
         ),

@@ -71,23 +71,23 @@ def test_2_selectivity_1_is_plain_training(make, workers, drop_last):
 @pytest.mark.parametrize(
     ("make_policy", "prefers_high_scores"),
     [
-        (lambda: sb.PercentilePolicy(selectivity=1 / 3), True),
-        (lambda: sb.PercentilePolicy(beta=0), True),
-        (lambda: sb.PercentilePolicy(beta=5, history_size=16), True),
-        (lambda: sb.PercentilePolicy(selectivity=0.3, fixed_size=True), True),
-        (lambda: sb.PercentilePolicy(selectivity=0.3, fixed_size=True, history_size=1), True),
-        (lambda: sb.PercentilePolicy(selectivity=0.3, unbiased=True), True),
-        (lambda: sb.PercentilePolicy(selectivity=0.3, noise_guard=0.8), False),
-        (lambda: sb.GroupedPolicy(sb.PercentilePolicy(selectivity=0.3)), True),
-        (lambda: sb.ExpectedPolicy(selectivity=0.3), True),
-        (lambda: sb.LossSharePolicy(loss_share=0.8), True),
-        (lambda: sb.LossSharePolicy(loss_share=0.8, soft=True), True),
-        (lambda: sb.ImportancePolicy(selectivity=0.3), True),
-        (lambda: sb.ImportancePolicy(selectivity=0.3, unbiased=True), True),
-        (lambda: sb.BelowMeanPolicy(prune=0.6), True),
-        (lambda: sb.ClippedScorePolicy(minimum=0.1), True),
-        (lambda: sb.UniformPolicy(selectivity=0.3), True),
-        (lambda: sb.TopKPolicy(selectivity=0.25), True),
+        (lambda: sb.policies.PercentilePolicy(selectivity=1 / 3), True),
+        (lambda: sb.policies.PercentilePolicy(beta=0), True),
+        (lambda: sb.policies.PercentilePolicy(beta=5, history_size=16), True),
+        (lambda: sb.policies.PercentilePolicy(selectivity=0.3, fixed_size=True), True),
+        (lambda: sb.policies.PercentilePolicy(selectivity=0.3, fixed_size=True, history_size=1), True),
+        (lambda: sb.policies.PercentilePolicy(selectivity=0.3, unbiased=True), True),
+        (lambda: sb.policies.PercentilePolicy(selectivity=0.3, noise_guard=0.8), False),
+        (lambda: sb.policies.GroupedPolicy(sb.policies.PercentilePolicy(selectivity=0.3)), True),
+        (lambda: sb.policies.ExpectedPolicy(selectivity=0.3), True),
+        (lambda: sb.policies.LossSharePolicy(loss_share=0.8), True),
+        (lambda: sb.policies.LossSharePolicy(loss_share=0.8, soft=True), True),
+        (lambda: sb.policies.ImportancePolicy(selectivity=0.3), True),
+        (lambda: sb.policies.ImportancePolicy(selectivity=0.3, unbiased=True), True),
+        (lambda: sb.policies.BelowMeanPolicy(prune=0.6), True),
+        (lambda: sb.policies.ClippedScorePolicy(minimum=0.1), True),
+        (lambda: sb.policies.UniformPolicy(selectivity=0.3), True),
+        (lambda: sb.policies.TopKPolicy(selectivity=0.25), True),
     ],
 )
 def test_3_and_4_policies(make_policy, prefers_high_scores):
@@ -97,26 +97,26 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
 @pytest.mark.parametrize(
     "scorer",
     [
-        sb.ForwardScorer(),
-        sb.ForwardScorer("train"),
-        sb.ForwardScorer(model_copy=sb.FoldedCopy(measure=False)),
-        sb.ForwardScorer(model_copy=sb.Int8Copy(measure=False)),
-        sb.ForwardScorer(model_copy=sb.AutocastCopy(measure=False)),
-        sb.ConstantScorer(),
-        sb.StoredScorer(sb.ForwardScorer(), every=2),
-        sb.ForwardScorer(measure=sb.functional.softmax_distance),
-        sb.PredictedScorer(sb.ForwardScorer(), predictor=sb.exponential_average(0.5)),
+        sb.scorers.ForwardScorer(),
+        sb.scorers.ForwardScorer("train"),
+        sb.scorers.ForwardScorer(model_copy=sb.scorers.FoldedCopy(measure=False)),
+        sb.scorers.ForwardScorer(model_copy=sb.scorers.Int8Copy(measure=False)),
+        sb.scorers.ForwardScorer(model_copy=sb.scorers.AutocastCopy(measure=False)),
+        sb.scorers.ConstantScorer(),
+        sb.scorers.StoredScorer(sb.scorers.ForwardScorer(), every=2),
+        sb.scorers.ForwardScorer(measure=sb.functional.softmax_distance),
+        sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), predictor=sb.scorers.exponential_average(0.5)),
         sb.proxy(make_model(seed=5), train_every=0),
         sb.proxy(make_model(seed=5), train_every=2),  # which learns after the second of two equal passes
-        sb.ReducibleLossScorer(sb.ForwardScorer(), make_model(seed=5)),
-        sb.ReducibleLossScorer(sb.ForwardScorer(), torch.rand(203)),
-        sb.PipelinedScorer(),
+        sb.scorers.ReducibleLossScorer(sb.scorers.ForwardScorer(), make_model(seed=5)),
+        sb.scorers.ReducibleLossScorer(sb.scorers.ForwardScorer(), torch.rand(203)),
+        sb.scorers.PipelinedScorer(),
     ],
 )
 def test_1_scorers(scorer):
     inputs, targets = digits()[:32]
-    candidates = sb.Candidates((inputs, targets), torch.arange(32), 32)
-    task = sb.Task(make_model(), default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    candidates = sb.types.Candidates((inputs, targets), torch.arange(32), 32)
+    task = sb.types.Task(make_model(), default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
     testing.check_scorer(scorer, candidates, task)
 
 

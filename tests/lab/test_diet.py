@@ -45,7 +45,7 @@ def by_hand(seed, epochs=2, measure="el2n"):
     rates = [training.epoch()["lr"] for _ in range(epochs)]
     assert rates == [pytest.approx(recipe.lr_at((epoch + 1) / recipe.epochs)) for epoch in range(epochs)]
     loader = DataLoader(ImageDataset(DIGITS.train_images, DIGITS.train_labels), 1437, collate_fn=ImageDataset.collate)
-    return sb.score_examples(
+    return sb.pruning.score_examples(
         training.model, loader, measure=measure, forward=lambda m, b: (m(training.normalise(b[0])), b[1])
     )
 
@@ -53,8 +53,11 @@ def by_hand(seed, epochs=2, measure="el2n"):
 def test_scores_are_the_mean_over_networks_cut_off_early(scored):
     out, printed = scored
     one, two = by_hand(0), by_hand(1)
-    assert torch.allclose(sb.load_scores(out, 1437), (one + two) / 2, atol=1e-6)
-    assert f"mean {sb.rank_correlation(one, two):.3f}, lowest {sb.rank_correlation(one, two):.3f}" in printed
+    assert torch.allclose(sb.pruning.load_scores(out, 1437), (one + two) / 2, atol=1e-6)
+    assert (
+        f"mean {sb.pruning.rank_correlation(one, two):.3f}, lowest {sb.pruning.rank_correlation(one, two):.3f}"
+        in printed
+    )
     assert re.search(r"seed 1:? +epoch 2/2", printed)
     assert f"diet prune {out} --recipe digits" in printed
     assert f"train --recipe digits --method diet --option scores={out} --option prune=0.25" in printed
@@ -67,13 +70,13 @@ def test_a_networks_folder_serves_other_scores_and_later_epochs(scored, tmp_path
         "score", "--epochs", 2, "--seeds", 1, "--score", "grand", "--networks", networks, "--out", tmp_path / "g"
     )
     assert "epoch" not in printed.split("scores by class")[0], "nothing was to be trained"
-    assert torch.allclose(sb.load_scores(tmp_path / "g"), by_hand(0, measure="grand"), rtol=1e-5)
+    assert torch.allclose(sb.pruning.load_scores(tmp_path / "g"), by_hand(0, measure="grand"), rtol=1e-5)
     again = run("score", "--epochs", 2, "--seeds", 2, "--networks", networks, "--out", tmp_path / "again")
     assert "epoch 1/" not in again
-    assert torch.equal(sb.load_scores(tmp_path / "again"), sb.load_scores(out))
+    assert torch.equal(sb.pruning.load_scores(tmp_path / "again"), sb.pruning.load_scores(out))
     longer = run("score", "--epochs", 3, "--seeds", 1, "--networks", networks, "--out", tmp_path / "longer")
     assert "epoch 3/3" in longer and "epoch 2/3" not in longer
-    assert torch.allclose(sb.load_scores(tmp_path / "longer"), by_hand(0, epochs=3), atol=1e-6)
+    assert torch.allclose(sb.pruning.load_scores(tmp_path / "longer"), by_hand(0, epochs=3), atol=1e-6)
     assert "has been trained for 3 epochs already, scores after 1 cannot be had" in run(
         "score", "--epochs", 1, "--networks", networks, "--out", tmp_path / "shorter", exit_code=2
     )
@@ -94,7 +97,7 @@ def test_stopping_loses_at_most_an_epoch(scored, tmp_path, monkeypatch):
     assert not (tmp_path / "scores.pt").exists()
     printed = run(*command)
     assert re.findall(r"seed (\d):? +epoch (\d)", printed) == [("1", "2")]
-    assert torch.equal(sb.load_scores(tmp_path / "scores.pt"), sb.load_scores(scored[0]))
+    assert torch.equal(sb.pruning.load_scores(tmp_path / "scores.pt"), sb.pruning.load_scores(scored[0]))
 
 
 def test_untrained_networks_can_score(tmp_path):
@@ -104,9 +107,9 @@ def test_untrained_networks_can_score(tmp_path):
 
 
 def test_classes_are_summed_up_as_by_hand(scored):
-    scores = sb.load_scores(scored[0])
+    scores = sb.pruning.load_scores(scored[0])
     scores[:5] = float("nan")
-    keep = sb.keep_after_pruning(scores, 0.3, highest=0.1)
+    keep = sb.pruning.keep_after_pruning(scores, 0.3, highest=0.1)
     labels = DIGITS.train_labels
     rows = summarise(scores, keep, labels, (*DIGITS.classes, "no such digit"))
     assert [row.median for row in rows] == sorted(row.median for row in rows)
@@ -132,9 +135,9 @@ def test_many_classes_are_cut_to_the_easiest_and_the_hardest(capsys):
 
 
 def test_prune_writes_which_ids_stay(scored, tmp_path):
-    scores = sb.load_scores(scored[0])
+    scores = sb.pruning.load_scores(scored[0])
     printed = run("prune", scored[0], "--fraction", 0.4, "--highest", 0.05, "--out", tmp_path / "ids.csv")
-    keep = sb.keep_after_pruning(scores, 0.4, highest=0.05)
+    keep = sb.pruning.keep_after_pruning(scores, 0.4, highest=0.05)
     assert f"{int(keep.sum())} of 1,437 examples stay, {int((~keep).sum())} are left out" in printed
     with (tmp_path / "ids.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -146,22 +149,22 @@ def test_prune_writes_which_ids_stay(scored, tmp_path):
 
 
 def test_two_scores_are_compared(scored, tmp_path):
-    scores, other = sb.load_scores(scored[0]), torch.rand(1437, generator=torch.Generator().manual_seed(0))
-    sb.save_scores(other, tmp_path / "other.pt")
+    scores, other = sb.pruning.load_scores(scored[0]), torch.rand(1437, generator=torch.Generator().manual_seed(0))
+    sb.pruning.save_scores(other, tmp_path / "other.pt")
     printed = run("prune", scored[0], "--compare", tmp_path / "other.pt")
-    assert f"rank correlation {sb.rank_correlation(scores, other):.3f}" in printed
+    assert f"rank correlation {sb.pruning.rank_correlation(scores, other):.3f}" in printed
     for fraction in (0.05, 0.1, 0.25, 0.5, 0.75):
-        assert f"{fraction:.0%} {sb.overlap(scores, other, fraction):.1%} {fraction:.0%}" in printed
+        assert f"{fraction:.0%} {sb.pruning.overlap(scores, other, fraction):.1%} {fraction:.0%}" in printed
 
 
 def test_the_method_prunes_and_then_selects(scored):
-    scores = sb.load_scores(scored[0])
+    scores = sb.pruning.load_scores(scored[0])
     plain = diet_from_file(0.5, scores=str(scored[0]))
     assert plain.name == "diet(selective_backprop)" and plain.policy.selectivity == 0.5
-    assert torch.equal(plain.keep, sb.keep_after_pruning(scores, 0.25))
+    assert torch.equal(plain.keep, sb.pruning.keep_after_pruning(scores, 0.25))
     other = diet_from_file(0.5, scores=str(scored[0]), prune=0.5, highest=0.1, method="stale", every=2)
     assert other.scorer.every == 2
-    assert torch.equal(other.keep, sb.keep_after_pruning(scores, 0.5, highest=0.1))
+    assert torch.equal(other.keep, sb.pruning.keep_after_pruning(scores, 0.5, highest=0.1))
 
 
 def test_a_run_trains_on_what_is_left(scored):
@@ -172,7 +175,7 @@ def test_a_run_trains_on_what_is_left(scored):
     options = {"scores": str(scored[0]), "prune": 0.4}
     training = start(Settings(recipe=find_recipe("digits"), method="diet", selectivity=0.5, options=options), DIGITS)
     training.epoch()
-    kept = sb.keep_after_pruning(sb.load_scores(scored[0]), 0.4)
+    kept = sb.pruning.keep_after_pruning(sb.pruning.load_scores(scored[0]), 0.4)
     offered = training.loader.ledger.offered > 0
     assert torch.equal(offered, kept)
 
@@ -224,7 +227,7 @@ def test_what_cannot_be_pruned(tmp_path, content, words, message):
     if isinstance(content, bytes):
         file.write_bytes(content)
     elif content is not None:
-        sb.save_scores(content, file)
+        sb.pruning.save_scores(content, file)
     assert message in run("prune", file, *words, "--out", tmp_path / "ids.csv", exit_code=2)
     assert not (tmp_path / "ids.csv").exists()
 

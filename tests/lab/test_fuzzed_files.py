@@ -64,7 +64,10 @@ READERS = {
     "rows.jsonl": (lines_of([{"epoch": 0}, {"epoch": 1}]), lambda folder: read_rows(folder / "rows.jsonl")),
     "arrays.npz": (LEDGER, lambda folder: read_arrays(folder / "arrays.npz", "loss")),
     "ledger/epoch-0000.npz": (LEDGER, lambda folder: read_ledger_log(folder)),
-    "scores.pt": (saved({"version": 1, "scores": torch.ones(4)}), lambda folder: sb.load_scores(folder / "scores.pt")),
+    "scores.pt": (
+        saved({"version": 1, "scores": torch.ones(4)}),
+        lambda folder: sb.pruning.load_scores(folder / "scores.pt"),
+    ),
     "selected.pt": (record_file(), lambda folder: sb.SelectionRecord.load(folder / "selected.pt").mask(0)),
     "checkpoint.pt": (to_bytes({"records": RECORDS}), lambda folder: _checkpoint(folder)),
 }

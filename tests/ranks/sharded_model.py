@@ -73,7 +73,7 @@ def no_trace():
     run.train()
     selector, (inputs, targets) = run.loader._selector, digits()[:16]
     before = model_trace(run.model), torch.get_rng_state()
-    scores = selector._score(sb.Candidates((inputs, targets), torch.arange(16), 16), 0)
+    scores = selector._score(sb.types.Candidates((inputs, targets), torch.arange(16), 16), 0)
     return same(before, (model_trace(run.model), torch.get_rng_state())) and bool(scores.isfinite().all())
 
 

@@ -44,7 +44,7 @@ def diet_from_file(
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sb.save_scores(torch.tensor([0.1, 0.9, 0.5, 0.7]), f"{folder}/scores.pt")
+    ...     sb.pruning.save_scores(torch.tensor([0.1, 0.9, 0.5, 0.7]), f"{folder}/scores.pt")
     ...     diet_from_file(0.5, scores=f"{folder}/scores.pt").keep.tolist()
     [False, True, True, True]
     """
@@ -53,7 +53,7 @@ def diet_from_file(
     for name, value in (("prune", prune), ("highest", highest)):
         if not isinstance(value, (int, float)):
             raise ValueError(f"{name} must be a number in [0, 1), got {value!r}")
-    return sb.diet(make_method(method, selectivity, options), sb.load_scores(scores), prune, highest=highest)
+    return sb.diet(make_method(method, selectivity, options), sb.pruning.load_scores(scores), prune, highest=highest)
 
 
 def score_by_network(
@@ -84,7 +84,7 @@ def score_by_network(
     with RunFolder(folder, settings.as_json(), data.fingerprint) as run:
         file = folder / f"{measure}-{epochs}.pt"
         if file.exists():
-            return sb.load_scores(file, len(data.train_labels))
+            return sb.pruning.load_scores(file, len(data.train_labels))
         training = start(settings, data, run, device)
         if len(training.records) > epochs:
             raise ValueError(
@@ -95,7 +95,7 @@ def score_by_network(
         while len(training.records) < epochs:
             advance(training, run, observers)
         scores = _score(training, data.train_images, data.train_labels, measure)
-        sb.save_scores(scores, file)
+        sb.pruning.save_scores(scores, file)
     return scores
 
 
@@ -107,7 +107,7 @@ def _score(training: Training, images: Tensor, labels: Tensor, measure: Measure)
     def forward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return model(training.normalise(batch[0])), batch[1]
 
-    return sb.score_examples(training.model, loader, measure=measure, forward=forward)
+    return sb.pruning.score_examples(training.model, loader, measure=measure, forward=forward)
 
 
 class ClassScores(NamedTuple):
@@ -125,7 +125,7 @@ def summarise(scores: Tensor, keep: Tensor, labels: Tensor, classes: Sequence[st
     """Each class that has examples, those with the lowest median first; examples without a score (NaN) count too.
 
     >>> scores, labels = torch.tensor([0.1, 0.9, 0.5, 0.7]), torch.tensor([0, 1, 0, 1])
-    >>> for row in summarise(scores, sb.keep_after_pruning(scores, 0.5), labels, ("cat", "dog")):
+    >>> for row in summarise(scores, sb.pruning.keep_after_pruning(scores, 0.5), labels, ("cat", "dog")):
     ...     print(*row)
     cat 2 0.1... 0.1... 0.5 2
     dog 2 0.69... 0.69... 0.89... 0

@@ -1,1 +1,18 @@
-"""Choosing data before training: scores, pruning, and records of what a run selected."""
+"""Scores of examples before training, what is pruned by them, and records of what a run selected."""
+
+from selective_backprop.pruning.prune import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
+from selective_backprop.pruning.records import SelectionRecord
+from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
+
+__all__ = [
+    "SelectionRecord",
+    "average_scores",
+    "el2n",
+    "grand",
+    "keep_after_pruning",
+    "load_scores",
+    "overlap",
+    "rank_correlation",
+    "save_scores",
+    "score_examples",
+]

@@ -10,7 +10,7 @@ from selective_backprop.scorers.forward import ForwardScorer, ModelCopy
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
-from selective_backprop.scorers.proxy import ProxyScorer
+from selective_backprop.scorers.proxy import ProxyScorer, proxy
 from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
@@ -40,5 +40,6 @@ __all__ = [
     "TrainingPassScorer",
     "exponential_average",
     "gaussian_process",
+    "proxy",
     "scorer_from",
 ]

@@ -96,11 +96,13 @@ def score(
         out.parent.mkdir(parents=True, exist_ok=True)
         found = _score_with_bars(settings, data, folder, epochs=epochs, seeds=seeds, measure=score.value)
         scores = torch.stack(found).mean(0)
-        sb.save_scores(scores, out)
+        sb.pruning.save_scores(scores, out)
     console = Console()
-    _show_classes(console, scores, sb.keep_after_pruning(scores, _FRACTION), data, f"left out at {_FRACTION:.0%}")
+    _show_classes(
+        console, scores, sb.pruning.keep_after_pruning(scores, _FRACTION), data, f"left out at {_FRACTION:.0%}"
+    )
     if seeds > 1:
-        pairs = [sb.rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
+        pairs = [sb.pruning.rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
         console.print(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
     typer.echo(
         f"{out}: {score} of {len(scores):,} examples after {epochs} epochs, mean of {seeds} networks. They are in "
@@ -146,10 +148,11 @@ def prune(
         chosen = chosen_recipe(recipe, dataset=dataset)
         data = cached_loader(data_dir)(_settings(chosen, validation))
         values, other = (
-            sb.load_scores(path, len(data.train_labels)) if path is not None else None for path in (scores, compare)
+            sb.pruning.load_scores(path, len(data.train_labels)) if path is not None else None
+            for path in (scores, compare)
         )
         assert values is not None
-        keep = sb.keep_after_pruning(values, fraction, highest=highest)
+        keep = sb.pruning.keep_after_pruning(values, fraction, highest=highest)
         _show_classes(console, values, keep, data, "left out")
         typer.echo(f"{int(keep.sum()):,} of {len(keep):,} examples stay, {int((~keep).sum()):,} are left out")
         if other is not None:
@@ -202,10 +205,10 @@ def _show_classes(console: Console, scores: Tensor, keep: Tensor, data: ImageSet
 
 
 def _show_agreement(console: Console, scores: Tensor, other: Tensor) -> None:
-    console.print(f"rank correlation {sb.rank_correlation(scores, other):.3f}")
+    console.print(f"rank correlation {sb.pruning.rank_correlation(scores, other):.3f}")
     table = Table("lowest", "also lowest by the other", "by chance")
     for fraction in _COMPARED:
-        table.add_row(f"{fraction:.0%}", f"{sb.overlap(scores, other, fraction):.1%}", f"{fraction:.0%}")
+        table.add_row(f"{fraction:.0%}", f"{sb.pruning.overlap(scores, other, fraction):.1%}", f"{fraction:.0%}")
     console.print(table)
 
 

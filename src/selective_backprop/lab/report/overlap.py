@@ -61,7 +61,7 @@ def _read_scores(logs: Mapping[str, Log], files: Sequence[Path], size: int) -> l
     named = [Path(str(option["scores"])) for option in options if "scores" in option]
     found = []
     for file in dict.fromkeys([*files, *(path for path in named if path.exists())]):
-        values = sb.load_scores(file).double().numpy()
+        values = sb.pruning.load_scores(file).double().numpy()
         if len(values) == size:
             found.append(Ranking(file.stem, values))
     return found

@@ -68,7 +68,9 @@ def overlaps(a: Floats, b: Floats) -> list[tuple[float, float]]:
     """How much of the lowest fraction by `a` is also among the lowest by `b`, for several fractions."""
     one, other = torch.from_numpy(a), torch.from_numpy(b)
     size = int((~(one.isnan() | other.isnan())).sum())
-    return [(fraction, sb.overlap(one, other, fraction)) for fraction in FRACTIONS if round(fraction * size) > 0]
+    return [
+        (fraction, sb.pruning.overlap(one, other, fraction)) for fraction in FRACTIONS if round(fraction * size) > 0
+    ]
 
 
 def combined_rank(a: Floats, b: Floats) -> Floats:
