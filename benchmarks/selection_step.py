@@ -19,7 +19,7 @@ from torch import nn
 from selective_backprop.batches.layout import Layout
 from selective_backprop.lab.models import resnet20
 from selective_backprop.ledger import Ledger
-from selective_backprop.loader.queue import Assembler
+from selective_backprop.loader.queue import Queue
 from selective_backprop.policies import PercentilePolicy
 
 CANDIDATES, BATCH, BETA, ROUNDS = 128, 128, 2.0, 10
@@ -75,7 +75,7 @@ class Ours:
     def __init__(self, history_size, num_examples=50_000, policy=None):
         # The rule of the paper, as the plain readings of it; the default one takes as long (see "rules").
         self.policy = policy or PercentilePolicy(beta=BETA, history_size=history_size, paper=True)
-        self.assembler, self.ledger = Assembler(BATCH), Ledger(num_examples)
+        self.queue, self.ledger = Queue(BATCH), Ledger(num_examples)
         self.generator = torch.Generator().manual_seed(0)
         self.ids = torch.randint(num_examples, (CANDIDATES,))
 
@@ -84,10 +84,10 @@ class Ours:
 
     def step(self, images, labels, losses):
         data = (images, labels)
-        self.assembler.layout = self.assembler.layout or Layout.of(data, CANDIDATES)
+        self.queue.layout = self.queue.layout or Layout.of(data, CANDIDATES)
         selection = self.policy.select(losses, self.generator)
-        self.assembler.add([images, labels], selection, self.ids)
-        while self.assembler.pop() is not None:
+        self.queue.add([images, labels], selection, self.ids)
+        while self.queue.pop() is not None:
             pass
 
 

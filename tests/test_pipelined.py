@@ -271,7 +271,7 @@ def test_what_is_not_wanted_any_more_is_waited_for():
     for _ in loader:
         done.clear()
         break
-    loader._end_epoch()
+    loader.end_epoch()
     assert done == [True]
 
 

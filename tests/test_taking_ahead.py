@@ -39,7 +39,7 @@ def test_losses_find_their_examples_when_batches_are_taken_ahead():
         inputs, targets = batch.data
         loader.loss(model(inputs), targets, batch)
     next(loader.batches())  # the next epoch is planned with what was learned since
-    inputs, targets = loader._source.user_loader.dataset.tensors
+    inputs, targets = loader.dataset.tensors
     expected = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
     torch.testing.assert_close(loader.ledger.loss, expected.detach())
 

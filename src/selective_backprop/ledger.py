@@ -100,6 +100,9 @@ class Ledger(Columns):
         """Whether the loss of any example in training is known."""
         return bool((self.loss_epoch >= 0).any())
 
+    def deliver(self) -> None:
+        """Send what was written to other ranks: alone, there is nothing to do."""
+
     def whole(self) -> Ledger:
         """All rows: itself. With several ranks each has a part of them, and this is how to get the whole."""
         return self
@@ -124,6 +127,11 @@ class Ledger(Columns):
     def count_offered(self, ids: Tensor) -> None:
         # index_add_, not +=: an id may occur twice in a batch when the sampler draws with replacement.
         self.offered.index_add_(0, ids, torch.ones(ids.shape, dtype=torch.int32))
+
+    def record_selection(self, ids: Tensor, probabilities: Tensor, positions: Tensor) -> None:
+        """It was decided about these candidates with these chances, and those at these positions are trained on."""
+        self.probability[ids] = probabilities.to(torch.float32)
+        self.selected.index_add_(0, ids.index_select(0, positions), torch.ones(positions.shape, dtype=torch.int32))
 
     def count_selected(self, ids: Tensor) -> None:
         self.selected.index_add_(0, ids, torch.ones(ids.shape, dtype=torch.int32))

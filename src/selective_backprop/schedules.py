@@ -64,10 +64,10 @@ class Schedule:
         A run that goes on beyond num_epochs stays as it was at the end of its last one.
         """
         epochs_done += _ROUNDING
-        if self.never_on or epochs_done < self.warmup_epochs:
+        if self.end == 0 or self.interrupt == 1 or epochs_done < self.warmup_epochs:
             return False
-        if not self.needs_num_epochs:
-            return should_selective_backprop(0.0, batch_idx, 0.0, 1.0, self.interrupt)
+        if self.start == 0 and self.end == 1:  # no window
+            return not self.interrupt or should_selective_backprop(0.0, batch_idx, 0.0, 1.0, self.interrupt)
         if num_epochs is None:
             raise ValueError("a window of training needs num_epochs=")
         duration = min(epochs_done / num_epochs, 1.0)

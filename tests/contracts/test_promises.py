@@ -126,7 +126,7 @@ def test_4_inclusion_is_what_the_method_says(make):
     loader = make_loader(make(0.4), num_epochs=30)
     expected = variance = 0.0
     trained = 0
-    select = loader._selector.policy.select
+    select = loader.policy.select
 
     def spy(scores, generator, *groups):
         nonlocal expected, variance, trained
@@ -137,7 +137,7 @@ def test_4_inclusion_is_what_the_method_says(make):
         trained += len(set(selection.positions.tolist()))
         return selection
 
-    loader._selector.policy.select = spy
+    loader.policy.select = spy
     for _ in range(30):
         for _ in loader:
             learn_without_training(loader)

@@ -92,7 +92,7 @@ def test_what_known_scores_reject_is_never_loaded(method):
 
     model = make_model()
     dataset = SelectiveDataset(model, *arrays(), method=METHODS[method], batch_size=16, num_epochs=2)
-    rows = dataset.loader._source.user_loader.dataset
+    rows = dataset.loader.dataset
     rows._arrays = (watched := Watched(rows._arrays[0]), rows._arrays[1])
     trained = []
     note = keras.callbacks.LambdaCallback(

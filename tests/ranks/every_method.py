@@ -41,7 +41,7 @@ def compare(make, plain, plain_batches, chance):
         "selected": [i for ids in run.selected for i in ids],
         "queued": run.queued,
         "parameters": run.parameters,
-        "lengths": run.loader._queue.lengths,
+        "lengths": run.loader.queue.lengths,
         "trained": run.loader.stats.trained,
         "offered": run.loader.stats.offered,
         "resumed": resumed,

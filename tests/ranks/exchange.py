@@ -43,9 +43,9 @@ def rounds(scope):
         batch_size=1000,  # no queue gets so long that examples move
         scope=scope,
     )
-    before = loader._rounds.ranks.bytes_sent
+    before = loader.team.ranks.bytes_sent
     assert list(loader) == []
-    return loader._rounds.ranks.bytes_sent - before
+    return loader.team.ranks.bytes_sent - before
 
 
 def plan(scope):
@@ -53,11 +53,9 @@ def plan(scope):
     ids = range(dist.get_rank() * 30, dist.get_rank() * 30 + 30)
     model, loader = make(sb.ledger_backprop(0.5), 30 * dist.get_world_size(), cut(ids, 6), epochs=3, scope=scope)
     go_through(model, loader, 1)
-    ranks, scores = loader._rounds.ranks, torch.rand(30)
+    ranks, scores = loader.team.ranks, torch.rand(30)
     before = ranks.bytes_sent
-    loader._rounds.select_planned(
-        scores, None, lambda scores, groups: loader.policy.select(scores, loader._selector.generator)
-    )
+    loader._runner.select_planned(scores, torch.as_tensor(ids))
     return ranks.bytes_sent - before
 
 
@@ -82,13 +80,13 @@ def epochs(method, scope, count=4):
     """All of a run, without what was sent to even out queues; random_backprop knows all scores and asks for none."""
     own = range(dist.get_rank(), 300 * dist.get_world_size(), dist.get_world_size())
     model, loader = make(method, 300 * dist.get_world_size(), cut(own, 30), epochs=count, scope=scope)
-    ranks, even_out, moving = loader._rounds.ranks, loader._queue.even_out, []
+    ranks, even_out, moving = loader.team.ranks, loader.queue.even_out, []
 
     def spy():
         before = ranks.bytes_sent
         even_out()
         moving.append(ranks.bytes_sent - before)
 
-    loader._queue.even_out, before = spy, ranks.bytes_sent
+    loader.queue.even_out, before = spy, ranks.bytes_sent
     go_through(model, loader, count)
     return {"sent": ranks.bytes_sent - before - sum(moving), "trained": loader.stats.trained / loader.stats.offered}

@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import selective_backprop as sb
-from tests.ranks.runs import Ids
+from tests.ranks.runs import Ids, spy_on
 
 
 class Numbers(Dataset):
@@ -55,13 +55,8 @@ def cut(ids, size):
 
 def go_through(model, loader, epochs, on_step=lambda step: None):
     """Ids of every batch, by epoch; and those selected in each round."""
-    rounds, add, given, steps = [], loader._queue.add, [], 0
-
-    def spy(columns, selection, ids, **options):
-        rounds.append(ids[selection.positions].tolist())
-        add(columns, selection, ids, **options)
-
-    loader._queue.add = spy
+    rounds, given, steps = [], [], 0
+    spy_on(loader.queue, rounds.append)
     for epoch in range(loader.epoch, epochs):
         model.epoch = epoch
         given.append([])

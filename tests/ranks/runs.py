@@ -27,6 +27,20 @@ class Ids:
         return len(self.ids)
 
 
+def spy_on(queue, note):
+    """Have the ids of each round noted as they are queued; of a rank without candidates, nothing."""
+
+    def spied(add):
+        def spy(columns, selection, ids, *rest, **options):
+            if columns:
+                note(ids[selection.positions].tolist())
+            add(columns, selection, ids, *rest, **options)
+
+        return spy
+
+    queue.add, queue.add_whole = spied(queue.add), spied(queue.add_whole)
+
+
 class Run:
     """A model on all ranks, its data, and a loader if there is a method."""
 
@@ -46,17 +60,7 @@ class Run:
             self.loader = sb.SelectiveLoader(
                 train_loader, self.model, nn.CrossEntropyLoss(), method, num_epochs=epochs, **options
             )
-            self._spy_on(self.loader._queue)
-
-    def _spy_on(self, queue):
-        """Note which ids are selected, as they are queued."""
-        add = queue.add
-
-        def spy(columns, selection, ids, **options):
-            self.selected.append(ids[selection.positions].tolist())
-            add(columns, selection, ids, **options)
-
-        queue.add = spy
+            spy_on(self.loader.queue, self.selected.append)
 
     def train_plainly(self):
         loss_fn, batches = nn.CrossEntropyLoss(), []
@@ -91,7 +95,7 @@ class Run:
     @property
     def queued(self):
         """Ids that are still waiting."""
-        return [i for rows in self.loader._queue._pieces for i in rows.ids.tolist()]
+        return self.loader.queue.waiting_ids().tolist()
 
     def save(self):
         parts = {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}

@@ -55,7 +55,7 @@ def uneven():
     run, states = new(), []
 
     def save(step):
-        states.append((run.loader.state_dict(), full(run), run.loader._rounds.number))
+        states.append((run.loader.state_dict(), full(run), run.loader.state_dict()["round"]))
 
     run.train(save)
     step = next(i for i, (_, _, number) in enumerate(states) if number > 1)  # rank 1 has run out
@@ -71,9 +71,9 @@ def uneven():
 def no_trace():
     run = Run(sb.selective_backprop(0.5), dataset=Noisy(), wrap=sharded, epochs=1)
     run.train()
-    selector, (inputs, targets) = run.loader._selector, digits()[:16]
+    runner, (inputs, targets) = run.loader._runner, digits()[:16]
     before = model_trace(run.model), torch.get_rng_state()
-    scores = selector._score(sb.types.Candidates((inputs, targets), torch.arange(16), 16), 0)
+    scores = runner.score(sb.types.Candidates((inputs, targets), torch.arange(16), 16), 0)
     return same(before, (model_trace(run.model), torch.get_rng_state())) and bool(scores.isfinite().all())
 
 

@@ -25,7 +25,7 @@ def facts(run):
         "selected": run.selected,
         "queued": run.queued,
         "parameters": run.parameters,
-        "moved": run.loader._queue.moved,
+        "moved": run.loader.queue.moved,
         "stats": {name: getattr(run.loader.stats, name) for name in COUNTS},
     }
 
@@ -104,13 +104,14 @@ def skewed():
     )
     for group in run.optimizer.param_groups:
         group["lr"] = 0.0  # the one stays hard and the other easy
-    longest, count = [0], run.loader._queue.count
+    longest, queue = [0], run.loader.queue
+    add = queue.add
 
-    def spy(added):
-        longest.append(max(before + more for before, more in zip(run.loader._queue.lengths, added, strict=True)))
-        count(added)
+    def spy(columns, selection, ids, counts, **options):
+        longest.append(max(before + more for before, more in zip(queue.lengths, counts, strict=True)))
+        add(columns, selection, ids, counts, **options)
 
-    run.loader._queue.count = spy
+    queue.add = spy
     selected = run.train().selected
     return facts(run) | {"longest": max(longest), "share": sum(map(len, selected)) / 600}
 
@@ -177,7 +178,7 @@ def columns():
                 wrong += batch["name"][row] != expected["name"] or batch["more"][0][row] != float(i)
                 wrong += not torch.equal(tokens[:length], expected["tokens"]) or bool(tokens[length:].any())
     foreign = sum(name not in {f"number {i}" for i in own} for name in names)
-    return {"count": len(names), "wrong": wrong, "foreign": foreign, "moved": loader._queue.moved}
+    return {"count": len(names), "wrong": wrong, "foreign": foreign, "moved": loader.queue.moved}
 
 
 def accumulated():
@@ -237,7 +238,7 @@ def guarded():
     ticks = iter(range(10**6))
     slows_down = dist.get_rank() == 0  # so that selection, which is tried second, looks slower; on rank 1 it does not
     run = Run(sb.selective_backprop(0.4).guard(window=3, patience=6), dataset=digits(), epochs=6)
-    schedule = run.loader._selector.schedule
+    schedule = run.loader.schedule
     object.__setattr__(schedule, "clock", lambda: float(next(ticks)) ** 2 if slows_down else 0.0)
     return facts(run.train()) | {"settled on": schedule._state["settled_on"]}
 

@@ -74,7 +74,7 @@ def test_any_ranks(name, shards, candidates, batch_size, selectivity, epochs, sc
             rest, _ = go_through(again, resumed, epochs)
             assert sum(rest, []) == sum(given, [])[stop:]  # noqa: RUF017
             assert same(resumed.ledger.state_dict(), loader.ledger.state_dict())
-        queued = [i for rows in loader._queue._pieces for i in rows.ids.tolist()]
+        queued = loader.queue.waiting_ids().tolist()
         assert loader.stats.queued == len(queued)
         return given, rounds, queued, loader.ledger.whole(), loader.batch_size
 
@@ -217,7 +217,7 @@ def test_ranks_that_decide_for_themselves_draw_numbers_of_their_own():
 
     def work(rank, seed):
         _, loader = make(sb.selective_backprop(0.5), 60, cut(range(60), 5), epochs=1, seed=seed, scope="local")
-        return tuple(torch.rand(4, generator=loader._selector.generator).tolist())
+        return tuple(torch.rand(4, generator=loader._runner.generator).tolist())
 
     for seed in (0, 1, 2, -1):
         drawn |= set(run_loaders(3, lambda rank, seed=seed: work(rank, seed)))

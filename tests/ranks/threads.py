@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from selective_backprop.distributed.ranks import current_ranks
+from selective_backprop.distributed.ranks import Alone, current_ranks
 
 PATIENCE = 120  # seconds; a rank that waits longer has lost the others
 
@@ -38,6 +38,9 @@ class ThreadRanks:
         assert counts is None or counts == [len(part) for part in result]
         assert len({part.dtype for part in result}) == 1
         return lambda: result
+
+    def share(self, numbers):
+        return [part.tolist() for part in self.gather(torch.tensor(numbers, dtype=torch.float64))]
 
     def exchange(self, parts):
         assert len(parts) == self.size
@@ -77,7 +80,7 @@ _thread = threading.local()
 def ranks_are_threads():
     """Meanwhile a SelectiveLoader made in a thread of `run_loaders` is one of its ranks."""
     path = "selective_backprop.loader.selective_loader.current_ranks"
-    with mock.patch(path, lambda: getattr(_thread, "ranks", None)):
+    with mock.patch(path, lambda: getattr(_thread, "ranks", Alone())):
         yield
 
 
@@ -97,7 +100,7 @@ def run_loaders(size, work):
 def run_processes(size, work, folder, *args):
     """work(ranks, folder, *args) in `size` processes over gloo; what each returns, by rank, as torch.load reads it.
 
-    work is a function of a module; ranks is None where there is only one. The folder is new to every call.
+    work is a function of a module; ranks are Alone where there is only one. The folder is new to every call.
     """
     return run_phases([(size, work, args)], folder)[0]
 

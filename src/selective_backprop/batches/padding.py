@@ -72,27 +72,26 @@ def different_shapes(first: tuple[Any, Any], second: tuple[Any, Any]) -> ValueEr
 
 
 class ShapeCheck:
-    """Says on the first candidate batches whether examples differ in shape, instead of when two are to be joined.
+    """Finds on the first candidate batches whether examples differ in shape, not only when two are to be joined."""
 
-    Args:
-        mixes: whether parts of candidate batches come to share a training batch; asked once, with the number of
-            candidates, if shapes differ.
-    """
-
-    def __init__(self, mixes: Callable[[int], bool]) -> None:
-        self._mixes: Callable[[int], bool] | None = mixes
+    def __init__(self) -> None:
         self._shapes: list[tuple[Any, Any]] | None = None
+        self._is_over = False
 
-    def __call__(self, columns: list[Column]) -> None:
-        """Raise for columns that could not be joined with those of earlier batches."""
-        if self._mixes is None:
-            return
-        shapes = [(column.shape[1:], column.dtype) for column in columns if isinstance(column, Tensor)]
+    def stop(self) -> None:
+        """Examples may differ from now on."""
+        self._is_over = True
+
+    def __call__(self, columns: list[Column]) -> ValueError | None:
+        """What to say, if these could not be joined with those of the first batch."""
+        if self._is_over:
+            return None
+        shapes = []
+        for column in columns:
+            if isinstance(column, Tensor):
+                shapes.append((column.shape[1:], column.dtype))
         if self._shapes is None:
             self._shapes = shapes
-        elif shapes != self._shapes:
-            if self._mixes(len(columns[0])):
-                raise next(
-                    different_shapes(*pair) for pair in zip(self._shapes, shapes, strict=True) if pair[0] != pair[1]
-                )
-            self._mixes = None
+        if shapes == self._shapes:
+            return None
+        return next(different_shapes(*pair) for pair in zip(self._shapes, shapes, strict=True) if pair[0] != pair[1])

@@ -15,12 +15,12 @@ from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.ledger import Ledger
 
 
-def whole_columns(state: dict[str, Any], ranks: Ranks | None, num_examples: int) -> dict[str, Tensor]:
+def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dict[str, Tensor]:
     """The columns of a ledger's state, of which this rank has its part where ranks share them; by name."""
     if not num_examples:
         return {}
     columns = {f"ledger/{name}": column for name, column in state.get("block", state).items()}
-    if ranks is None:
+    if ranks.size == 1:
         return columns
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard

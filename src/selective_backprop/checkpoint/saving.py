@@ -96,7 +96,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
     tensors, own = all_do(ranks, collect)
     written = Path(first_does(ranks, lambda: str(owner.begin(Path(folder), loader))))
     try:
-        _write_on_all(ranks, written, lambda: _write(written / _file_of(ranks.rank if ranks is not None else 0), own))
+        _write_on_all(ranks, written, lambda: _write(written / _file_of(ranks.rank), own))
         with _quietly():
             _write_on_all(
                 ranks,
@@ -108,11 +108,9 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
             ranks, written, lambda: {name: files.checksum(written / name) for name in _share(names, ranks)}
         )
         all_checksums = {name: text for part in gather(ranks, checksums) for name, text in part.items()}
-        _write_on_all(
-            ranks, written, lambda: files.commit(written, all_checksums) if ranks is None or ranks.rank == 0 else None
-        )
+        _write_on_all(ranks, written, lambda: files.commit(written, all_checksums) if ranks.rank == 0 else None)
     except BaseException:
-        if ranks is None or ranks.rank == 0:
+        if ranks.rank == 0:
             files.discard(written)
         raise
 
@@ -138,7 +136,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
         Whether there was a checkpoint; False on the first start.
     """
     ranks, folder = current_ranks(), Path(folder)
-    if ranks is None or ranks.rank == 0:
+    if ranks.rank == 0:
         owner.warn_of_others(folder)
     while True:
         problems: list[str] = []
@@ -152,7 +150,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
                     break  # a process that saves has removed it just now, and there are newer ones
                 problem = _try_to_load(path, loader, parts, ranks)
             if problem is None:
-                if problems and (ranks is None or ranks.rank == 0):
+                if problems and ranks.rank == 0:
                     warnings.warn(
                         f"going on from {path}, as newer checkpoints are damaged: {'; '.join(problems)}", stacklevel=3
                     )
@@ -167,7 +165,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 # ---- reading
 
 
-def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ranks: Ranks | None) -> str | None:
+def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ranks: Ranks) -> str | None:
     """Load this checkpoint, or return why it cannot be read. Raises where it can be read and is of another run."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -231,9 +229,9 @@ def _first(problems: list[Any]) -> Any:
     return next((problem for problem in problems if problem is not None), None)
 
 
-def _states(path: Path, num_saved: int, ranks: Ranks | None) -> list[dict[str, Any]]:
+def _states(path: Path, num_saved: int, ranks: Ranks) -> list[dict[str, Any]]:
     """What ranks saved each for itself: this rank's alone where as many go on, else everyone's."""
-    rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+    rank, size = ranks.rank, ranks.size
     if num_saved == 0:
         raise ValueError(f"{_file_of(0)} is missing")
     every = [_read(path / _file_of(i)) for i in ([rank] if num_saved == size else range(num_saved))]
@@ -244,10 +242,10 @@ def _states(path: Path, num_saved: int, ranks: Ranks | None) -> list[dict[str, A
 
 
 def _own_state(
-    every: list[dict[str, Any]], num_saved: int, loader: SelectiveLoader, ranks: Ranks | None
+    every: list[dict[str, Any]], num_saved: int, loader: SelectiveLoader, ranks: Ranks
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """With what the loader of this rank goes on, and the other parts; `every` as `_states` gives it."""
-    rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+    rank, size = ranks.rank, ranks.size
     states = [saved["loader"] for saved in every]
     if num_saved == size:
         return states[0], every[0]["parts"]
@@ -273,7 +271,7 @@ def _read(path: Path) -> Any:
     return torch.load(io.BytesIO(read_bytes(path)), map_location="cpu", weights_only=True)
 
 
-def _write_on_all(ranks: Ranks | None, written: Path, work: Callable[[], T]) -> T:
+def _write_on_all(ranks: Ranks, written: Path, work: Callable[[], T]) -> T:
     """work() on every rank. Where the disk of one fails it, all raise the same OSError."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -287,7 +285,7 @@ def _write_on_all(ranks: Ranks | None, written: Path, work: Callable[[], T]) -> 
         if reason is None:
             continue
         number, text, of_disk = reason
-        where = "" if ranks is None else f" on rank {rank}"
+        where = "" if ranks.size == 1 else f" on rank {rank}"
         if not of_disk:
             raise RuntimeError(f"a checkpoint cannot be written to {written.parent}{where}: {text}") from failure
         told_plainly = f"a checkpoint cannot be written{where} ({text}); those before are as they were"
@@ -310,16 +308,16 @@ def _reason(error: BaseException) -> tuple[int | None, str, bool]:
     return None, text, "unexpected pos" in str(error) or "PytorchStreamWriter" in str(error)
 
 
-def _share(names: list[str], ranks: Ranks | None) -> list[str]:
+def _share(names: list[str], ranks: Ranks) -> list[str]:
     """The files that this rank checks."""
-    return names if ranks is None else names[ranks.rank :: ranks.size]
+    return names[ranks.rank :: ranks.size]
 
 
 # ---- torch.distributed.checkpoint
 
 
-def _group(ranks: Ranks | None) -> Any:
-    return None if ranks is None else ranks.group
+def _group(ranks: Ranks) -> Any:
+    return ranks.group
 
 
 @contextmanager

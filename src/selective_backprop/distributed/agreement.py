@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def together(ranks: Ranks | None, failed: str = "failed") -> Iterator[None]:
+def together(ranks: Ranks, failed: str = "failed") -> Iterator[None]:
     """What this block does on every rank; it must not talk to the others meanwhile. By all ranks.
 
     Where it raises, that error goes on. The other ranks raise, too, and say which one failed and why.
@@ -38,14 +38,13 @@ def _sentence(error: Exception) -> str:
     return str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
 
 
-def all_do(ranks: Ranks | None, work: Callable[[], T]) -> T:
+def all_do(ranks: Ranks, work: Callable[[], T]) -> T:
     """work() on every rank, which must not talk to the others meanwhile."""
     with together(ranks):
         return work()
 
 
-def first_does(ranks: Ranks | None, work: Callable[[], Any]) -> Any:
+def first_does(ranks: Ranks, work: Callable[[], Any]) -> Any:
     """work() on rank 0, and its result, of what JSON knows, on all."""
-    is_first = ranks is None or ranks.rank == 0
-    result = all_do(ranks, lambda: work() if is_first else None)
+    result = all_do(ranks, lambda: work() if ranks.rank == 0 else None)
     return gather(ranks, result)[0]

@@ -16,6 +16,12 @@ from selective_backprop.ledger import COLUMNS, Ledger, LedgerRows
 
 AnyLedger: TypeAlias = "Ledger | ShardedLedger"
 
+
+def make_ledger(num_examples: int, past_scores: int, ranks: Ranks) -> AnyLedger:
+    """A ledger for these ranks; the plain one for one rank, which sends nothing."""
+    return Ledger(num_examples, past_scores) if ranks.size == 1 else ShardedLedger(num_examples, past_scores, ranks)
+
+
 _WITH_VALUES = ("scores", "losses", "probabilities")
 _KINDS = (*_WITH_VALUES, "offered", "selected")
 
@@ -83,6 +89,11 @@ class ShardedLedger:
 
     def count_offered(self, ids: Tensor) -> None:
         self._write("offered", ids)
+
+    def record_selection(self, ids: Tensor, probabilities: Tensor, positions: Tensor) -> None:
+        """It was decided about these candidates with these chances, and those at these positions are trained on."""
+        self.record_probabilities(ids, probabilities)
+        self.count_selected(ids.index_select(0, positions))
 
     def count_selected(self, ids: Tensor) -> None:
         self._write("selected", ids)

@@ -13,17 +13,17 @@ from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.files.states import pack, unpack
 
 
-def gather(ranks: Ranks | None, value: Any) -> list[Any]:
+def gather(ranks: Ranks, value: Any) -> list[Any]:
     """Every rank's value, in the order of ranks. The value is anything that JSON can hold. All ranks call it."""
-    if ranks is None:
+    if ranks.size == 1:
         return [value]
     text = json.dumps(value, default=str).encode()
     return [json.loads(_as_bytes(part)) for part in ranks.gather(_as_tensor(text))]
 
 
-def collect(ranks: Ranks | None, state: Any) -> list[Any]:
+def collect(ranks: Ranks, state: Any) -> list[Any]:
     """Every rank's state, of plain data and tensors, on rank 0; an empty list on the others. All ranks call it."""
-    if ranks is None:
+    if ranks.size == 1:
         return [state]
     parts = [_as_tensor(b"")] * ranks.size
     if ranks.rank > 0:
@@ -32,9 +32,9 @@ def collect(ranks: Ranks | None, state: Any) -> list[Any]:
     return [state, *(unpack(_as_bytes(part)) for part in others)] if ranks.rank == 0 else []
 
 
-def hand_out(ranks: Ranks | None, states: Sequence[Any]) -> Any:
+def hand_out(ranks: Ranks, states: Sequence[Any]) -> Any:
     """The inverse of `collect`: rank 0 gives a list with a state for each rank, and each rank gets its own."""
-    if ranks is None:
+    if ranks.size == 1:
         return states[0]
     parts = [_as_tensor(b"")] * ranks.size
     if ranks.rank == 0:

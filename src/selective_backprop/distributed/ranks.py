@@ -68,6 +68,11 @@ class Ranks:
 
         return finish
 
+    def share(self, numbers: list[float]) -> list[list[float]]:
+        """Every rank's numbers, by rank; as many on each."""
+        values = torch.tensor(numbers, dtype=torch.float64)
+        return [told.tolist() for told in self._all_gather(values)()]
+
     def exchange(self, parts: list[Tensor]) -> list[Tensor]:
         """Part i goes to rank i, and what comes back is from rank i; (n,) tensors of one dtype and any lengths."""
         sizes = torch.tensor([len(part) for part in parts])
@@ -87,6 +92,22 @@ class Ranks:
             yield
         except RuntimeError as error:
             raise lost_another(self.rank, self.size, "agreed on what to train on") from error
+
+
+class Alone(Ranks):
+    """One process that trains by itself: all that the others say is what it says itself."""
+
+    def __init__(self) -> None:
+        self.group, self.rank, self.size, self.bytes_sent = None, 0, 1, 0
+
+    def start_gather(self, values: Tensor, counts: list[int] | None = None) -> Callable[[], list[Tensor]]:
+        return lambda: [values]
+
+    def share(self, numbers: list[float]) -> list[list[float]]:
+        return [numbers]
+
+    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
+        return parts
 
 
 def lost_another(rank: int, size: int, doing: str) -> RuntimeError:
@@ -118,10 +139,10 @@ def _close_groups() -> None:
             dist.destroy_process_group(group)
 
 
-def current_ranks() -> Ranks | None:
-    """The ranks that this process trains with; None where it trains alone."""
+def current_ranks() -> Ranks:
+    """The ranks that this process trains with."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
+        return Alone()
     default = dist.group.WORLD
     if default not in _GROUPS:  # one for all loaders: connections are not free
         if not _GROUPS:

@@ -244,7 +244,7 @@ class SelectedBatches:
     @property
     def sampler(self) -> Any:
         """Lightning tells it the epoch."""
-        return getattr(self._loader._source.user_loader, "sampler", None)
+        return getattr(self._loader, "sampler", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the callback saves it all. Tells Lightning that this loader goes on where it was."""

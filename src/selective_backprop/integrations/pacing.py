@@ -7,7 +7,6 @@ from typing import Any
 
 from selective_backprop.loader.feedback import LOSS_CALL, WEIGHTS_NAME
 from selective_backprop.loader.selective_loader import SelectiveLoader
-from selective_backprop.types import Batch
 
 
 class PacedLoader(SelectiveLoader):
@@ -35,7 +34,7 @@ class PacedLoader(SelectiveLoader):
     (8, True, True)
     """
 
-    _puts_back = False  # slots are counted, whatever becomes of them
+    puts_back = False  # slots are counted, whatever becomes of them
 
     def __init__(
         self,
@@ -48,57 +47,50 @@ class PacedLoader(SelectiveLoader):
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         super().__init__(*arguments, **options)
-        self._feedback.loss_call, self._feedback.weights_name = loss_call, weights_name
+        self.call_in_errors(loss=loss_call, weights=weights_name)
         self.slot = 0
         """Slots of this epoch given out."""
         self._window = window
         self._pending: list[bool] = []  # slots of the window under way: whether each has a batch
-        self._step: Iterator[Any] = iter(())
         self._loaded = False
 
-    def __iter__(self) -> Iterator[Any]:
+    def epoch_batches(self) -> Iterator[Any]:
         loaded, self._loaded = self._loaded, False
-        if loaded and not self._in_epoch and 0 < self.slot < len(self):
-            yield from self._last_batches()  # saved when all candidates had been offered, and not all slots given
+        if loaded and not self.in_epoch and 0 < self.slot < len(self):
+            yield from self._last_slots()  # saved when all candidates had been offered, and not all slots given
             return
         if not loaded or self.slot == len(self):
             self.slot, self._pending = 0, []
-        yield from super().__iter__()
-
-    def end_step(self) -> None:
-        """The training step is over: its losses are learned, and time is no longer its own."""
-        next(self._step, None)
+        self.begin_epoch()
+        yield from self._windows()
+        while self.offer():
+            yield from self._windows()
+        yield from self._windows()
+        super().end_epoch()
+        yield from self._last_slots()
 
     def end_epoch(self) -> None:
         """No more slots are asked for in this epoch, whether or not all were given out."""
-        if self._in_epoch:
-            self._end_epoch()
+        super().end_epoch()
         self.slot, self._pending = len(self), []
 
-    def _give(self, batch: Batch) -> Iterator[Any]:
-        self._step = super()._give(batch)
-        yield next(self._step)
-        self.end_step()
-
-    def _full_batches(self) -> Iterator[Any]:
-        yield from self._windows(self._offering.fraction)
-
-    def _last_batches(self) -> Iterator[Any]:
-        yield from self._windows(1.0)
-        if self._ends_with_rest():
-            self._queue.even_out()
+    def _last_slots(self) -> Iterator[Any]:
+        """Those after the end of the candidates: with a batch as long as there are any, these at the end."""
+        yield from self._windows(is_over=True)
+        if self.ends_with_rest:
+            self.queue.even_out()
         size = len(self) - self.slot
-        available = self._queue.num_ready + (self._ends_with_rest() and self._queue.rest > 0)
-        count = min(size, available)
+        count = min(size, self.num_left)
         self._pending = [False] * (size - count) + [True] * count  # the last one counts as the end of a window
         yield from self._slots()
 
-    def _windows(self, offered: float) -> Iterator[Any]:
+    def _windows(self, *, is_over: bool = False) -> Iterator[Any]:
         """All windows but the last whose batches are there, or whose candidates have been offered."""
         yield from self._slots()
+        offered = 1.0 if is_over else self.epochs_done - self.epoch
         end = (len(self) - 1) // self._window * self._window
         while self.slot < end:
-            ready = self._queue.num_ready >= self._window
+            ready = self.num_ready >= self._window
             # The small allowance undoes the rounding of the fraction.
             if not ready and offered * len(self) + 1e-6 < self.slot + self._window:
                 return
@@ -110,8 +102,9 @@ class PacedLoader(SelectiveLoader):
             self.slot += 1
             if not self._pending.pop(0):
                 yield None
-            elif (batch := self._queue.pop() or self._queue.flush()) is not None:
-                yield from self._give(batch)
+            elif (batch := self.take(rest=True)) is not None:
+                yield batch.data
+                self.end_step()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "slot": self.slot, "pending": list(self._pending)}

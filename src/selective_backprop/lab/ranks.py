@@ -27,7 +27,7 @@ def place() -> tuple[int, int]:
     (0, 1)
     """
     ranks = current_ranks()
-    return (0, 1) if ranks is None else (ranks.rank, ranks.size)
+    return ranks.rank, ranks.size
 
 
 def number_of_ranks() -> int:
@@ -75,7 +75,7 @@ def total(values: Sequence[float]) -> list[float]:
     """
     own = torch.tensor(values, dtype=torch.float64)
     ranks = current_ranks()
-    parts = [own] if ranks is None else ranks.gather(own, [len(own)] * ranks.size)
+    parts = ranks.gather(own, [len(own)] * ranks.size)
     return torch.stack(parts).sum(0).tolist()
 
 

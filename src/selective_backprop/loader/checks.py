@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from selective_backprop.description import describe, differences, differing
 from selective_backprop.distributed.agreement import gather
 from selective_backprop.distributed.ranks import Ranks
-from selective_backprop.distributed.team import Rounds
+from selective_backprop.distributed.team import Team
 from selective_backprop.inference import is_sharded
 from selective_backprop.loader.index_stream import num_candidates
 from selective_backprop.loader.source import Source
@@ -20,7 +20,7 @@ from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Scorer
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _STATE_KEYS = {"method", "ranks", "in_epoch", "batch_size", "transform", "selector", "ledger", "stats", "feedback"}
 
@@ -88,7 +88,7 @@ def _check_whole(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-def check_source(source: Source, method: Method, ranks: Ranks | None) -> None:
+def check_source(source: Source, method: Method, ranks: Ranks) -> None:
     """Raise where the method and the user's loader do not go together."""
     if method.needs_ids and source.num_examples is None:
         raise ValueError(
@@ -96,7 +96,7 @@ def check_source(source: Source, method: Method, ranks: Ranks | None) -> None:
             "automatic batching can tell: this loader has none. Methods without that need, such as "
             "selective_backprop, work with it"
         )
-    if source.num_batches == 0 and (ranks is None or not source.is_pruned):
+    if source.num_batches == 0 and (ranks.size == 1 or not source.is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
     count = num_candidates(source.user_loader) if source.stream is not None else None
     if count is not None and count > source.longest_plan and _plans_epochs(method):
@@ -128,9 +128,9 @@ def _plans_epochs(method: Method) -> bool:
     return not method.schedule.never_on and any(method.scorer.remembers(epoch) for epoch in range(2))
 
 
-def check_ranks(model: nn.Module, method: Method, ranks: Ranks | None) -> None:
+def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:
     """Raise for what does not work with several ranks."""
-    if ranks is None:
+    if ranks.size == 1:
         return
     scorer = method.scorer
     if scorer.needs.training_pass:
@@ -146,7 +146,7 @@ def check_ranks(model: nn.Module, method: Method, ranks: Ranks | None) -> None:
 
 
 def to_agree_on(source: Source, method: Method, *, batch_size: int | None, **options: Any) -> dict[str, Any]:
-    """By name, what has to be the same on all ranks, for `introduce`.
+    """By name, what has to be the same on all ranks, for `agree`.
 
     options: of the loader. Numbers and words are compared. Of others, such as a transform, only whether there is one.
     """
@@ -167,31 +167,32 @@ def _brief(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float | str) else "one"
 
 
-def introduce(rounds: Rounds, source: Source, agreed: dict[str, Any]) -> None:
-    """Tell other ranks what they have to know of this one; raise where they differ in what all have to agree on.
+def agree(team: Team, source: Source, agreed: dict[str, Any]) -> int | None:
+    """How many candidate batches the rank with most of them has; None if one does not know.
 
-    To be called by all ranks. Ranks that decide differently would wait for each other forever, or not train on what
-    the method says.
+    To be called by all ranks. Raises where they differ in what all have to agree on: ranks that decide differently
+    would wait for each other forever, or not train on what the method says.
     """
     own = {"agreed": agreed, "num_batches": source.num_batches, "batch_size": source.batch_size or 0}
-    told = gather(rounds.ranks, own)
+    told = gather(team.ranks, own)
     for rank, other in enumerate(told):
         if found := differing(told[0]["agreed"], other["agreed"]):
             raise ValueError(_disagreement(rank, found))
     batches = [other["num_batches"] for other in told]
-    rounds.num_batches = None if None in batches else max(batches)
-    if rounds.num_batches == 0:
+    num_batches = None if None in batches else max(batches)
+    if num_batches == 0:
         raise ValueError("the loader is empty: it has no batch to offer, on any rank")
     # Less than that many when each rank has its share, even if shares are padded to equal sizes.
     offered = sum(((count or 0) - 1) * other["batch_size"] for count, other in zip(batches, told, strict=True))
-    if rounds.ranks.rank == 0 and source.num_examples and offered >= source.num_examples:
+    if team.size > 1 and team.speaks and source.num_examples and offered >= source.num_examples:
         _logger.warning(
             "each of the %d ranks goes through all %d examples: an epoch offers every one of them %d times, as it "
             "would without selection. To share them: DataLoader(data, sampler=DistributedSampler(data), ...)",
-            rounds.ranks.size,
+            team.size,
             source.num_examples,
-            rounds.ranks.size,
+            team.size,
         )
+    return num_batches
 
 
 def _disagreement(rank: int, found: list[tuple[str, str, str]]) -> str:
@@ -218,9 +219,7 @@ def runs_the_model_alone(scorer: Scorer) -> bool:
     return isinstance(inner, ForwardScorer) and inner.model_copy is None
 
 
-def check_state(
-    state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any, ranks: Ranks | None = None
-) -> None:
+def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any, team: Team) -> None:
     """Raise, before anything is loaded, for a saved state that does not fit."""
     if not isinstance(state, dict) or "version" not in state:
         raise ValueError(f"this is no state of a SelectiveLoader, which is a dict with a version, but {state!r:.200}")
@@ -237,7 +236,7 @@ def check_state(
         raise ValueError(
             f"saved by {method.name} with other options than this loader's. Saved, and here: {'; '.join(found)}"
         )
-    saved, own = state["ranks"], {"rank": ranks.rank, "size": ranks.size} if ranks else {"rank": 0, "size": 1}
+    saved, own = state["ranks"], {"rank": team.rank, "size": team.size}
     if saved != own:
         raise ValueError(
             f"saved by rank {saved['rank']} of {saved['size']}, this is rank {own['rank']} of {own['size']}: each rank "

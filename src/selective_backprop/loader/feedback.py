@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.loader.runner import Selector
+from selective_backprop.loader.runner import Runner
 from selective_backprop.types import Batch
 
 LOSS_CALL = "loader.loss(outputs, targets)"
@@ -58,8 +58,8 @@ class Feedback:
     Raises at the end of a step that left out what the method cannot do without.
     """
 
-    def __init__(self, selector: Selector, device: torch.device) -> None:
-        self._selector = selector
+    def __init__(self, runner: Runner, device: torch.device) -> None:
+        self._runner = runner
         self.device = device
         # ids, losses on their way, epoch, whether all were kept
         self._steps: list[tuple[Tensor | None, tuple[Tensor, Any], int, bool]] = []
@@ -70,7 +70,7 @@ class Feedback:
 
     def expect_for(self, batch: Batch) -> Batch:
         """A step on this batch begins. Returns the batch to show to the caller."""
-        self._losses_given = not self._selector.scorer.needs.training_losses
+        self._losses_given = not self._runner.scorer.needs.training_losses
         self.weights_used = bool((batch.weights == 1).all())
         return batch if self.weights_used else WatchedBatch.of(batch, self)
 
@@ -81,12 +81,13 @@ class Feedback:
     def add(self, batch: Batch, losses: Tensor | None, epoch: int) -> None:
         """The losses of a step's examples; None where nobody needs them and finding them would cost extra."""
         if losses is not None:
-            all_kept = self._selector.schedule_learns and bool((batch.probabilities == 1).all())
+            everything = self._runner.scorer.needs.training_pass  # the losses of all candidates, selected or not
+            all_kept = self._runner.schedule.observes_losses and (everything or bool((batch.probabilities == 1).all()))
             self._steps.append((batch.ids, _sent(losses), epoch, all_kept))
         self._losses_given = True
 
     def step_is_over(self) -> None:
-        name = self._selector.method.name
+        name = self._runner.method.name
         if not self.weights_used:
             raise RuntimeError(
                 f"{name} gives examples weights, and this batch was trained on without them: compute the loss by "
@@ -108,7 +109,7 @@ class Feedback:
         """Take in what was collected; costs no time when the device has caught up anyway."""
         steps, self._steps = self._steps, []
         for ids, losses, epoch, all_kept in steps:
-            self._selector.learn(ids, _received(losses), epoch, all_kept=all_kept)
+            self._runner.learn(ids, _received(losses), epoch, all_kept=all_kept)
 
     def state_dict(self) -> dict[str, Any]:
         # Saving must not change when a GPU's losses are learned, or the run would differ from one without it.

@@ -1,4 +1,4 @@
-"""From what the source yields to candidates: on the device, transformed, counted; one batch ahead if asked."""
+"""Loading: batches of the source become candidates, on the device and transformed; one batch ahead if asked."""
 
 from __future__ import annotations
 
@@ -33,8 +33,13 @@ class Loaded:
         """Whether nothing was decided about any of them before they were loaded."""
         return self.chunk is None or self.chunk.decided is None or not bool(self.chunk.decided.any())
 
+    @staticmethod
+    def nothing(batch_idx: int) -> Loaded:
+        """No candidates, where other ranks still have some."""
+        return Loaded(Candidates(None, None, 0), None, batch_idx, 1.0)
 
-class Intake:
+
+class Loading:
     """Loads candidates one batch after the other; owns the state of the source and of the user's transform."""
 
     def __init__(
@@ -69,8 +74,14 @@ class Intake:
 
     def take(self) -> Loaded | None:
         """The next candidates; None at the end of the epoch."""
-        loaded, self.ahead = self.look_ahead(), None
+        if self.ahead is None:
+            return self._load()
+        loaded, self.ahead = self.ahead, None
         return loaded
+
+    def drop_ahead(self) -> None:
+        """Nobody will take what was loaded ahead."""
+        self.ahead = None
 
     def look_ahead(self) -> Loaded | None:
         """The candidates that `take` will return, loaded already."""
@@ -79,19 +90,22 @@ class Intake:
         return self.ahead
 
     def _load(self) -> Loaded | None:
-        with self._stats.timing("loading"):
-            loaded = next(self._batches, None) if self._batches is not None else None
-            if loaded is None:
-                return None
+        phase = self._stats.switch("loading")
+        loaded = next(self._batches, None) if self._batches is not None else None
+        if loaded is not None:
             chunk, data = loaded
             data = move(data, self._device)
             if self.transform is not None:
                 data = self.transform(data)
-        ids = chunk.ids if chunk else None
-        candidates = Candidates(data, ids, count_rows(data) if ids is None else len(ids))
-        batch_idx, total = self.source.position - 1, self.source.num_batches
-        fraction = chunk.fraction if chunk else min(1.0, (batch_idx + 1) / total) if total else 0.0
-        return Loaded(candidates, chunk, batch_idx, fraction)
+        self._stats.switch(phase)
+        if loaded is None:
+            return None
+        position = self.source.position
+        if chunk is not None:
+            return Loaded(Candidates(data, chunk.ids, chunk.ids.numel()), chunk, position - 1, chunk.fraction)
+        total = self.source.num_batches
+        fraction = min(1.0, position / total) if total else 0.0
+        return Loaded(Candidates(data, None, count_rows(data)), None, position - 1, fraction)
 
     def state_dict(self, *, in_epoch: bool, layout: Layout | None) -> dict[str, Any]:
         """With the candidates loaded ahead, as columns of this layout."""

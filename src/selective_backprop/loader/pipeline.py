@@ -1,4 +1,4 @@
-"""The way of candidates through the loader: taken, decided about, queued; one candidate batch after the other.
+"""The way of a candidate batch: loaded, scored, selected from, queued. `step` is one batch's, from top to bottom.
 
 # N = candidates, B = training batch
 """
@@ -6,24 +6,19 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from selective_backprop.batches.layout import Layout
+from selective_backprop.batches.layout import Column
 from selective_backprop.batches.padding import Pad, ShapeCheck
-from selective_backprop.distributed.ledger import ShardedLedger
-from selective_backprop.distributed.queue import RankedAssembler
-from selective_backprop.distributed.team import Rounds
-from selective_backprop.loader.index_stream import IndexStream
-from selective_backprop.loader.loading import Intake, Loaded
-from selective_backprop.loader.queue import Assembler
-from selective_backprop.loader.runner import Selector
-from selective_backprop.loader.source import Source
+from selective_backprop.distributed.team import Brought, Choice, Round, Team
+from selective_backprop.loader.loading import Loaded, Loading
+from selective_backprop.loader.queue import Queue
+from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.stats import Stats
-from selective_backprop.types import Selection
+from selective_backprop.types import Candidates, Selection
 
 _logger = logging.getLogger(__name__)
 
@@ -31,164 +26,322 @@ _NO_IDS = torch.empty(0, dtype=torch.int64)
 _DELIVER_EVERY = 64  # rounds after which ranks send each other what they learned about examples
 
 
-class Offering:
-    """Offers an epoch's candidates to the selector and queues what it chose, on all ranks in step."""
+class Pipeline:
+    """Moves candidates from the user's loader into the queue of training batches, on all ranks in step.
+
+    Args:
+        loading: gives candidates.
+        runner: scores them and selects among them.
+        stats: counts what happens.
+        team: the ranks that go through their candidates together.
+        num_batches: candidate batches of an epoch, on the rank that has most of them; None if not known.
+        device: where candidates are.
+        batch_size: B, where the user asked for it.
+        pad: makes examples of different lengths the same shape.
+        num_epochs: length of the run; None if not known.
+    """
 
     def __init__(
         self,
-        intake: Intake,
-        selector: Selector,
+        loading: Loading,
+        runner: Runner,
         stats: Stats,
         *,
-        rounds: Rounds | None,
+        team: Team,
+        num_batches: int | None,
         device: torch.device,
         batch_size: int | None,
         pad: Pad | None,
+        num_epochs: int | None,
     ) -> None:
-        self._intake, self._selector, self._stats, self._rounds = intake, selector, stats, rounds
-        source, scale = intake.source, selector.method.batch_scale
+        self._loading, self._runner, self._stats, self.team = loading, runner, stats, team
+        self._num_epochs = num_epochs
+        source, scale = loading.source, runner.method.batch_scale
         self._passes_batches = batch_size is None and scale == 1  # as they are, while everything is kept
+        self._in_training = runner.scorer.needs.training_pass  # selection happens in the training step
         self.epoch = 0
         self.fraction = 0.0
         """Fraction of this epoch's candidates offered so far."""
-        self.keeps_everything = True
-        """Whether every candidate of this epoch so far is trained on in it, on all ranks."""
         self.drains = False
         """Whether the epoch, of which all candidates have been offered, gives out all that waits: its candidates."""
-        self._starts_empty = True  # whether nothing waited when this epoch began
-        self._num_carried = 0  # examples that waited then, on all ranks, where they are not offered again
-        self._num_passed = 0  # of these, passed over among this rank's candidates so far
-        self._began = self._counts()  # counts of examples and batches at the start of this epoch
-        self._num_silent = 0  # epochs that gave out no batch
-        self.num_batches = source.num_batches
+        self.num_batches = num_batches
         """Candidate batches of an epoch, on the rank that has most of them; None if not known."""
         self.num_candidates = source.num_candidates
         """The most candidates an epoch can have, on the rank that has most of them; None if not known."""
+        self._keeps_everything = True  # whether every candidate of this epoch so far is trained on in it, on all ranks
+        self._starts_empty = True  # whether nothing waited when this epoch began
+        self._num_carried = 0  # examples that waited then, on all ranks, where they are not offered again
+        self._num_passed = 0  # of these, passed over among this rank's candidates so far
+        self._round = 0  # rounds of this epoch so far
+        self._has_offered = False  # whether any rank had candidates so far
+        self._began = self._counts()  # counts of examples and batches at the start of this epoch
+        self._num_silent = 0  # epochs that gave out no batch
         self._same_each_epoch = source.offers_the_same_each_epoch
         self._most_waiting: int | None = None  # examples that can wait on each rank, as none waits twice
-        self._limit_sizes(source)
+        self._limit_sizes()
         size = batch_size or source.batch_size
-        size = self._training_size(size) if size is not None else None
-        self.queue = Assembler(size, pad)
-        # Parts call back by a weak reference: in a cycle, workers would live on until garbage is collected.
-        this = weakref.proxy(self)
-        if rounds is not None:
-            self.queue = RankedAssembler(rounds.ranks, device, size, pad)
-            self.num_batches = rounds.num_batches
-            rounds.meanwhile = lambda: this._load_ahead()
-        self._check_shapes = ShapeCheck((lambda count: this._mixes(count)) if pad is None else lambda _: False)
+        self.queue = Queue(self._training_size(size) if size is not None else None, pad, team.ranks, device)
+        self._differing = ShapeCheck()
+        if pad is not None:
+            self._differing.stop()
 
-    def _limit_sizes(self, source: Source) -> None:
-        """Find out how many candidates there are; with several ranks, on all of them."""
-        own = torch.tensor([source.num_candidates or 0, self._same_each_epoch])
-        counts, same = own[:1], own[1:]
-        if self._rounds is not None:
-            ranks = self._rounds.ranks
-            counts, same = torch.stack(ranks.gather(own, [len(own)] * ranks.size)).unbind(1)
-        known = bool(counts.all())
-        self.num_candidates = int(counts.max()) if known else None
-        self._same_each_epoch = bool(same.all())
-        if self._selector.skips_waiting and not self._selector.schedule.never_on:
+    def _limit_sizes(self) -> None:
+        """Find out how many candidates there are; on all ranks."""
+        source, runner = self._loading.source, self._runner
+        told = self.team.ranks.share([source.num_candidates or 0, self._same_each_epoch])
+        counts = [int(count) for count, _ in told]
+        self.num_candidates = max(counts) if all(counts) else None
+        self._same_each_epoch = all(same for _, same in told)
+        if runner.skips_waiting and not runner.schedule.never_on:
             examples = source.num_kept or 0
-            most = (min(examples, int(counts.sum())) if known else examples) // len(counts)
-            method = self._selector.method
-            if method.scorer.needs.selection_pass and method.batch_scale == 1:
+            most = (min(examples, sum(counts)) if all(counts) else examples) // len(counts)
+            if runner.scorer.needs.selection_pass and runner.method.batch_scale == 1:
                 most //= 2  # of what does not wait yet, few may be selected: the last ones would hold up all others
             self._most_waiting = max(1, most)
+
+    def _training_size(self, batch_size: int) -> int:
+        """Examples in a training batch, where so many were asked for."""
+        size, most = max(1, round(batch_size * self._runner.method.batch_scale)), self._most_waiting
+        if most is None or size <= most:
+            return size
+        if self.team.speaks:
+            _logger.warning(
+                "training batches of %d are too large for this data set, because no batch holds an example twice: "
+                "they will have %d examples. Pass a smaller batch_size= to choose the size yourself",
+                size,
+                most,
+            )
+        return most
 
     @property
     def may_carry_over(self) -> bool:
         """Whether examples that waited when an epoch began can be given out in it beside all of its candidates."""
-        selector, same = self._selector, self._same_each_epoch
-        if selector.schedule.never_on or selector.scorer.needs.training_pass:
+        runner = self._runner
+        if runner.schedule.never_on or self._in_training:
             return False  # nothing ever waits
-        return not (selector.skips_waiting and same)
+        return not (runner.skips_waiting and self._same_each_epoch)
+
+    @property
+    def never_offered(self) -> bool:
+        """Whether there was not one candidate so far, on any rank."""
+        return self._stats.offered == 0 and not self._has_offered
+
+    # ---- an epoch
 
     def begin(self, *, resumed: bool) -> None:
         """Start the next epoch, or go on with the one that was under way when the state was saved."""
         waiting = _NO_IDS if resumed else self._carry_over()
-        plan = self._selector.plan(
+        plan = self._runner.plan(
             self.epoch,
             self.num_batches,
             waiting=waiting,
             num_waiting=self._num_carried,
             batch_size=self.queue.batch_size,
         )
-        self._intake.begin(plan, waiting)
+        self._loading.begin(plan, waiting)
 
     def _carry_over(self) -> Tensor:
         """Count what waits as this epoch's: returns its ids, in order, which are no candidates again."""
-        skips_waiting = self._selector.skips_waiting
+        skips_waiting = self._runner.skips_waiting
         self._began = self._counts()
         self._starts_empty, self.drains = self.queue.empty, False
-        self.keeps_everything = self._starts_empty or skips_waiting
+        self._keeps_everything = self._starts_empty or skips_waiting
         self._num_carried = self._num_passed = 0
         if self._starts_empty or not skips_waiting:
             return _NO_IDS
-        ids = self.queue.waiting_ids()
-        if self._rounds is not None:
-            ids = torch.cat(self._rounds.ranks.gather(ids))
+        ids = torch.cat(self.team.ranks.gather(self.queue.waiting_ids()))
         self._num_carried = len(ids)
-        if self._selector.unbiased:
+        if self._runner.unbiased:
             self.queue.add_weight(1.0)  # the expected weight of the draw that they miss
         rising: Tensor = torch.unique_consecutive(ids.sort().values)
         return rising
 
-    def offer(self) -> bool:
-        """Decide about the next candidates; False at the end of the epoch."""
-        loaded, on = self._intake.take(), False
-        stream = self._intake.source.stream
-        if self._rounds is not None:
-            probing = False
-            if loaded is None:  # the epoch may be over: ask without an effect on a schedule that counts batches
-                on = self._selector.expects_on(self.epoch, self.fraction, self._rounds.number)
-            else:
-                on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
-                probing = not on and self._selector.wants_scores(self.epoch, self.fraction, loaded.batch_idx)
-            skipped = len(stream.tail) - stream.tail_waiting if stream is not None else 0
-            loaded, on = self._rounds.meet(loaded, on=on, probing=probing, skipped=skipped), self._rounds.on
-            probing = self._rounds.probing
-        elif loaded is not None:
-            on = self._selector.is_on(self.epoch, self.fraction, loaded.batch_idx)
-            probing = not on and self._selector.wants_scores(self.epoch, self.fraction, loaded.batch_idx)
-        if loaded is None:
-            self._finish(stream)
+    def step(self) -> bool:
+        """Move one candidate batch from the user's loader into the queue. False when the epoch is over."""
+        runner, loaded = self._runner, self._loading.take()
+        phase = self._stats.switch("selecting")
+        round_ = self.team.meet(self._brought(loaded))
+        self._has_offered = self._has_offered or any(round_.offered)
+        if round_.is_over:
+            self._finish(round_)
+            self._stats.switch(phase)
             return False
-        self._decide(loaded, on=on, probing=probing)
-        self._look_ahead(loaded.batch_idx + 1)
-        if self._rounds is not None and self._rounds.number % _DELIVER_EVERY == 0:
+        if loaded is None:
+            loaded = Loaded.nothing(batch_idx=self._round)
+        self._round += 1
+        columns = self._columns(loaded.candidates, round_)
+        choice = self._choose(loaded, round_)
+        self._queue_up(loaded, columns, choice, round_)
+        self._record(loaded, choice.selection, decided=not (self._in_training and round_.on))
+        self.fraction = round_.fraction
+        self._stats.switch(phase)
+        if runner.scorer.works_ahead:
+            self._submit_next(loaded.batch_idx + 1)
+        if self._round % _DELIVER_EVERY == 0:
             self._deliver()
         return True
 
-    @property
-    def never_offered(self) -> bool:
-        """Whether there was not one candidate so far, on any rank."""
-        return self._stats.offered == 0 and (self._rounds is None or not self._rounds.has_offered)
+    def _brought(self, loaded: Loaded | None) -> Brought:
+        """What this rank brings to the next round."""
+        runner, epoch = self._runner, self.epoch
+        if loaded is None:  # the epoch may be over: ask without an effect on a schedule that counts batches
+            tail, num_waiting = self._loading.source.tail
+            on = self.team.size > 1 and runner.expects_on(epoch, self.fraction, self._round)
+            return Brought(-1, len(tail) - num_waiting, 0, 1.0, on, False)
+        on = runner.is_on(epoch, self.fraction, loaded.batch_idx)
+        probing = not on and runner.wants_scores(epoch, self.fraction, loaded.batch_idx)
+        chunk, size = loaded.chunk, loaded.candidates.size
+        if chunk is None:
+            return Brought(size, size, -1, loaded.fraction, on, probing)
+        num_undecided = -1 if chunk.decided is None else size - int(chunk.decided.sum())
+        return Brought(size, chunk.offered.numel() - chunk.num_waiting, num_undecided, loaded.fraction, on, probing)
 
-    def release(self) -> None:
-        """Nobody takes candidates for now: end the DataLoader's workers, but for persistent ones."""
-        self._intake.release()
+    def _columns(self, candidates: Candidates, round_: Round) -> list[Column]:
+        """The candidates as columns of the queue; an error if they could not share a training batch with others."""
+        if self.queue.batch_size is None:
+            self.queue.set_batch_size(self._training_size(max(round_.sizes)))
+        columns = self.queue.columns_of(candidates.data, candidates.size)
+        if columns and (problem := self._differing(columns)) is not None:
+            if self._mixes(candidates.size):
+                raise problem
+            self._differing.stop()
+        return columns
 
-    def _finish(self, stream: IndexStream | None) -> None:
+    def _choose(self, loaded: Loaded, round_: Round) -> Choice:
+        """Which of the loaded candidates to train on."""
+        candidates, runner = loaded.candidates, self._runner
+        if self._in_training:
+            return Choice(_to_decide_in_training(loaded) if round_.on else _known(loaded), round_.sizes, keeps_all=True)
+        if not any(round_.undecided):
+            runner.look_on(loaded, probing=round_.probing, epoch=self.epoch)
+            return Choice(_known(loaded), round_.sizes, keeps_all=True)
+        rows = None
+        if round_.undecided[self.team.rank] < candidates.size:
+            assert loaded.chunk is not None and loaded.chunk.decided is not None
+            rows = (~loaded.chunk.decided).nonzero().flatten()
+            candidates = self._rows(candidates, rows)
+        scores = runner.score(candidates, self.epoch)
+        pooled = [scores]
+        if self.team.pools:
+            receive = self.team.start_pooling(scores, round_.undecided)
+            self._load_ahead()  # while scores are on their way
+            pooled = receive()
+        choice = runner.select(scores, candidates.ids, pooled, round_.undecided)
+        return choice if round_.undecided == round_.sizes else _merged(choice, loaded, rows, round_)
+
+    def _queue_up(self, loaded: Loaded, columns: list[Column], choice: Choice, round_: Round) -> None:
+        """Queue what was chosen; as a batch of its own as long as the epoch is that of plain training."""
+        keeps_all = choice.keeps_all and choice.counts == round_.offered
+        self._keeps_everything = self._keeps_everything and keeps_all
+        ids, same_sizes = loaded.candidates.ids, min(round_.sizes) == max(round_.sizes)
+        if self._keeps_everything and self._starts_empty and self._passes_batches and same_sizes and columns:
+            self.queue.add_whole(columns, choice.selection, ids)
+        else:
+            self.queue.add(columns, choice.selection, ids, choice.counts, keeps_all=choice.keeps_all)
+
+    def _record(self, loaded: Loaded, selection: Selection, *, decided: bool) -> None:
+        """Tell the ledger and the statistics what was offered and selected."""
+        ids, num_loaded, chunk = loaded.candidates.ids, loaded.candidates.size, loaded.chunk
+        num_offered = num_loaded
+        if chunk is not None:
+            num_offered = chunk.offered.numel()
+            self._num_passed += chunk.num_waiting
+            self._runner.ledger.count_offered(chunk.offered)
+        if ids is not None and decided:
+            self._runner.ledger.record_selection(ids, selection.probabilities, selection.positions)
+        self._stats.offered += num_offered
+        self._stats.skipped_before_loading += num_offered - num_loaded
+        self._stats.queued = len(self.queue)
+
+    def _finish(self, round_: Round) -> None:
         """All candidates of the epoch have been offered."""
-        num_skipped = 0
-        if stream is not None:
-            self._count_offered(stream.tail, num_loaded=0)
-            num_skipped = len(stream.tail) - stream.tail_waiting
-            self._num_passed += stream.tail_waiting
-            # A state saved after this must not have it counted again.
-            stream.tail, stream.tail_waiting = stream.tail[:0], 0
-        if any(self._rounds.offered) if self._rounds is not None else num_skipped:
-            self.keeps_everything = False
+        tail, num_waiting = self._loading.source.tail
+        if len(tail):
+            self._runner.ledger.count_offered(tail)
+            self._stats.offered += len(tail)
+            self._stats.skipped_before_loading += len(tail)
+            self._num_passed += num_waiting
+        self._loading.source.drop_tail()
+        if any(round_.offered):
+            self._keeps_everything = False
         self.fraction = 1.0
-        self.drains = self.keeps_everything and (self._starts_empty or self._all_passed())
+        self.drains = self._keeps_everything and (self._starts_empty or self._all_passed())
+        if self.drains or self.epoch + 1 == self._num_epochs:
+            self.queue.even_out()
+        else:
+            self.queue.fill_batches()
+        self._stats.queued = len(self.queue)
 
     def _all_passed(self) -> bool:
         """Whether all examples that waited when the epoch began were among its candidates."""
-        passed = torch.tensor([self._num_passed])
-        if self._rounds is not None:
-            passed = torch.cat(self._rounds.ranks.gather(passed, [1] * self._rounds.ranks.size))
-        return int(passed.sum()) >= self._num_carried
+        return sum(passed for (passed,) in self.team.ranks.share([self._num_passed])) >= self._num_carried
+
+    def end(self) -> None:
+        """The epoch is over, or its rest is left behind."""
+        self._loading.drop_ahead()
+        self._runner.submit(None)  # no thread may be at work when a DataLoader forks its workers
+        self.epoch += 1
+        self.fraction = 0.0
+        self._round = 0
+        self._deliver()
+
+    def reopen(self) -> None:
+        """The epoch that has just ended goes on: its last batch was given out and has come back."""
+        self.epoch -= 1
+        self.fraction = 1.0
+
+    def release(self) -> None:
+        """Nobody takes candidates for now: end the DataLoader's workers, but for persistent ones."""
+        self._loading.release()
+
+    def _deliver(self) -> None:
+        if len(self._runner.ledger):
+            self._runner.ledger.deliver()
+
+    # ---- ahead of training
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the epoch so far is that of plain training."""
+        return self._keeps_everything and self._starts_empty
+
+    def _load_ahead(self) -> Loaded | None:
+        # Plain training loads a batch after the step before it, and augmentation may draw from the same random state
+        # as dropout: as long as everything is kept, so do we, to the bit.
+        return None if self._is_plain else self._loading.look_ahead()
+
+    def _submit_next(self, batch_idx: int) -> None:
+        """Have the next candidates scored while these are trained on."""
+        if not self._is_plain and self._runner.expects_on(self.epoch, self.fraction, batch_idx):
+            self._runner.submit(self._loading.look_ahead())
+
+    def resubmit(self) -> None:
+        """After a resume: candidates that were loaded ahead are to be scored again."""
+        self._runner.submit(self._loading.ahead)
+
+    # ---- details
+
+    def _mixes(self, num_candidates: int) -> bool:
+        """Whether examples of different candidate batches come to share a training batch; found out by trying."""
+        if self._runner.schedule.never_on or self._in_training:
+            return False
+        batch_size = self.queue.batch_size
+        assert batch_size is not None
+        counts = self._runner.trial_counts(num_candidates)
+        return any(
+            count % batch_size != 0 and not (count == num_candidates and self._passes_batches) for count in counts
+        )
+
+    def _rows(self, candidates: Candidates, rows: Tensor) -> Candidates:
+        """Some of the candidates, in order."""
+        layout = self.queue.layout
+        assert layout is not None
+        columns = [
+            column[rows.to(column.device)] if isinstance(column, Tensor) else [column[i] for i in rows.tolist()]
+            for column in layout.columns(candidates.data, candidates.size)
+        ]
+        ids = candidates.ids[rows] if candidates.ids is not None else None
+        return Candidates(layout.batch(columns), ids, len(rows))
 
     def _counts(self) -> dict[str, int]:
         stats = self._stats
@@ -200,7 +353,7 @@ class Offering:
         if now["batches"] > self._began["batches"]:
             return
         self._num_silent += 1
-        if self._num_silent % 10 != 1 or (self._rounds is not None and self._rounds.ranks.rank):
+        if self._num_silent % 10 != 1 or not self.team.speaks:
             return
         _logger.warning(
             "an epoch gave out no batch: %d of %d candidates were selected, and %d selected examples wait for a batch "
@@ -211,157 +364,77 @@ class Offering:
             self.queue.batch_size,
         )
 
-    def end(self) -> None:
-        """The epoch is over, or its rest is left behind."""
-        self._intake.ahead = None
-        self._selector.submit(None)  # no thread may be at work when a DataLoader forks its workers
-        self.epoch += 1
-        self.fraction = 0.0
-        if self._rounds is not None:
-            self._rounds.number = 0
-            self._deliver()
-
-    def reopen(self) -> None:
-        """The epoch that has just ended goes on: its last batch was given out and has come back."""
-        self.epoch -= 1
-        self.fraction = 1.0
-
     def move(self, device: torch.device) -> None:
         """Candidates come to this device from now on, and those that wait go there."""
-        self._intake.move(device)
-        if self.queue.layout is not None:
-            self.queue.load_state_dict(self.queue.state_dict(), device)
-        if isinstance(self.queue, RankedAssembler):
-            self.queue.device = device
-
-    def _deliver(self) -> None:
-        ledger = self._selector.ledger
-        if isinstance(ledger, ShardedLedger) and len(ledger):
-            ledger.deliver()
+        self._loading.move(device)
+        self.queue.move(device)
 
     @property
     def transform(self) -> Any:
         """The user's, of candidate batches."""
-        return self._intake.transform
-
-    def resubmit(self) -> None:
-        """After a resume: candidates that were loaded ahead are to be scored again."""
-        self._selector.submit(self._intake.ahead)
-
-    def _decide(self, loaded: Loaded, *, on: bool, probing: bool) -> None:
-        data, ids, size = loaded.candidates.data, loaded.candidates.ids, loaded.candidates.size
-        if self.queue.batch_size is None:
-            self.queue.batch_size = self._training_size(max(self._rounds.sizes) if self._rounds is not None else size)
-        if self.queue.layout is None and size:
-            self.queue.layout = Layout.of(data, size)
-        columns = []
-        if size:
-            assert self.queue.layout is not None
-            columns = self.queue.layout.columns(data, size)
-            self._check_shapes(columns)
-        selection = self._selector.decide(loaded, self.queue.layout, epoch=self.epoch, on=on, probing=probing)
-        with self._stats.timing("selecting"):
-            offered = loaded.chunk.offered if loaded.chunk else None
-            num_offered = size
-            if loaded.chunk is not None:
-                num_offered = loaded.chunk.offered.numel() - loaded.chunk.num_waiting
-                self._num_passed += loaded.chunk.num_waiting
-            self.keeps_everything = self.keeps_everything and self._all_kept(selection, num_offered)
-            as_is = self._is_plain and self._passes_batches and self._same_sizes()
-            if size:
-                self.queue.add(columns, selection, ids, as_is=as_is)
-            if ids is not None and not self._selector.selecting:
-                self._selector.ledger.record_probabilities(ids, selection.probabilities)
-                self._selector.ledger.count_selected(ids.index_select(0, selection.positions))
-            self._count_offered(offered, num_loaded=size)
-            self.fraction = loaded.fraction
-            if isinstance(self.queue, RankedAssembler) and self._rounds is not None and not as_is:
-                self.queue.count(self._rounds.selected)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether the epoch so far is that of plain training."""
-        return self.keeps_everything and self._starts_empty
-
-    def _all_kept(self, selection: Selection, num_offered: int) -> bool:
-        return selection.keeps_all(num_offered) if self._rounds is None else self._rounds.keep_all
-
-    def _same_sizes(self) -> bool:
-        """Whether all ranks have as many candidates as each other, so that their batches can be given out as is."""
-        return self._rounds is None or len(set(self._rounds.sizes)) == 1
-
-    def _mixes(self, num_candidates: int) -> bool:
-        """Whether examples of different candidate batches come to share a training batch; found out by trying."""
-        method, batch_size = self._selector.method, self.queue.batch_size
-        if method.schedule.never_on or method.scorer.needs.training_pass:
-            return False
-        assert batch_size is not None
-        counts = self._selector.trial_counts(num_candidates)
-        return any(
-            count % batch_size != 0 and not (count == num_candidates and self._passes_batches) for count in counts
-        )
-
-    def _load_ahead(self) -> Loaded | None:
-        # Plain training loads a batch after the step before it, and augmentation may draw from the same random state
-        # as dropout: as long as everything is kept, so do we, to the bit.
-        return None if self._is_plain else self._intake.look_ahead()
-
-    def _look_ahead(self, batch_idx: int) -> None:
-        """Have the next candidates scored while these are trained on, by a scorer that can."""
-        if not self._is_plain and self._selector.works_ahead(self.epoch + self.fraction, batch_idx):
-            self._selector.submit(self._intake.look_ahead())
-
-    def _count_offered(self, ids: Tensor | None, num_loaded: int) -> None:
-        num_offered = num_loaded if ids is None else len(ids)
-        self._stats.offered += num_offered
-        self._stats.skipped_before_loading += num_offered - num_loaded
-        self._stats.queued = len(self.queue)
-        if ids is not None:
-            self._selector.ledger.count_offered(ids)
-
-    def _training_size(self, batch_size: int) -> int:
-        """Examples in a training batch, where so many were asked for."""
-        size, most = max(1, round(batch_size * self._selector.method.batch_scale)), self._most_waiting
-        if most is None or size <= most:
-            return size
-        if self._rounds is None or self._rounds.ranks.rank == 0:
-            _logger.warning(
-                "training batches of %d are too large for this data set, because no batch holds an example twice: "
-                "they will have %d examples. Pass a smaller batch_size= to choose the size yourself",
-                size,
-                most,
-            )
-        return most
+        return self._loading.transform
 
     def parts(self) -> list[object]:
         """What a state is loaded into."""
-        parts: list[object] = [self, self.queue, self._intake, self._intake.source]
-        return parts if self._rounds is None else [*parts, self._rounds]
+        return [self, self.queue, self._loading, self._loading.source]
 
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             "fraction": self.fraction,
-            "keeps_everything": self.keeps_everything,
+            "keeps_everything": self._keeps_everything,
             "carried": [self._starts_empty, self._num_carried, self._num_passed],
             "drains": self.drains,
             "began": self._began,
             "silent": self._num_silent,
-            "round": self._rounds.number if self._rounds is not None else 0,
+            "round": self._round,
             "batch_size": self.queue.batch_size,
             "queue": self.queue.state_dict(),
-            **self._intake.state_dict(in_epoch=in_epoch, layout=self.queue.layout),
+            **self._loading.state_dict(in_epoch=in_epoch, layout=self.queue.layout),
         }
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["batch_size"] is not None:
-            self.queue.batch_size = state["batch_size"]
-            self.queue.load_state_dict(state["queue"], device)
-        self._intake.load_state_dict(state, self.queue.layout)
+            self.queue.set_batch_size(state["batch_size"])
+            self.queue.load_state_dict(state["queue"])
+        self._loading.load_state_dict(state, self.queue.layout)
         self.epoch, self.fraction = state["epoch"], state["fraction"]
-        self.keeps_everything, self.drains = state["keeps_everything"], state["drains"]
+        self._keeps_everything, self.drains = state["keeps_everything"], state["drains"]
         self._starts_empty, self._num_carried, self._num_passed = state["carried"]
-        self._began, self._num_silent = dict(state["began"]), state["silent"]
-        if self._rounds is not None:
-            self._rounds.number = state["round"]
-            self._rounds.has_offered = state["round"] > 0 or state["epoch"] > 0
+        self._began, self._num_silent, self._round = dict(state["began"]), state["silent"], state["round"]
+        self._has_offered = state["round"] > 0 or state["epoch"] > 0
+
+
+def _known(loaded: Loaded) -> Selection:
+    """All candidates, as it was decided about them before they were loaded; those that were not, with weight 1."""
+    chunk, size = loaded.chunk, loaded.candidates.size
+    if chunk is not None and chunk.decided is not None:
+        assert chunk.weights is not None and chunk.probabilities is not None
+        return Selection(torch.arange(size), chunk.weights, chunk.probabilities)
+    return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
+
+
+def _to_decide_in_training(loaded: Loaded) -> Selection:
+    """All candidates, with chances that are not known yet: `loader.loss` selects."""
+    size = loaded.candidates.size
+    return Selection(torch.arange(size), torch.ones(size), torch.full((size,), torch.nan, dtype=torch.float64))
+
+
+def _merged(choice: Choice, loaded: Loaded, rows: Tensor | None, round_: Round) -> Choice:
+    """All that were decided before loading, and those chosen now among the rest, in their common order.
+
+    rows: of this rank's candidates, those that were chosen among; None: all.
+    """
+    parts = zip(round_.sizes, round_.undecided, choice.counts, strict=True)
+    counts = [size - undecided + chosen for size, undecided, chosen in parts]
+    if rows is None:
+        return Choice(choice.selection, counts, choice.keeps_all)
+    chosen, known = choice.selection, _known(loaded)
+    weights, probabilities = known.weights.clone(), known.probabilities.clone()
+    keep = torch.ones(len(weights), dtype=torch.bool)
+    keep[rows] = False
+    keep[rows[chosen.positions]] = True
+    weights[rows[chosen.positions]] = chosen.weights
+    probabilities[rows] = chosen.probabilities
+    positions = keep.nonzero().flatten()
+    return Choice(Selection(positions, weights[positions], probabilities), counts, choice.keeps_all)

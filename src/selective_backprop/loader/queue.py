@@ -1,6 +1,6 @@
-"""Fixed-size training batches out of whatever was selected.
+"""Fixed-size training batches out of whatever was selected, as many on every rank.
 
-# B = training batch, K = selected
+# B = training batch of a rank, K = selected
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from selective_backprop.batches.layout import Column, Layout, move
 from selective_backprop.batches.padding import Pad, different_shapes
+from selective_backprop.distributed.balance import NO_BYTES, moves_to_even_out, pack, unpack
+from selective_backprop.distributed.ranks import Alone, Ranks
 from selective_backprop.types import Batch, Selection
 
 
@@ -29,83 +31,124 @@ class Rows(NamedTuple):
         return Rows([column[rows] for column in self.columns], ids, self.weights[rows], self.probabilities[rows])
 
 
-class Assembler:
-    """A queue of selected examples that gives them out in full batches, in the order they came.
+class Queue:
+    """Selected examples that wait until a training batch is full; they leave in the order they came.
 
     A candidate batch that makes a training batch as it is, is not copied.
+
+    With several ranks, a batch is full when it is on all of them. Each rank knows how long all queues are. They differ
+    by chance, and grow apart for good where one rank's data is harder than another's: when one has a batch to spare and
+    another has none, examples move between them.
+
+    Args:
+        batch_size: examples in a full batch; None if that is not known before the first batch.
+        pad: makes pieces of different lengths the same shape.
+        ranks: who trains together.
+        device: where examples that arrive from other ranks are put.
     """
 
-    def __init__(self, batch_size: int | None = None, pad: Pad | None = None) -> None:
+    def __init__(
+        self,
+        batch_size: int | None = None,
+        pad: Pad | None = None,
+        ranks: Ranks | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self._pad = pad
+        self._ranks = Alone() if ranks is None else ranks
+        self._device = torch.device(device)
         self.batch_size = batch_size
-        """Examples in a full batch. Set it before adding anything."""
+        """Examples in a full batch."""
         self.layout: Layout | None = None
-        """Column layout shared by all batches. Set it from the first one."""
+        """Column layout shared by all batches; None before the first."""
+        self.lengths = [0] * self._ranks.size
+        """Examples that wait on each rank for their batches to fill."""
+        self.moved = 0
+        """Examples that went to another rank so far, from all of them."""
         self._whole: deque[Rows] = deque()  # given out as they came
         self._pieces: deque[Rows] = deque()  # to be joined and cut to size
-        self._waiting = 0  # examples in them
 
     def __len__(self) -> int:
-        """Examples waiting."""
-        return self._waiting + sum(len(rows.weights) for rows in self._whole)
+        """Examples waiting on this rank."""
+        waiting = self.lengths[self._ranks.rank]
+        return waiting + sum(len(rows.weights) for rows in self._whole) if self._whole else waiting
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._waiting and not self._whole
+        """Whether nothing waits on any rank."""
+        return not self._whole and not any(self.lengths)
 
     @property
     def num_ready(self) -> int:
         """Full batches waiting."""
-        return len(self._whole) + (self._waiting // self.batch_size if self.batch_size else 0)
+        return len(self._whole) + (min(self.lengths) // self.batch_size if self.batch_size else 0)
 
     @property
     def rest(self) -> int:
-        """Examples that wait for their batch to fill."""
-        return self._waiting % self.batch_size if self.batch_size else 0
+        """Examples of each rank that wait for their batch to fill, once the queues are evened out."""
+        return sum(self.lengths) // len(self.lengths) % self.batch_size if self.batch_size else 0
 
-    def add(self, columns: list[Column], selection: Selection, ids: Tensor | None, *, as_is: bool = False) -> None:
-        """Queue the selected rows.
+    def waiting_ids(self) -> Tensor:
+        """Ids of the examples that wait, in no particular order; on this rank."""
+        known = [rows.ids for rows in (*self._whole, *self._pieces) if rows.ids is not None]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *known])
+
+    # ---- coming
+
+    def columns_of(self, data: Any, size: int) -> list[Column]:
+        """The columns of so many candidates; the first batch of all decides on the layout."""
+        if not size:
+            return []
+        if self.layout is None:
+            self.layout = Layout.of(data, size)
+        return self.layout.columns(data, size)
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Make full batches of this size, before anything is added."""
+        self.batch_size = batch_size
+
+    def add(
+        self,
+        columns: list[Column],
+        selection: Selection,
+        ids: Tensor | None,
+        counts: list[int] | None = None,
+        *,
+        keeps_all: bool = False,
+    ) -> None:
+        """Queue the selected rows; to be called by all ranks.
 
         Args:
-            columns: of the candidates.
+            columns: of the candidates, as `columns_of` gave them.
             selection: which of them.
             ids: of the candidates.
-            as_is: everything is selected, to be given out as one batch of its own whatever its size.
+            counts: how many are selected, by rank; None for one rank.
+            keeps_all: all of them are selected, once.
         """
         assert self.batch_size is not None
-        positions, weights, probabilities = selection.positions, selection.weights, selection.probabilities
-        count = positions.numel()  # a tenth of the time of len, which counts in this place
-        if as_is:
-            self._whole.append(Rows(columns, ids, weights, probabilities))
-            return
-        if not count:
-            return
-        if self._waiting or count != self.batch_size or not selection.keeps_all(len(columns[0])):
-            columns = [_take(column, positions) for column in columns]
-            ids = ids.index_select(0, positions) if ids is not None else None
-            probabilities = probabilities.index_select(0, positions)
-        self._pieces.append(Rows(columns, ids, weights, probabilities))
-        self._waiting += count
+        counts = [selection.positions.numel()] if counts is None else counts
+        if count := counts[self._ranks.rank]:
+            positions, weights, probabilities = selection.positions, selection.weights, selection.probabilities
+            passes = keeps_all and count == self.batch_size and not self.lengths[self._ranks.rank]
+            if not passes:
+                columns = [_take(column, positions) for column in columns]
+                ids = ids.index_select(0, positions) if ids is not None else None
+                probabilities = probabilities.index_select(0, positions)
+            self._pieces.append(Rows(columns, ids, weights, probabilities))
+        for rank, more in enumerate(counts):
+            self.lengths[rank] += more
+        if len(self.lengths) > 1 and min(self.lengths) < self.batch_size and max(self.lengths) >= 2 * self.batch_size:
+            self.even_out()
 
-    def pop(self) -> Batch | None:
-        """The next full batch, if there is one."""
-        if self._whole:
-            return self._batch(self._whole.popleft())
-        if self.batch_size is None or self._waiting < self.batch_size:
-            return None
-        return self._batch(self._first(self.batch_size))
+    def add_whole(self, columns: list[Column], selection: Selection, ids: Tensor | None) -> None:
+        """Queue all candidates, to be given out as one batch of their own whatever its size."""
+        self._whole.append(Rows(columns, ids, selection.weights, selection.probabilities))
 
     def put_back(self, batch: Batch) -> None:
         """A batch that was given out comes next again, as it is."""
         assert self.layout is not None
         columns = self.layout.columns(batch.data, len(batch))
         self._whole.appendleft(Rows(columns, batch.ids, batch.weights, batch.probabilities))
-
-    def waiting_ids(self) -> Tensor:
-        """Ids of the examples that wait, in no particular order; on this rank."""
-        known = [rows.ids for rows in (*self._whole, *self._pieces) if rows.ids is not None]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *known])
 
     def add_weight(self, weight: float) -> None:
         """Add this to the weight of every example that waits."""
@@ -114,32 +157,43 @@ class Assembler:
             rows.clear()
             rows.extend(heavier)
 
-    def even_out(self) -> None:
-        """Deal out what waits evenly among ranks; alone, there is nothing to do."""
+    # ---- going
 
-    def fill_batches(self) -> None:
-        """Even out where that fills a batch on every rank; alone, there is nothing to do."""
+    def pop(self) -> Batch | None:
+        """The next full batch, if there is one."""
+        if self._whole:
+            return self._batch(self._whole.popleft())
+        size = self.batch_size
+        if size is None or min(self.lengths) < size:
+            return None
+        self.lengths = [length - size for length in self.lengths]
+        return self._batch(self._first(size))
 
     def flush(self) -> Batch | None:
-        """What is left, as a batch that is not full; to be called when no full one is ready."""
+        """What is left, evened out, as equally small a batch on each of k ranks; up to k - 1 examples stay.
+
+        To be called when no full batch is ready.
+        """
         assert not self.num_ready
-        return self._batch(self._first(self._waiting)) if self._waiting else None
+        count = min(self.lengths)
+        self.lengths = [length - count for length in self.lengths]
+        return self._batch(self._first(count)) if count else None
 
     def _first(self, count: int) -> Rows:
         """The first `count` waiting examples, as one piece."""
         pieces = self._split_off(count)
         if len(pieces) == 1:
             return pieces[0]
-        columns = [_join(parts) for parts in zip(*self._same_shapes(pieces), strict=True)]
-        known_ids = [piece.ids for piece in pieces if piece.ids is not None]
+        if self._pad is not None:
+            pieces = self._padded(pieces)
+        columns = [_join(parts) for parts in zip(*(piece.columns for piece in pieces), strict=True)]
+        ids = None if pieces[0].ids is None else torch.cat([piece.ids for piece in pieces if piece.ids is not None])
         weights = torch.cat([piece.weights for piece in pieces])
-        probabilities = torch.cat([piece.probabilities for piece in pieces])
-        return Rows(columns, torch.cat(known_ids) if known_ids else None, weights, probabilities)
+        return Rows(columns, ids, weights, torch.cat([piece.probabilities for piece in pieces]))
 
     def _split_off(self, count: int) -> list[Rows]:
         """The first `count` waiting examples, as they came."""
         pieces = []
-        self._waiting -= count
         while count:
             piece = self._pieces.popleft()
             size = piece.weights.numel()
@@ -150,33 +204,80 @@ class Assembler:
             count -= size
         return pieces
 
-    def _same_shapes(self, rows: list[Rows]) -> list[list[Column]]:
-        """The columns of these pieces, padded where they differ."""
-        pieces = [piece.columns for piece in rows]
-        shapes = {tuple(c.shape[1:] if isinstance(c, Tensor) else () for c in columns) for columns in pieces}
-        if self._pad is None or len(shapes) == 1:
+    def _padded(self, pieces: list[Rows]) -> list[Rows]:
+        """The same, with columns of the same shape."""
+        shapes = {tuple(c.shape[1:] if isinstance(c, Tensor) else () for c in piece.columns) for piece in pieces}
+        if len(shapes) == 1:
             return pieces
-        assert self.layout is not None
-        return [self.layout.columns(batch) for batch in self._pad([self.layout.batch(piece) for piece in pieces])]
+        assert self._pad is not None and self.layout is not None
+        layout = self.layout
+        padded = self._pad([layout.batch(piece.columns) for piece in pieces])
+        return [piece._replace(columns=layout.columns(batch)) for piece, batch in zip(pieces, padded, strict=True)]
 
     def _batch(self, rows: Rows) -> Batch:
         assert self.layout is not None
         return Batch(self.layout.batch(rows.columns), rows.ids, rows.weights, rows.probabilities)
+
+    # ---- between ranks
+
+    def even_out(self) -> None:
+        """Move examples so that all queues are as long, but for one example; to be called by all ranks."""
+        moves, own = moves_to_even_out(self.lengths), self._ranks.rank
+        if not moves:
+            return
+        leaving = [(to, count) for giver, to, count in moves if giver == own]
+        stay = self._split_off(self.lengths[own] - sum(count for _, count in leaving))
+        parts = [NO_BYTES] * self._ranks.size
+        for to, count in reversed(leaving):  # the first one gets the last examples
+            assert self.layout is not None
+            parts[to] = pack(self.layout, self._split_off(count))
+        self._pieces.extend(stay)
+        for part in self._ranks.exchange(parts):
+            if len(part):
+                self._receive(part)
+        for giver, to, count in moves:
+            self.lengths[giver] -= count
+            self.lengths[to] += count
+            self.moved += count
+
+    def fill_batches(self) -> None:
+        """Even out where that fills a batch on every rank; to be called by all ranks."""
+        if self.batch_size is not None and sum(self.lengths) >= len(self.lengths) * self.batch_size:
+            self.even_out()
+
+    def _receive(self, packed: Tensor) -> None:
+        layout, pieces = unpack(packed)
+        if self.layout is None:
+            self.layout = layout
+        for columns, *notes in pieces:
+            self._pieces.append(Rows([move(column, self._device) for column in columns], *notes))
+
+    # ---- saving
+
+    def move(self, device: torch.device) -> None:
+        """What waits goes to this device, and so does what comes from other ranks."""
+        self._device = device
+        for rows in (self._whole, self._pieces):
+            there = [piece._replace(columns=[move(column, device) for column in piece.columns]) for piece in rows]
+            rows.clear()
+            rows.extend(there)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "layout": self.layout.state_dict() if self.layout else None,
             "whole": [list(rows) for rows in self._whole],
             "pieces": [list(rows) for rows in self._pieces],
+            "lengths": list(self.lengths),
+            "moved": self.moved,
         }
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        def load(pieces: list[list[Any]]) -> list[Rows]:
-            return [Rows([move(column, device) for column in columns], *notes) for columns, *notes in pieces]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        def load(pieces: list[list[Any]]) -> deque[Rows]:
+            return deque(Rows([move(column, self._device) for column in columns], *notes) for columns, *notes in pieces)
 
         self.layout = Layout.from_state_dict(state["layout"]) if state["layout"] else None
-        self._whole, self._pieces = deque(load(state["whole"])), deque(load(state["pieces"]))
-        self._waiting = sum(len(piece.weights) for piece in self._pieces)
+        self._whole, self._pieces = load(state["whole"]), load(state["pieces"])
+        self.lengths, self.moved = list(state["lengths"]), state["moved"]
 
 
 def _take(column: Column, positions: Tensor) -> Column:

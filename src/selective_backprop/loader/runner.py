@@ -1,4 +1,4 @@
-"""The decision about each candidate: before it is loaded where its score is known, after scoring it where not.
+"""A method at work: it scores candidates, selects among them and learns from training.
 
 # N = candidates
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from selective_backprop.batches.layout import Layout, move
 from selective_backprop.distributed.ledger import AnyLedger
 from selective_backprop.distributed.ranks import seed_of_rank
-from selective_backprop.distributed.team import Rounds
+from selective_backprop.distributed.team import Choice, Team
 from selective_backprop.inference import device_of, is_sharded, unwrap
 from selective_backprop.loader.index_stream import Chunk
 from selective_backprop.loader.loading import Loaded
@@ -31,7 +30,7 @@ from selective_backprop.method import Method
 from selective_backprop.types import Candidates, Selection, Task
 
 
-class Selector:
+class Runner:
     """A method at work: its own copies of its parts, the ledger, and the only source of randomness."""
 
     def __init__(
@@ -43,40 +42,33 @@ class Selector:
         *,
         num_epochs: int | None,
         seed: int,
-        rounds: Rounds | None = None,
+        team: Team,
     ) -> None:
         self.method = method
         self.ledger = ledger
-        # Ranks that decide together draw the same numbers, those that decide alone draw their own.
-        if rounds is not None and rounds.scope == "local":
-            seed = seed_of_rank(seed, rounds.ranks.rank)
+        # Ranks that select together draw the same numbers, those that select by themselves draw their own.
+        if team.size > 1 and not team.pools:
+            seed = seed_of_rank(seed, team.rank)
         self.generator = torch.Generator().manual_seed(seed)
         self.policy = copy.deepcopy(method.policy)
         self.scorer = copy.deepcopy(method.scorer)
         self.schedule = copy.deepcopy(method.schedule)
-        others_tell = rounds is not None and rounds.scope == "global" and rounds.ranks.rank > 0
-        self.share_check = ShareCheck(method, quiet=others_tell)
-        self.selecting = False
-        """Whether the candidates given out last are to be selected from in training, by `choose`."""
+        self._score_name = self.scorer.score_name
+        self.share_check = ShareCheck(method, quiet=team.pools and team.rank > 0)
         self.checked = False  # whether the model, the loss and the batches were seen to work together
         self._task = task
         self._stats = stats
         self._num_epochs = num_epochs
-        self._rounds = rounds
-        self._is_sharded = rounds is not None and is_sharded(task.model)
+        self._team = team
+        self._is_sharded = team.size > 1 and is_sharded(task.model)
+        self._scores_loaded = self.scorer.needs.selection_pass or self.scorer.needs.training_pass
         self._has_scored = False
-        self._layout: Layout | None = None
         self._stand_in: Candidates | None = None  # the last that were scored, if a rank without any has to attend
 
     @property
     def learns_losses(self) -> bool:
         """Whether what is selected depends on the losses of training."""
-        return self.scorer.needs.training_losses or self.schedule_learns
-
-    @property
-    def schedule_learns(self) -> bool:
-        """Whether the schedule observes losses of training."""
-        return self.schedule.observes_losses
+        return self.scorer.needs.training_losses or self.schedule.observes_losses
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to select from loaded candidates, at this fraction of the epoch; asked once for each batch.
@@ -84,10 +76,6 @@ class Selector:
         A method without a pass over loaded candidates decides before loading, or trains on what it knows nothing of.
         """
         return self._scores_loaded and self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
-
-    @property
-    def _scores_loaded(self) -> bool:
-        return self.scorer.needs.selection_pass or self.scorer.needs.training_pass
 
     def wants_scores(self, epoch: int, fraction: float, batch_idx: int) -> bool:
         """Whether to score these candidates while selection is off, to find out whether it would pay."""
@@ -128,21 +116,20 @@ class Selector:
             return None
 
         def select(scores: Tensor, ids: Tensor | None) -> Selection:
-            selection = self._select(scores, ids, planned=True)
+            selection = self.select_planned(scores, ids)
             if ids is not None:  # those that are not loaded are never heard of again
                 self.ledger.record_probabilities(ids, selection.probabilities)
             return selection
 
         top_up = None
         if batch_size is not None and not scorer.is_final:
-            ranks = self._rounds.ranks if self._rounds is not None else None
-            top_up = TopUp(batch_size, num_waiting, self.generator, ranks)
+            top_up = TopUp(batch_size, num_waiting, self.generator, self._team.ranks)
 
         def is_on(number: int, num_batches: int) -> bool:
             return schedule.is_on(epoch + number / num_batches, number, self._num_epochs)
 
         def plan(batches: Iterable[Tensor]) -> tuple[list[Chunk], Tensor, int]:
-            together = self._rounds is not None
+            together = self._team.size > 1
             # Ranks that decide together divide an epoch into blocks by themselves.
             blocks = list(id_blocks(batches, None if together else BLOCK))
             return plan_epoch(
@@ -160,37 +147,6 @@ class Selector:
 
         return plan
 
-    def decide(
-        self, loaded: Loaded, layout: Layout | None, *, epoch: int, on: bool, probing: bool = False
-    ) -> Selection:
-        """Which of the loaded candidates to train on; with several ranks, to be called by all in step.
-
-        probing: while selection is off, score them all the same.
-        """
-        candidates, chunk = loaded.candidates, loaded.chunk
-        self._layout = layout
-        everything = _keep_all(candidates.size)
-        if chunk is not None and chunk.decided is not None:
-            assert chunk.weights is not None and chunk.probabilities is not None
-            known = Selection(everything.positions, chunk.weights, chunk.probabilities)
-            undecided = (~chunk.decided).nonzero().flatten()
-        else:
-            if self.scorer.needs.training_pass:
-                self.selecting = on
-                return everything
-            known, undecided = everything, everything.positions if on else everything.positions[:0]
-        if not (any(self._rounds.undecided) if self._rounds is not None else len(undecided)):
-            if self._checks_once() or (probing and loaded.undecided):
-                self._look_at(candidates, epoch)
-            elif loaded.undecided and candidates.size:
-                self._watch(candidates)
-            return known
-        if len(undecided) == candidates.size:
-            return self._select(self._score(candidates, epoch), candidates.ids)
-        assert layout is not None
-        part = _rows(candidates, undecided, layout)
-        return _merge(known, undecided, self._select(self._score(part, epoch), part.ids))
-
     def trial_counts(self, num_candidates: int, trials: int = 8) -> list[int]:
         """How many of that many candidates the method would select, by copies of the policy and made-up scores."""
         policy, generator = copy.deepcopy(self.method.policy), torch.Generator().manual_seed(0)
@@ -200,40 +156,71 @@ class Selector:
             counts.append(len(policy.select(scores, generator).positions))
         return counts
 
-    def choose(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
+    # ---- selecting
+
+    def select(self, scores: Tensor, ids: Tensor | None, parts: list[Tensor], counts: list[int]) -> Choice:
+        """Which of this rank's candidates to train on; by all ranks, in step.
+
+        Args:
+            scores: of this rank's candidates.
+            ids: of these.
+            parts: the scores to select from, by rank, as the team pooled them.
+            counts: how many scores each rank has.
+        """
+        try:
+            # Only now that other ranks have these scores: they would wait for them in vain.
+            self._require_valid(scores, ids)
+            if len(parts) > 1:
+                self._team.check_pooled(parts)
+            groups = None if self.method.groups is None else self._team.pool(self._groups(ids), counts)
+            everyone = parts[0] if len(parts) == 1 else torch.cat(parts)
+            selection = self._choose(everyone, groups) if everyone.numel() else _none()
+        except Exception:
+            self._team.give_up()
+            raise
+        return self._team.divide(selection, counts)
+
+    def select_planned(self, scores: Tensor, ids: Tensor | None) -> Selection:
+        """Which of this rank's candidates of a whole epoch to load; by all ranks."""
+        phase = self._stats.switch("selecting")
+        try:
+            self._require_valid(scores, ids)
+        except Exception:
+            self._team.cannot_plan()
+            raise
+        groups, parts = None if self.method.groups is None else self._groups(ids), []
+        for own, counts in self._team.blocks(len(scores)):
+            everyone = self._team.pool(scores[own], counts)
+            all_groups = None if groups is None else self._team.pool(groups[own], counts)
+            selection = self._choose(everyone, all_groups) if everyone.numel() else _none()
+            part = self._team.own_part(selection, counts)
+            parts.append(dataclasses.replace(part, positions=part.positions + (own.start or 0)))
+        self._stats.switch(phase)
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def select_in_training(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
         """Which candidates of the batch under way to train on, by scores that came out of the training pass."""
         # The one wait for the GPU per candidate batch: which are selected decides what the backward pass runs on.
         scores = scores.to("cpu", torch.float32)
         require_finite(scores, ids, "training loss")
-        self.selecting = False
         self._stats.count_scores(len(scores), fidelity=1.0, staleness=0)
-        selection = self._select(scores, ids)
+        phase = self._stats.switch("selecting")
+        selection = self.select(scores, ids, [scores], [len(scores)]).selection
+        self._stats.switch(phase)
         if ids is not None:
             self.ledger.record_scores(ids, scores, epoch)
-            self.ledger.record_probabilities(ids, selection.probabilities)
-            self.ledger.count_selected(ids.index_select(0, selection.positions))
+            self.ledger.record_selection(ids, selection.probabilities, selection.positions)
         return selection
 
-    def _select(self, scores: Tensor, ids: Tensor | None, *, planned: bool = False) -> Selection:
-        with self._stats.timing("selecting"):
-            by_id = self.method.groups
-            groups = None if by_id is None else by_id[_NO_IDS if ids is None else ids]
-            if self._rounds is None:
-                self._require_valid(scores, ids)
-                return self._choose(scores, groups)
-
-            select = self._rounds.select_planned if planned else self._rounds.select
-            return select(scores, groups, self._choose, lambda: self._require_valid(scores, ids))
+    def _groups(self, ids: Tensor | None) -> Tensor:
+        assert self.method.groups is not None
+        return self.method.groups[_NO_IDS if ids is None else ids]
 
     def _require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
         what = f"{self._score_name} in a selection pass"
         require_finite(scores, ids, what)
         if not self.policy.takes_negative_scores:
             require_not_negative(scores, ids, what)
-
-    @property
-    def _score_name(self) -> str:
-        return self.scorer.score_name
 
     def _choose(self, scores: Tensor, groups: Tensor | None) -> Selection:
         self.schedule.observe(scores)
@@ -244,39 +231,47 @@ class Selector:
         self.share_check.count(scores.numel(), selection.positions.numel())
         return selection
 
-    def _checks_once(self) -> bool:
-        """Score the first batch even while selection is off: what cannot work must not fail halfway through."""
-        scores = not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass
+    # ---- scoring
+
+    def look_on(self, loaded: Loaded, *, probing: bool, epoch: int) -> None:
+        """Candidates that are not selected from go by: they are scored if somebody has to know their scores.
+
+        The first batch is, even while selection is off: what cannot work must not fail halfway through.
+
+        probing: the schedule wants to know.
+        """
+        checks = not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass
         self.checked = True
-        return scores
+        if checks or (probing and loaded.undecided):
+            scores = self.score(loaded.candidates, epoch)
+            self._require_valid(scores, loaded.candidates.ids)
+            self.schedule.observe(scores)
+            return
+        learns = self.scorer.watches and not self.schedule.never_on  # while selection is off, as in a warm-up
+        if learns and loaded.undecided and loaded.candidates.size:
+            phase = self._stats.switch("scoring")
+            self.scorer.watch(loaded.candidates, self._current_task())
+            self._stats.switch(phase)
 
-    def _look_at(self, candidates: Candidates, epoch: int) -> None:
-        """Score candidates that are not selected from."""
-        scores = self._score(candidates, epoch)
-        self._require_valid(scores, candidates.ids)
-        self.schedule.observe(scores)
-
-    def _watch(self, candidates: Candidates) -> None:
-        """Let a scorer that learns do so while selection is off, as in a warm-up."""
-        if self.scorer.watches and not self.schedule.never_on:
-            with self._stats.timing("scoring"):
-                self.scorer.watch(candidates, self._current_task())
-
-    def _score(self, candidates: Candidates, epoch: int) -> Tensor:
+    def score(self, candidates: Candidates, epoch: int) -> Tensor:
+        """(N,) scores on the CPU. To be called by all ranks: a model that is spread over ranks needs all of them."""
         self.checked = True  # on all ranks at once, whether this one has candidates or not
         if not candidates.size:
             self._attend()
             return torch.empty(0)
-        with self._stats.timing("scoring"):
-            with _explained(first=not self._has_scored):
-                scores = self.scorer.score(candidates, self._current_task())
-            self._has_scored = True
-            if scores.shape != (candidates.size,):
-                raise ValueError(
-                    f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates"
-                )
-            # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
-            scores = scores.detach().to("cpu", torch.float32)
+        phase = self._stats.switch("scoring")
+        try:
+            scores = self.scorer.score(candidates, self._current_task())
+        except _FAILURES as error:
+            if self._has_scored or isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
+                raise
+            raise _explained(error) from error
+        self._has_scored = True
+        if scores.shape != (candidates.size,):
+            raise ValueError(f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates")
+        # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
+        scores = scores.detach().to("cpu", torch.float32)
+        self._stats.switch(phase)
         if self.scorer.needs.selection_pass:
             self._stats.count_scores(candidates.size, fidelity=self.scorer.fidelity, staleness=self.scorer.staleness)
             if self._score_name == "loss":
@@ -298,15 +293,12 @@ class Selector:
             )
         self.scorer.score(self._stand_in, self._current_task())
 
-    def works_ahead(self, epochs_done: float, batch_idx: int) -> bool:
-        """Whether the candidates that start there should be submitted before their turn."""
-        return self.scorer.works_ahead and self.schedule.expects_on(epochs_done, batch_idx, self._num_epochs)
-
     def submit(self, loaded: Loaded | None) -> None:
         """Let a scorer that works ahead begin with the candidates that come next; None: with none, after all."""
         if self.scorer.works_ahead and (loaded is None or loaded.undecided):
-            with self._stats.timing("scoring"):
-                self.scorer.submit(loaded.candidates if loaded is not None else None, self._current_task())
+            phase = self._stats.switch("scoring")
+            self.scorer.submit(loaded.candidates if loaded is not None else None, self._current_task())
+            self._stats.switch(phase)
 
     def _current_task(self) -> Task:
         return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
@@ -335,9 +327,9 @@ class Selector:
     def _stand_in_state(self) -> dict[str, Any] | None:
         if self._stand_in is None:
             return None
-        assert self._layout is not None
-        columns = self._layout.columns(self._stand_in.data, self._stand_in.size)
-        return {"layout": self._layout.state_dict(), "columns": columns, "ids": self._stand_in.ids}
+        data, size = self._stand_in.data, self._stand_in.size
+        layout = Layout.of(data, size)
+        return {"layout": layout.state_dict(), "columns": layout.columns(data, size), "ids": self._stand_in.ids}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise for a state that does not fit, by loading it into copies."""
@@ -356,8 +348,8 @@ class Selector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if (saved := state["stand_in"]) is not None:
-            self._layout = Layout.from_state_dict(saved["layout"])
-            data = move(self._layout.batch(saved["columns"]), device_of(self._task.model))
+            data = Layout.from_state_dict(saved["layout"]).batch(saved["columns"])
+            data = move(data, device_of(self._task.model))
             self._stand_in = Candidates(data, saved["ids"], len(saved["columns"][0]))
         self.checked = state["checked"]
         self.policy.load_state_dict(state["policy"])
@@ -366,23 +358,17 @@ class Selector:
         self.generator.set_state(state["generator"])
 
 
-@contextmanager
-def _explained(*, first: bool) -> Iterator[None]:
-    """An error of the model or the loss in the first selection pass says what to do about it.
+_FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError)
 
-    Errors in words of ours come as they are, and so does a lack of memory.
-    """
-    try:
-        yield
-    except (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError) as error:
-        if not first or isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
-            raise
-        raise ValueError(
-            f"the first selection pass failed in the model or in loss_fn, with {type(error).__name__}: {error}\n"
-            "If the model returns a tuple, a dict or a ModelOutput, or takes its batch another way, pass forward=, "
-            "such as forward=lambda model, batch: (model(batch[0]).logits, batch[1]). For targets of tokens with the "
-            "classes last, use sb.token_cross_entropy as loss_fn, with reducer='mean'"
-        ) from error
+
+def _explained(error: Exception) -> ValueError:
+    """An error of the model or the loss in the first selection pass, with what to do about it."""
+    return ValueError(
+        f"the first selection pass failed in the model or in loss_fn, with {type(error).__name__}: {error}\n"
+        "If the model returns a tuple, a dict or a ModelOutput, or takes its batch another way, pass forward=, "
+        "such as forward=lambda model, batch: (model(batch[0]).logits, batch[1]). For targets of tokens with the "
+        "classes last, use sb.token_cross_entropy as loss_fn, with reducer='mean'"
+    )
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -397,27 +383,10 @@ def _is_ours(error: BaseException) -> bool:
 _NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
-def _keep_all(size: int) -> Selection:
-    return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
+def _none() -> Selection:
+    return Selection(_NO_IDS, torch.empty(0), torch.empty(0, dtype=torch.float64))
 
 
-def _rows(candidates: Candidates, rows: Tensor, layout: Layout) -> Candidates:
-    """Some of the candidates, in order."""
-    columns = [
-        column[rows.to(column.device)] if isinstance(column, Tensor) else [column[i] for i in rows.tolist()]
-        for column in layout.columns(candidates.data, candidates.size)
-    ]
-    ids = candidates.ids[rows] if candidates.ids is not None else None
-    return Candidates(layout.batch(columns), ids, len(rows))
-
-
-def _merge(known: Selection, undecided: Tensor, chosen: Selection) -> Selection:
-    """All that were decided before loading, and those chosen now among the rest, in their common order."""
-    weights, probabilities = known.weights.clone(), known.probabilities.clone()
-    keep = torch.ones(len(weights), dtype=torch.bool)
-    keep[undecided] = False
-    keep[undecided[chosen.positions]] = True
-    weights[undecided[chosen.positions]] = chosen.weights
-    probabilities[undecided] = chosen.probabilities
-    positions = keep.nonzero().flatten()
-    return Selection(positions, weights[positions], probabilities)
+def _joined(parts: list[Selection]) -> Selection:
+    columns = zip(*((part.positions, part.weights, part.probabilities) for part in parts), strict=True)
+    return Selection(*map(torch.cat, columns))

@@ -20,32 +20,31 @@ from selective_backprop.batches.layout import Layout
 from selective_backprop.batches.padding import Pad
 from selective_backprop.description import describe
 from selective_backprop.distributed.agreement import together
-from selective_backprop.distributed.ledger import AnyLedger, ShardedLedger
+from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.distributed.team import Rounds, Scope
-from selective_backprop.forward_reuse.reuse import ForwardReuse
+from selective_backprop.distributed.team import Scope, Team
 from selective_backprop.inference import device_of
-from selective_backprop.ledger import Ledger
 from selective_backprop.loader.checks import (
     STATE_VERSION,
+    agree,
     check_arguments,
     check_numbers,
     check_ranks,
     check_source,
     check_state,
-    introduce,
     to_agree_on,
 )
 from selective_backprop.loader.feedback import Feedback
 from selective_backprop.loader.forwarding import LoaderAttributes
 from selective_backprop.loader.index_stream import drops_last
-from selective_backprop.loader.loading import Intake
-from selective_backprop.loader.pipeline import Offering
-from selective_backprop.loader.runner import Selector
+from selective_backprop.loader.loading import Loading
+from selective_backprop.loader.pipeline import Pipeline
+from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.source import Source
 from selective_backprop.loader.stats import Stats
+from selective_backprop.loader.training_loss import ReusedForward, TrainingLoss
 from selective_backprop.loader.undoing import unchanged_on_error
-from selective_backprop.losses import PerExampleLoss, Reducer, WrongCountError, default_forward
+from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
 from selective_backprop.method import Method
 from selective_backprop.schedules import Schedule
 from selective_backprop.types import Batch, Forward, Policy, Scorer, Task
@@ -124,7 +123,8 @@ class SelectiveLoader(LoaderAttributes):
     loader can be read here: `loader.dataset`, `loader.sampler.set_epoch(epoch)`.
     """
 
-    _puts_back = True  # a batch that was only looked at
+    puts_back = True
+    """Whether a batch that was only looked at comes again."""
 
     def __init__(
         self,
@@ -151,64 +151,51 @@ class SelectiveLoader(LoaderAttributes):
             self._source = Source(loader, method.keep, total_batches)
             check_source(self._source, method, ranks)
             check_ranks(model, method, ranks)
-            self._rounds = None if ranks is None else Rounds(ranks, scope)
             self._loss = PerExampleLoss(loss_fn, reducer)
             self._follows_model = device is None
             self._device = torch.device(device) if device is not None else device_of(model)
-            agreed = (
-                {}
-                if ranks is None
-                else to_agree_on(
-                    self._source,
-                    method,
-                    batch_size=batch_size,
-                    num_epochs=num_epochs,
-                    seed=seed,
-                    scope=scope,
-                    forward=forward,
-                    transform=transform,
-                    reducer=reducer,
-                    pad=pad,
-                )
-            )
+            options: dict[str, Any] = {"num_epochs": num_epochs, "seed": seed, "scope": scope, "forward": forward}
+            options |= {"transform": transform, "reducer": reducer, "pad": pad}
+            alike = to_agree_on(self._source, method, batch_size=batch_size, **options) if ranks.size > 1 else {}
         self.model = model
         self.method = method
         self.num_epochs = num_epochs
+        self.team = Team(ranks, scope)
+        """The ranks that train together; this process alone is a team of one."""
         self.stats = Stats()
-        if self._rounds is not None:
-            introduce(self._rounds, self._source, agreed)
-        num_examples, past_scores = self._source.num_examples or 0, method.scorer.needs.past_scores
-        self.ledger: AnyLedger = Ledger(num_examples, past_scores)
-        if ranks is not None:
-            self.ledger = ShardedLedger(num_examples, past_scores, ranks)
+        num_batches = agree(self.team, self._source, alike)
+        self.ledger: AnyLedger = make_ledger(self._source.num_examples or 0, method.scorer.needs.past_scores, ranks)
         """What is known of every example; empty where the loader has no ids. With several ranks each has a part."""
         task = Task(model, forward or default_forward, self._loss)
-        self._selector = Selector(
-            method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed, rounds=self._rounds
-        )
-        self._offering = Offering(
-            Intake(self._source, self._device, transform, self.stats),
-            self._selector,
+        self._runner = Runner(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed, team=self.team)
+        self._pipeline = Pipeline(
+            Loading(self._source, self._device, transform, self.stats),
+            self._runner,
             self.stats,
-            rounds=self._rounds,
+            team=self.team,
+            num_batches=num_batches,
             device=self._device,
             batch_size=batch_size,
             pad=pad,
+            num_epochs=num_epochs,
         )
-        self._queue = self._offering.queue
+        self.queue = self._pipeline.queue
+        """Selected examples that wait for their batch to fill. To be read, not changed."""
+        self._feedback = Feedback(self._runner, self._device)
+        self._training_loss = TrainingLoss(self._loss, self._runner)
+        if method.scorer.needs.training_pass:
+            self._training_loss = ReusedForward(self._loss, self._runner, model, self.stats)
         self._in_epoch = self._resumed = False
         self._batch: Batch | None = None
         self._step_under_way = False
         self._look = _Look(model)
         self._iteration: weakref.ref[Generator[Any]] | None = None  # the one that gives out batches
         self._warned_beyond_end = False
-        self._feedback = Feedback(self._selector, self._device)
-        self._reuse = ForwardReuse(self._selector, model, self._loss, self.stats)
 
     # ---- what users read
 
     def __repr__(self) -> str:
-        batches, size = self._offering.num_batches, self._source.batch_size
+        batches, size = self._pipeline.num_batches, self._source.batch_size
         count = "candidate batches" if batches is None else f"{batches:,} candidate batches"
         sizes = "" if size is None else f" of {size}"
         training = f", training batches of {self.batch_size}" if self.batch_size not in (None, size) else ""
@@ -221,18 +208,18 @@ class SelectiveLoader(LoaderAttributes):
         that wait from the one before (no ids, samplers with replacement or of your own), it counts one batch more for
         them, with num_epochs. For a learning rate schedule use `step_by_progress`.
         """
-        batches, candidates = self._offering.num_batches, self._offering.num_candidates
+        batches, candidates = self._pipeline.num_batches, self._pipeline.num_candidates
         if batches is None:
             raise TypeError("the loader inside has no length")
         if self.batch_size and candidates:
             batches = math.ceil(candidates / self.batch_size)
         # What waited when the last epoch began may come on top of it.
-        return batches + (self.num_epochs is not None and self._offering.may_carry_over and not self._drop_last)
+        return batches + (self.num_epochs is not None and self._pipeline.may_carry_over and not self._drop_last)
 
     @property
     def epoch(self) -> int:
         """Epochs completed; during one, its number from 0."""
-        return self._offering.epoch
+        return self._pipeline.epoch
 
     @property
     def in_epoch(self) -> bool:
@@ -242,39 +229,39 @@ class SelectiveLoader(LoaderAttributes):
     @property
     def layout(self) -> Layout | None:
         """Column layout of the batches; None before the first one was loaded."""
-        return self._queue.layout
+        return self.queue.layout
 
     @property
     def batch_size(self) -> int | None:
         """Examples in a full training batch; None until the first batch where the loader does not say it."""
-        return self._queue.batch_size
+        return self.queue.batch_size
 
     @property
     def policy(self) -> Policy:
         """The policy at work, with its state."""
-        return self._selector.policy
+        return self._runner.policy
 
     @property
     def scorer(self) -> Scorer:
         """The scorer at work, with its state."""
-        return self._selector.scorer
+        return self._runner.scorer
 
     @property
     def schedule(self) -> Schedule:
         """The schedule at work, with its state, such as the tau of `kath18`."""
-        return self._selector.schedule
+        return self._runner.schedule
 
     @property
     def epochs_done(self) -> float:
         """Epochs of candidates offered so far, with the part of the current one."""
-        return self.epoch + self._offering.fraction
+        return self.epoch + self._pipeline.fraction
 
     @property
     def progress(self) -> float:
         """Fraction of the run's candidates offered so far, from 0 to 1: what a schedule should go by."""
         if self.num_epochs is None:
             raise ValueError("progress is a fraction of the run: pass num_epochs= to SelectiveLoader")
-        if self._offering.num_batches is None:
+        if self._pipeline.num_batches is None:
             raise ValueError(
                 "progress within an epoch is not known, because the loader inside has no length: pass total_batches= "
                 "to SelectiveLoader, its candidate batches of an epoch"
@@ -307,23 +294,16 @@ class SelectiveLoader(LoaderAttributes):
         self._look.trained = True
         # What is left in the queue is given out when the last epoch has been counted already.
         epoch = self.epoch if self._in_epoch else self.epoch - 1
-        losses: Tensor | None
-        if self._selector.selecting:
-            loss, losses, self._batch = self._reuse.loss(batch, outputs, targets, epoch)
-        else:
-            weights = None if bool((batch.weights == 1).all()) else batch.weights.to(self._device, non_blocking=True)
-            try:
-                loss, losses = self._loss.for_training(
-                    outputs, targets, weights, len(batch), record=self._selector.learns_losses
-                )
-            except WrongCountError as error:
-                raise ValueError(
-                    f"{error}. loader.loss is for the batch that the loader gave out; for other batches, such as "
-                    "validation, call your loss function itself"
-                ) from None
+        loss, losses, used = self._training_loss(batch, outputs, targets, epoch, self._device)
+        if used is not batch:
+            self._batch = used
         self._feedback.weights_used = True
         self._feedback.add(batch, losses, epoch)
         return loss
+
+    def call_in_errors(self, *, loss: str, weights: str) -> None:
+        """What errors tell users to write instead of `loader.loss(outputs, targets)` and `loader.batch.weights`."""
+        self._feedback.loss_call, self._feedback.weights_name = loss, weights
 
     # ---- iteration
 
@@ -333,27 +313,141 @@ class SelectiveLoader(LoaderAttributes):
         One iteration at a time. Leaving it early ends the epoch. Looking at its first batch and leaving without having
         trained on it, as by `next(iter(loader))`, does not: the next iteration begins with that batch.
         """
-        iteration = self._epoch_batches(own := [])
+        iteration = self._iterate(own := [])
         own.append(weakref.ref(iteration))
         return iteration
 
-    def _epoch_batches(self, own: list[weakref.ref[Generator[Any]]]) -> Generator[Any]:
+    def _iterate(self, own: list[weakref.ref[Generator[Any]]]) -> Generator[Any]:
         self._refuse_a_second_iteration()
         self._iteration = own[0]
         self._look.start()
         try:
-            yield from self._epoch_or_rest()
+            yield from self.epoch_batches()
         finally:
             if not sys.is_finalizing():  # torch is being taken apart then, and nobody goes on
                 self._leave_iteration()
 
+    def epoch_batches(self) -> Iterator[Any]:
+        """What one iteration gives out: an epoch, or the rest of one. A subclass may give out something else.
+
+        It is written with the steps below, which frameworks that count batches use one by one.
+        """
+        self.begin_epoch()
+        yield from self._ready_batches()  # those queued when the state was saved
+        while self.offer():
+            yield from self._ready_batches()
+        # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
+        yield from self._ready_batches()
+        self.end_epoch()
+        if self.ends_with_rest:
+            yield from self.flush()
+
+    def _ready_batches(self) -> Iterator[Any]:
+        while (batch := self.take()) is not None:
+            yield batch.data
+            self.end_step()
+
+    def begin_epoch(self) -> None:
+        """Start the next epoch, or go on with the one that was under way when the state was saved."""
+        if self._in_epoch and not self._resumed:
+            self._close_epoch()  # the caller left the last epoch early
+        self._follow_device()
+        if not self._in_epoch:
+            self._warn_beyond_the_end()
+            self._feedback.learn()  # of batches that were taken ahead
+        looked, self._look.put_back = self._look.put_back, False
+        resumed, self._in_epoch, self._resumed = self._in_epoch, True, False
+        if not looked:
+            self._pipeline.begin(resumed=resumed)
+
+    def offer(self) -> bool:
+        """Move the next candidate batch into the queue; False when all candidates of the epoch have been offered."""
+        scored = self.stats.scored
+        if self._pipeline.step():
+            if self.stats.scored > scored:
+                self._feedback.learn()  # costs no wait: scoring has just made the device catch up
+            return True
+        if self._pipeline.never_offered:
+            raise ValueError("the loader is empty: it offered no batch in a whole epoch")
+        return False
+
+    @property
+    def num_ready(self) -> int:
+        """Full training batches that wait to be taken."""
+        return self.queue.num_ready
+
+    @property
+    def num_left(self) -> int:
+        """Training batches that can still be taken once the epoch has ended, with a smaller last one."""
+        return self.queue.num_ready + (self.ends_with_rest and self.queue.rest > 0)
+
+    @property
+    def ends_with_rest(self) -> bool:
+        """Whether the epoch just ended ends with what is left, as a smaller batch: `flush` gives it out."""
+        if self._pipeline.drains:
+            return True  # as plain training does
+        # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
+        return self.epoch == self.num_epochs and self.queue.rest > 1 and not self._drop_last
+
+    def take(self, *, rest: bool = False) -> Batch | None:
+        """The next full training batch, if one is ready: a training step on it begins.
+
+        rest: where none is, what is left, as a smaller one.
+        """
+        batch = self.queue.pop()
+        if batch is None and rest:
+            batch = self.queue.flush()
+        if batch is None:
+            return None
+        self._batch = self._feedback.expect_for(batch)
+        self._look.begin(batch)
+        self.stats.trained += len(batch)
+        self.stats.batches += 1
+        self.stats.queued = len(self.queue)
+        self._step_under_way = True
+        self.stats.switch("training")
+        return self._batch
+
+    def end_step(self) -> None:
+        """The training step on the batch taken last is over: its losses are learned."""
+        if self._step_under_way:
+            self._step_under_way = False
+            self.stats.switch("")
+            self._look.trained = True  # the caller went on to the next batch
+            self._feedback.step_is_over()
+
+    def end_epoch(self) -> None:
+        """No more candidates are offered in this epoch, whether or not all were."""
+        if not self._in_epoch:
+            return
+        if self._pipeline.fraction == 1.0:
+            self._source.note_length()
+        self._close_epoch()
+        if not self.num_left:
+            self._pipeline.note_silence()
+
+    def _close_epoch(self) -> None:
+        self._feedback.learn()
+        self._runner.share_check.end_epoch(self.epoch)
+        self._pipeline.end()
+        self._in_epoch = False
+
+    def flush(self) -> Iterator[Any]:
+        """Give out what is still queued, as a last batch that may be smaller than the others."""
+        self.queue.even_out()
+        while (batch := self.take(rest=True)) is not None:
+            yield batch.data
+            self.end_step()
+
     def _leave_iteration(self) -> None:
-        self._step_under_way = False
+        if self._step_under_way:
+            self._step_under_way = False
+            self.stats.switch("")
         batch = self._look.end()
-        if batch is not None and self._puts_back:
+        if batch is not None and self.puts_back:
             self._put_back(batch)
         else:
-            self._offering.release()  # by a break or an error candidates are left, and workers that load them
+            self._pipeline.release()  # by a break or an error candidates are left, and workers that load them
 
     def _refuse_a_second_iteration(self) -> None:
         other = self._iteration() if self._iteration is not None else None
@@ -364,54 +458,21 @@ class SelectiveLoader(LoaderAttributes):
                 "begins. For two loops at once, make two loaders"
             )
 
-    def _epoch_or_rest(self) -> Iterator[Any]:
-        if self._in_epoch and not self._resumed:
-            self._end_epoch()  # the caller left the last epoch early
-        self._follow_device()
-        if not self._in_epoch:
-            self._warn_beyond_the_end()
-            self._feedback.learn()  # of batches that were taken ahead
-        looked, self._look.put_back = self._look.put_back, False
-        resumed, self._in_epoch, self._resumed = self._in_epoch, True, False
-        if not looked:
-            self._offering.begin(resumed=resumed)
-        yield from self._full_batches()  # those queued when the state was saved
-        scored = self.stats.scored
-        while self._offering.offer():
-            if self.stats.scored > scored:
-                self._feedback.learn()  # costs no wait: scoring has just made the device catch up
-                scored = self.stats.scored
-            yield from self._full_batches()
-        if self._offering.never_offered:
-            raise ValueError("the loader is empty: it offered no batch in a whole epoch")
-        # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
-        if self._offering.drains or self.epoch + 1 == self.num_epochs:
-            self._queue.even_out()
-        else:
-            self._queue.fill_batches()
-        self.stats.queued = len(self._queue)
-        yield from self._full_batches()
-        self._source.note_length()
-        self._end_epoch()
-        if not self._queue.num_ready and not (self._ends_with_rest() and self._queue.rest):
-            self._offering.note_silence()
-        yield from self._last_batches()
-
     def _put_back(self, batch: Batch) -> None:
         """The caller has only looked at the epoch's first batch: it comes first when the epoch goes on."""
-        self._queue.put_back(batch)
+        self.queue.put_back(batch)
         self.stats.trained -= len(batch)
         self.stats.batches -= 1
-        self.stats.queued = len(self._queue)
+        self.stats.queued = len(self.queue)
         if not self._in_epoch:  # it was the last batch, too
-            self._offering.reopen()
+            self._pipeline.reopen()
         self._in_epoch = self._resumed = self._look.put_back = True
 
     def _follow_device(self) -> None:
         """The model may have moved since the last epoch; so does what is queued."""
         if self._follows_model and (device := device_of(self.model)) != self._device:
             self._device = device
-            self._offering.move(device)
+            self._pipeline.move(device)
             self._feedback.device = device
 
     def _warn_beyond_the_end(self) -> None:
@@ -446,7 +507,7 @@ class SelectiveLoader(LoaderAttributes):
         In one line: `for inputs, targets in loader.with_bar(tqdm()):`. A bar around the loader itself would stop at
         selectivity x 100%, since `len(loader)` is the most that an epoch can give.
         """
-        total, shown = self._offering.num_batches, 0
+        total, shown = self._pipeline.num_batches, 0
         if total is not None and getattr(bar, "total", 0) is None:
             bar.total = total
         epoch = self.epoch
@@ -461,59 +522,17 @@ class SelectiveLoader(LoaderAttributes):
 
     def _advance(self, bar: Any, epoch: int, shown: int) -> int:
         """Bring the bar to where the epoch is; without a known length it counts training batches."""
-        total = self._offering.num_batches
+        total = self._pipeline.num_batches
         if total is None:
             bar.update(1)
             return shown
-        reached = total if self.epoch > epoch else round(self._offering.fraction * total)
+        reached = total if self.epoch > epoch else round(self._pipeline.fraction * total)
         bar.update(reached - shown)
         return reached
-
-    def flush(self) -> Iterator[Any]:
-        """Give out what is still queued, as a last batch that may be smaller than the others."""
-        self._queue.even_out()
-        yield from self._full_batches()
-        if (last := self._queue.flush()) is not None:
-            yield from self._give(last)
-
-    def _last_batches(self) -> Iterator[Any]:
-        """What is still to be given out once all candidates of an epoch have been offered."""
-        if self._ends_with_rest():
-            yield from self.flush()
-
-    def _ends_with_rest(self) -> bool:
-        """Whether the epoch just over ends with what is left, as a smaller batch."""
-        if self._offering.drains:
-            return True  # as plain training does
-        # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
-        return self.epoch == self.num_epochs and self._queue.rest > 1 and not self._drop_last
 
     @property
     def _drop_last(self) -> bool:
         return drops_last(self._source.user_loader)
-
-    def _full_batches(self) -> Iterator[Any]:
-        while (batch := self._queue.pop()) is not None:
-            yield from self._give(batch)
-
-    def _give(self, batch: Batch) -> Iterator[Any]:
-        self._batch = self._feedback.expect_for(batch)
-        self._look.begin(batch)
-        self.stats.trained += len(batch)
-        self.stats.batches += 1
-        self.stats.queued = len(self._queue)
-        self._step_under_way = True
-        with self.stats.timing("training"):
-            yield batch.data
-        self._step_under_way = False
-        self._look.trained = True  # the caller went on to the next batch
-        self._feedback.step_is_over()
-
-    def _end_epoch(self) -> None:
-        self._feedback.learn()
-        self._selector.share_check.end_epoch(self.epoch)
-        self._offering.end()
-        self._in_epoch = False
 
     # ---- saving
 
@@ -526,14 +545,13 @@ class SelectiveLoader(LoaderAttributes):
         which start anew; the examples and their order are the same. Between epochs those are exact too.
         """
         feedback = self._feedback.state_dict()
-        ranks = self._rounds.ranks if self._rounds is not None else None
         return {
             "version": STATE_VERSION,
             "method": describe(self.method),
-            "ranks": {"rank": ranks.rank, "size": ranks.size} if ranks is not None else {"rank": 0, "size": 1},
+            "ranks": {"rank": self.team.rank, "size": self.team.size},
             "in_epoch": self._in_epoch,
-            **self._offering.state_dict(in_epoch=self._in_epoch),
-            "selector": self._selector.state_dict(),
+            **self._pipeline.state_dict(in_epoch=self._in_epoch),
+            "selector": self._runner.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
             "feedback": feedback,
@@ -545,24 +563,23 @@ class SelectiveLoader(LoaderAttributes):
         A state that does not fit this loader and its method is refused, with what differs, and changes nothing.
         """
         self.check_state_dict(state)
-        parts = [self, self._selector, self.stats, self._feedback, *self._offering.parts()]
-        transform = self._offering.transform
+        parts = [self, self._runner, self.stats, self._feedback, *self._pipeline.parts()]
+        transform = self._pipeline.transform
         stateful = [transform] if hasattr(transform, "load_state_dict") else []
         with unchanged_on_error(*parts, generators=self._source.generators(), stateful=stateful):
-            self._offering.load_state_dict(state, self._device)
+            self._pipeline.load_state_dict(state)
             self.stats.load_state_dict(state["stats"])
             self._feedback.load_state_dict(state["feedback"])
             self._batch = None
             self._look = _Look(self.model)
             self._in_epoch = self._resumed = state["in_epoch"]
             # These are written to in place, and known to take it since they were checked.
-            self._selector.load_state_dict(state["selector"])
+            self._runner.load_state_dict(state["selector"])
             self.ledger.load_state_dict(state["ledger"])
-        self._offering.resubmit()
+        self._pipeline.resubmit()
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise for a state that `load_state_dict` would refuse; changes nothing."""
-        ranks = self._rounds.ranks if self._rounds is not None else None
-        check_state(state, self.method, batch_size=self.batch_size, transform=self._offering.transform, ranks=ranks)
-        self._selector.check_state_dict(state["selector"])
+        check_state(state, self.method, batch_size=self.batch_size, transform=self._pipeline.transform, team=self.team)
+        self._runner.check_state_dict(state["selector"])
         self.ledger.check_state_dict(state["ledger"])

@@ -254,6 +254,16 @@ class Source:
         elif held is not None:
             yield held[0], end
 
+    @property
+    def tail(self) -> tuple[Tensor, int]:
+        """Ids that were skipped after the last batch of the epoch, and how many of them wait in the queue already."""
+        return (_NO_IDS, 0) if self.stream is None else (self.stream.tail, self.stream.tail_waiting)
+
+    def drop_tail(self) -> None:
+        """The tail has been counted: a state saved after this must not have it counted again."""
+        if self.stream is not None:
+            self.stream.tail, self.stream.tail_waiting = _NO_IDS, 0
+
     def generators(self) -> list[torch.Generator]:
         """The user's generators whose states are saved and loaded."""
         return generators_of(self._generator_owners)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -94,22 +92,13 @@ class Stats:
         }
         return values | {f"seconds_{phase}": self.seconds[phase] - then.seconds[phase] for phase in PHASES}
 
-    @contextmanager
-    def timing(self, phase: str) -> Iterator[None]:
-        """Count the time inside as the phase's, and not as that of a phase around it: no second counts twice."""
-        outer, self._phase = self._phase, phase
-        self._count_time(outer)
-        try:
-            yield
-        finally:
-            self._count_time(phase)
-            self._phase = outer
-
-    def _count_time(self, phase: str) -> None:
-        now = time.perf_counter()
-        if phase:
-            self.seconds[phase] += now - self._since
-        self._since = now
+    def switch(self, phase: str) -> str:
+        """From now on time counts as this phase's; "": as none's. Returns the phase that it counted as until now."""
+        now, before = time.perf_counter(), self._phase
+        if before:
+            self.seconds[before] += now - self._since
+        self._phase, self._since = phase, now
+        return before
 
     def count_scores(self, size: int, *, fidelity: float, staleness: int) -> None:
         """A selection pass of that many candidates."""

@@ -24,7 +24,7 @@ class TopUp:
     """Examples that wait at the epoch's start, on all ranks."""
     generator: torch.Generator
     """Decides ties."""
-    ranks: Ranks | None = None
+    ranks: Ranks
 
     def choose(self, scores: Tensor, chances: Tensor, *, num_selected: int, must_train: bool, known: bool) -> Tensor:
         """Positions of the candidates to add, among those that were not selected; to be called by all ranks.
@@ -36,18 +36,17 @@ class TopUp:
             must_train: candidates of this epoch have to be trained on in it, so that none may wait at its end.
             known: it is decided about all candidates; otherwise nobody can say yet how many will be selected.
         """
-        own = torch.tensor([num_selected, len(scores), must_train, not known])
-        told = own[None] if self.ranks is None else torch.stack(self.ranks.gather(own, [len(own)] * self.ranks.size))
-        selected, left, must, unknown = told.sum(0).tolist()
+        told = self.ranks.share([num_selected, len(scores), must_train, not known])
+        selected, left, must, unknown = (int(sum(numbers)) for numbers in zip(*told, strict=True))
         if unknown:
             return _NONE
-        step = self.batch_size * len(told)
+        step = self.batch_size * self.ranks.size
         missing = min(left, num_missing(self.num_waiting + selected, step, whole_batches=must > 0))
         if missing == left:
             return torch.arange(len(scores))
         if not missing:
             return _NONE
-        if self.ranks is None:
+        if self.ranks.size == 1:
             return _best(scores, chances, missing, self.generator)
         # Ranks that select together have the same generator, and have to leave it in the same state.
         seed = int(torch.randint(2**62, (), generator=self.generator))
@@ -55,7 +54,7 @@ class TopUp:
         best = _best(scores, chances, min(missing, len(scores)), generator)
         lots = torch.rand(len(best), generator=generator, dtype=torch.float64)
         rows = torch.stack([lots, scores[best].double(), _preference(scores, chances)[best].double()], dim=1)
-        counts = [min(missing, count) for count in told[:, 1].tolist()]
+        counts = [min(missing, int(count)) for _, count, *_ in told]
         ranking = torch.cat(self.ranks.gather(rows.flatten(), [3 * count for count in counts])).view(-1, 3)
         order = torch.arange(len(ranking))
         for column in ranking.unbind(1):  # the last one counts most

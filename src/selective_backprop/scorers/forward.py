@@ -74,43 +74,39 @@ class ForwardScorer(FreshScorer):
         return "loss" if self.measure is None else "score"
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
-        scores = self._score(candidates, task)
+        shown, model = self._seen(candidates, task)
+        if self._guard is None or self._guard.model is not model:
+            self._guard = NoTrace(model, self.mode)
+        with self._guard():
+            scores = self._measured(model, shown, task)
         if self._audit is not None:
             self._audit(scores, candidates, task)
         return scores
 
-    def _score(self, candidates: Candidates, task: Task) -> Tensor:
-        candidates = self._shrunk(candidates)
-        model = self._model(candidates, task)
-        if self._guard is None or self._guard.model is not model:
-            self._guard = NoTrace(model, self.mode)
-        with self._guard():
-            return self._measured(model, candidates, task)
-
     def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
-        candidates = self._shrunk(candidates)
+        shown, model = self._seen(candidates, task)
         with torch.no_grad():
-            return self._measured(self._model(candidates, task), candidates, task)
+            return self._measured(model, shown, task)
 
-    def _shrunk(self, candidates: Candidates) -> Candidates:
-        if self.scale_factor == 1:
-            return candidates
-        return replace(candidates, data=_shrink_pair(candidates.data, self.scale_factor))
-
-    def _model(self, candidates: Candidates, task: Task) -> nn.Module:
-        return task.model if self.model_copy is None else self.model_copy.current(candidates, task)
+    def _seen(self, candidates: Candidates, task: Task) -> tuple[Candidates, nn.Module]:
+        """What is scored, which may be smaller images, and the model that scores it, which may be a copy."""
+        if self.scale_factor != 1:
+            candidates = replace(candidates, data=_shrink_pair(candidates.data, self.scale_factor))
+        return candidates, task.model if self.model_copy is None else self.model_copy.current(candidates, task)
 
     def _measured(self, model: nn.Module, candidates: Candidates, task: Task) -> Tensor:
-        outputs, targets = self._forward(model, candidates, task)
+        if self.scale_factor == 1 or self._loss_works:
+            outputs, targets = task.forward(model, candidates.data)
+        else:
+            outputs, targets = self._first_forward(model, candidates, task)
         if self.measure is not None and self._loss_works:
             return self.measure(outputs, targets)
         losses = task.loss.per_example(outputs, targets, candidates.size)
         self._loss_works = True  # one that does not is found at once, also if it is not needed here
         return losses if self.measure is None else self.measure(outputs, targets)
 
-    def _forward(self, model: nn.Module, candidates: Candidates, task: Task) -> tuple[Any, Any]:
-        if self.scale_factor == 1 or self._loss_works:
-            return task.forward(model, candidates.data)
+    def _first_forward(self, model: nn.Module, candidates: Candidates, task: Task) -> tuple[Any, Any]:
+        """A pass over smaller inputs, which not every network takes."""
         try:
             return task.forward(model, candidates.data)
         except Exception as error:  # whatever a network raises for inputs of another size

@@ -1,4 +1,4 @@
-"""Forward reuse: one pass of the model serves selection and training, and the backward pass runs on what was selected.
+"""The loss of selected candidates out of a forward pass over all of them: the backward pass runs on these alone.
 
 # N = candidates, K = selected
 """
@@ -12,40 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.forward_reuse.row_gradients import weighted_sum
-from selective_backprop.loader.runner import Selector
-from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import PerExampleLoss
-from selective_backprop.scorers import TrainingPassScorer
-from selective_backprop.types import Batch, Selection
+from selective_backprop.types import Selection
 
 _log = logging.getLogger("selective_backprop")
-
-
-class ForwardReuse:
-    """Selects in the user's call of `loader.loss`, among the candidates of the batch under way."""
-
-    def __init__(self, selector: Selector, model: nn.Module, loss: PerExampleLoss, stats: Stats) -> None:
-        self._selector, self._model, self._loss, self._stats = selector, model, loss, stats
-        self._by_rows: bool | None = None
-
-    def loss(self, batch: Batch, outputs: Any, targets: Any, epoch: int) -> tuple[Tensor, Tensor, Batch]:
-        """The loss to train on, the loss of every candidate, and the batch with zero weight for those not selected."""
-        scorer, size = self._selector.scorer, len(batch)
-        assert isinstance(scorer, TrainingPassScorer)
-        found = self._loss.evaluate(outputs, targets, size)
-        raw, losses = found.raw, found.losses
-        selection = self._selector.choose(scorer.of_outputs(outputs, targets, losses), batch.ids, epoch)
-        count = len(selection.positions)
-        self._stats.trained -= size - count  # all were counted when they were given out
-        self._stats.reused += count
-        if count == size and bool((selection.weights == 1).all()):
-            return found.own(), losses, batch
-        if self._by_rows is None:
-            self._by_rows = can_reuse_rows(self._model)
-        loss = selected_loss(self._loss, outputs, targets, raw, selection, by_rows=self._by_rows)
-        # In a mean over all candidates these weights give the same loss, should it be asked for again.
-        weights = torch.zeros(size).index_add_(0, selection.positions, selection.weights * (size / max(1, count)))
-        return loss, losses, Batch(batch.data, batch.ids, weights, selection.probabilities)
 
 
 def selected_loss(

@@ -4,18 +4,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selective_backprop.batches.layout import Layout
-from selective_backprop.loader.queue import Assembler
+from selective_backprop.loader.queue import Queue
 from selective_backprop.types import Selection
 
 
-def add(assembler, start, size, positions):
+def add(queue, start, size, positions):
     """Candidates that carry their number in a tensor and in a list."""
     values = torch.arange(start, start + size)
     batch = (values.float(), [str(v) for v in values.tolist()])
-    assembler.layout = assembler.layout or Layout.of((torch.ones(5), list("abcde")))
+    queue.layout = queue.layout or Layout.of((torch.ones(5), list("abcde")))
     positions = torch.tensor(positions, dtype=torch.int64)
     selection = Selection(positions, values[positions].float() / 10, values.double() / 100)
-    assembler.add(assembler.layout.columns(batch), selection, values)
+    queue.add(queue.layout.columns(batch), selection, values)
 
 
 def everything(size):
@@ -32,54 +32,55 @@ def check(batch):
 @settings(max_examples=100)
 @given(st.integers(1, 9), st.lists(st.lists(st.booleans(), min_size=1, max_size=20), max_size=12), st.data())
 def test_full_batches_in_order_without_loss_or_repetition(batch_size, masks, data):
-    assembler, expected, got, start = Assembler(batch_size), [], [], 0
+    queue, expected, got, start = Queue(batch_size), [], [], 0
     for mask in masks:
         positions = [i for i, keep in enumerate(mask) if keep]
-        add(assembler, start, len(mask), positions)
+        add(queue, start, len(mask), positions)
         expected += [start + p for p in positions]
         start += len(mask)
         if data.draw(st.booleans()):  # save and load at any time
-            again = Assembler(batch_size)
-            again.load_state_dict(assembler.state_dict(), torch.device("cpu"))
-            assembler = again
-        while (batch := assembler.pop()) is not None:
+            again = Queue(batch_size)
+            again.load_state_dict(queue.state_dict())
+            queue = again
+        while (batch := queue.pop()) is not None:
             assert len(batch) == batch_size
             check(batch)
             got += batch.ids.tolist()
-    assert len(assembler) == len(expected) - len(got) < batch_size
-    if (last := assembler.flush()) is not None:
+    assert len(queue) == len(expected) - len(got) < batch_size
+    if (last := queue.flush()) is not None:
         check(last)
         got += last.ids.tolist()
     assert got == expected
 
 
 def test_a_batch_that_fits_is_not_copied():
-    assembler, column = Assembler(4), torch.arange(4.0)
-    assembler.layout = Layout.of(column)
-    assembler.add([column], everything(4), None)
-    assert assembler.pop().data is column
+    queue, column = Queue(4), torch.arange(4.0)
+    queue.layout = Layout.of(column)
+    queue.add([column], everything(4), None, keeps_all=True)
+    assert queue.pop().data is column
 
 
 def test_batches_given_out_are_never_written_again():
-    assembler = Assembler(2)
-    add(assembler, 0, 3, [0, 1, 2])
-    first = assembler.pop().data[0]
-    add(assembler, 3, 3, [0, 1, 2])
+    queue = Queue(2)
+    add(queue, 0, 3, [0, 1, 2])
+    first = queue.pop().data[0]
+    add(queue, 3, 3, [0, 1, 2])
     assert first.tolist() == [0, 1]
 
 
 def test_examples_of_different_shapes():
-    assembler = Assembler(4)
-    assembler.layout = Layout.of(torch.ones(3, 5))
-    assembler.add([torch.ones(3, 5)], everything(3), None)
-    assembler.add([torch.ones(3, 6)], everything(3), None)
+    queue = Queue(4)
+    queue.layout = Layout.of(torch.ones(3, 5))
+    queue.add([torch.ones(3, 5)], everything(3), None)
+    queue.add([torch.ones(3, 6)], everything(3), None)
     with pytest.raises(ValueError, match=r"shape \(5,\) \(torch.float32\) and \(6,\) .* pad to one size"):
-        assembler.pop()
+        queue.pop()
 
 
 def test_rows_that_wait_do_not_keep_their_candidate_batch_in_memory():
-    assembler, column = Assembler(4), torch.ones(1000, 5)
-    assembler.layout = Layout.of(column)
+    queue, column = Queue(4), torch.ones(1000, 5)
+    queue.layout = Layout.of(column)
     selection = Selection(torch.tensor([3]), torch.ones(1), torch.ones(1000, dtype=torch.float64))
-    assembler.add([column], selection, None)
-    assert assembler._pieces[0].columns[0].untyped_storage().nbytes() == 20
+    queue.add([column], selection, None)
+    [[columns, *_]] = queue.state_dict()["pieces"]
+    assert columns[0].untyped_storage().nbytes() == 20

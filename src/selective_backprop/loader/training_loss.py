@@ -1,0 +1,67 @@
+"""What `loader.loss` computes: the loss to train on, and each example's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selective_backprop.forward_reuse.selected_loss import can_reuse_rows, selected_loss
+from selective_backprop.loader.runner import Runner
+from selective_backprop.loader.stats import Stats
+from selective_backprop.losses import PerExampleLoss, WrongCountError
+from selective_backprop.scorers import TrainingPassScorer
+from selective_backprop.types import Batch
+
+Result = tuple[Tensor, Tensor | None, Batch]
+"""The loss to train on, the loss of each example (None where nobody needs it), and the batch as it was trained on."""
+
+
+class TrainingLoss:
+    """The user's loss of a batch, with its weights applied."""
+
+    def __init__(self, loss: PerExampleLoss, runner: Runner) -> None:
+        self._loss, self._runner = loss, runner
+
+    def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, device: torch.device) -> Result:
+        weights = None if bool((batch.weights == 1).all()) else batch.weights.to(device, non_blocking=True)
+        try:
+            loss, losses = self._loss.for_training(
+                outputs, targets, weights, len(batch), record=self._runner.learns_losses
+            )
+        except WrongCountError as error:
+            raise ValueError(
+                f"{error}. loader.loss is for the batch that the loader gave out; for other batches, such as "
+                "validation, call your loss function itself"
+            ) from None
+        return loss, losses, batch
+
+
+class ReusedForward(TrainingLoss):
+    """Forward reuse: selects among the candidates of a batch that was given out whole, by their training losses."""
+
+    def __init__(self, loss: PerExampleLoss, runner: Runner, model: nn.Module, stats: Stats) -> None:
+        super().__init__(loss, runner)
+        self._model, self._stats = model, stats
+        self._by_rows: bool | None = None
+
+    def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, device: torch.device) -> Result:
+        if not bool(batch.probabilities.isnan().any()):  # selection is off, or this loss was asked for before
+            return super().__call__(batch, outputs, targets, epoch, device)
+        scorer, size = self._runner.scorer, len(batch)
+        assert isinstance(scorer, TrainingPassScorer)
+        found = self._loss.evaluate(outputs, targets, size)
+        raw, losses = found.raw, found.losses
+        selection = self._runner.select_in_training(scorer.of_outputs(outputs, targets, losses), batch.ids, epoch)
+        count = len(selection.positions)
+        self._stats.trained -= size - count  # all were counted when they were given out
+        self._stats.reused += count
+        if count == size and bool((selection.weights == 1).all()):
+            return found.own(), losses, Batch(batch.data, batch.ids, batch.weights, selection.probabilities)
+        if self._by_rows is None:
+            self._by_rows = can_reuse_rows(self._model)
+        loss = selected_loss(self._loss, outputs, targets, raw, selection, by_rows=self._by_rows)
+        # In a mean over all candidates these weights give the same loss, should it be asked for again.
+        weights = torch.zeros(size).index_add_(0, selection.positions, selection.weights * (size / max(1, count)))
+        return loss, losses, Batch(batch.data, batch.ids, weights, selection.probabilities)
