@@ -156,7 +156,8 @@ def loss_above_smallest(losses: Tensor) -> Tensor:
     >>> loss_above_smallest(torch.tensor([0.5, 2.0])).tolist(), loss_above_smallest(torch.tensor([-0.5, 2.0])).tolist()
     ([0.5, 2.0], [0.0, 2.5])
     """
-    return losses - losses.min().clamp(max=0) if len(losses) else losses
+    smallest = float(losses.min()) if len(losses) else 0.0
+    return losses - smallest if smallest < 0 else losses
 
 
 def cap_losses(losses: Tensor, times: float) -> Tensor:
@@ -168,20 +169,30 @@ def cap_losses(losses: Tensor, times: float) -> Tensor:
     >>> cap_losses(torch.tensor([1.0, 1.0, 1.0, 1e6]), times=2).tolist()
     [1.0, 1.0, 1.0, 3.0]
     """
-    size = len(losses)
-    times = _cap_for(size, times)
-    if size < 2 or times == float("inf"):
+    times = _cap_for(len(losses), times)
+    if len(losses) < 2 or times == float("inf"):
         return losses
     values = losses.to(torch.float64)
-    largest, places = values.topk(min(size, int(size / times) + 1))
+    largest, places = values.topk(_num_to_cut(len(losses), times))
+    return _cap(values, largest, values.index_fill(0, places, 0).sum(), times)
+
+
+def _num_to_cut(size: int, times: float) -> int:
+    """The most of N losses that can be above the cap, and one more."""
+    return min(size, int(size / times) + 1)
+
+
+def _cap(losses: Tensor, largest: Tensor, sum_of_others: Tensor, times: float) -> Tensor:
+    """Losses of float64, cut; the largest of them are given in falling order, and the sum of all others."""
+    size = len(losses)
     # If the k largest are cut to t, then t = times * (k * t + rest) / N. The first k whose t reaches the next loss
     # holds. Sums from small to large: what remains of a sum less its outlier would be rounding errors.
-    rest = torch.cat([values.index_fill(0, places, 0).sum().view(1), largest.flip(0)]).cumsum(0)[1:].flip(0)
+    rest = torch.cat([sum_of_others.view(1), largest.flip(0)]).cumsum(0)[1:].flip(0)
     num_cut = torch.arange(len(largest), dtype=torch.float64)
     caps = times * rest / (size - times * num_cut).clamp(min=1e-300)
     holds = ((largest <= caps * (1 + 1e-12)) & (times * num_cut < size)).nonzero().flatten()
     cap = float(caps[holds[0]]) if len(holds) else 0.0
-    return values.clamp(max=cap) if cap > 0 else (values > 0).to(torch.float64)
+    return losses.clamp(max=cap) if cap > 0 else (losses > 0).to(torch.float64)
 
 
 def _cap_for(size: int, times: float) -> float:
@@ -204,21 +215,50 @@ def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")
     >>> count_for_loss_share(outlier, share=0.95), count_for_loss_share(outlier, share=0.95, cap=10)
     (1, 95)
     """
-    size = len(losses)
-    counted = cap_losses(loss_above_smallest(losses), cap)
-    sums = counted.sort(descending=True).values.cumsum(0, dtype=torch.float64)
-    if share == 1 or not size or sums[-1] <= 0:
-        return size  # nothing may be skipped, or nothing is known to be easier than anything else
+    return count_of_ordered(descending(losses), share, cap)
+
+
+def count_of_ordered(ordered: Tensor, share: float, cap: float = float("inf")) -> int:
+    """As `count_for_loss_share`, of losses in falling order."""
+    size, times = len(ordered), _cap_for(len(ordered), cap)
+    if share == 1 or not size:
+        return size  # nothing may be skipped
+    counted = loss_above_smallest(ordered).to(torch.float64)
+    if size > 1 and times < float("inf"):
+        num_largest = _num_to_cut(size, times)
+        counted = _cap(counted, counted[:num_largest], counted[num_largest:].sum(), times)
+    sums = counted.cumsum(0)
+    if sums[-1] <= 0:
+        return size  # nothing is known to be easier than anything else
     # The small allowance keeps 0.9 of ten equal losses from being ten of them.
-    count = 1 + int((sums < (share - 1e-9) * sums[-1]).sum())
-    return max(count, math.ceil(share * size / _cap_for(size, cap) - 1e-9))
+    count = 1 + int(torch.searchsorted(sums, (share - 1e-9) * sums[-1]))
+    return max(count, math.ceil(share * size / times - 1e-9))
 
 
-def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99) -> Tensor:
+def descending(values: Tensor) -> Tensor:
+    """The values in falling order.
+
+    >>> descending(torch.tensor([-2.0, 3.0, -1.0, 0.0])).tolist()
+    [3.0, 0.0, -1.0, -2.0]
+    """
+    if values.dtype != torch.float32:
+        return values.sort(descending=True).values
+    # Integers are sorted in a quarter of the time. The bits of floats rise with them, those of negative ones fall.
+    bits = values.view(torch.int32)
+    if not len(bits) or bits.min() >= 0:
+        return bits.sort().values.flip(0).view(torch.float32)
+    rising = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    ordered = rising.sort().values.flip(0)
+    return (ordered ^ (ordered >> 31 & 0x7FFFFFFF)).view(torch.float32)
+
+
+def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99, *, ordered: Tensor | None = None) -> Tensor:
     """Whether each loss >= 0 is more than `times` that within which this share of the losses is; (N,) bool.
 
     It is compared with other hard examples, not with the mean: where most examples are learned and a few are not,
     those few are no outliers. Of fewer than 20 losses none is.
+
+    ordered: the same losses in falling order, if they have been sorted anyway; it saves most of the time.
 
     >>> losses = torch.cat([torch.zeros(95), torch.tensor([2.0, 3.0, 5.0, 8.0, 900.0])])
     >>> is_outlier(losses).nonzero().flatten().tolist()
@@ -226,8 +266,9 @@ def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99) -> Ten
     """
     if len(losses) < 20:
         return torch.zeros(len(losses), dtype=torch.bool)
+    number = 1 + int(share * (len(losses) - 1))
     # Not quantile, which takes no more than 2 ** 24 values.
-    within = losses.kthvalue(1 + int(share * (len(losses) - 1))).values
+    within = losses.kthvalue(number).values if ordered is None else ordered[-number]
     return losses > times * within
 
 
@@ -241,12 +282,20 @@ def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None
     if not num_selected:
         return torch.empty(0, dtype=torch.int64), torch.zeros(len(scores), dtype=torch.float64)
     lowest_kept = scores.kthvalue(len(scores) - num_selected + 1).values
-    chances = (scores > lowest_kept).to(torch.float64)
-    chosen, tied = chances.bool(), (scores == lowest_kept).nonzero().flatten()
-    needed = num_selected - int(chosen.sum())
+    chosen, chances = is_highest(scores, lowest_kept, num_selected, generator)
+    return chosen.nonzero().flatten(), chances
+
+
+def is_highest(
+    scores: Tensor, lowest_kept: Tensor, num_selected: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Whether each score is among the highest, of which the lowest is known, and its chance: both (N,)."""
+    chosen, tied = scores > lowest_kept, (scores == lowest_kept).nonzero().flatten()
+    chances = chosen.to(torch.float64)
+    needed = num_selected - int(chosen.count_nonzero())
     chosen[tied[torch.randperm(len(tied), generator=generator)[:needed]]] = True
     chances[tied] = needed / len(tied)
-    return chosen.nonzero().flatten(), chances
+    return chosen, chances
 
 
 def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> float:

@@ -54,7 +54,10 @@ class LossSharePolicy(Policy):
 
     def keep_fraction(self, scores: Tensor) -> float:
         """Fraction of the candidates that carry the share; what is kept unless soft."""
-        return functional.count_for_loss_share(scores, self.loss_share, self.cap) / max(1, len(scores))
+        return self._fraction_of(functional.descending(scores))
+
+    def _fraction_of(self, ordered: Tensor) -> float:
+        return functional.count_of_ordered(ordered, self.loss_share, self.cap) / max(1, len(ordered))
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         positions, chances = (self._by_chance if self.soft else self._hardest)(scores, generator)
@@ -75,18 +78,24 @@ class LossSharePolicy(Policy):
         return positions, chances
 
     def _hardest(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        fraction = self.keep_fraction(scores)
-        outliers = functional.is_outlier(functional.loss_above_smallest(scores))
-        if self.cap == float("inf") or not bool(outliers.any()):
-            return functional.highest(scores, round(fraction * len(scores)), generator)
-        usual = (~outliers).nonzero().flatten()
-        hardest, chances_of_usual = functional.highest(
-            scores[usual], math.ceil(fraction * len(usual) - 1e-9), generator
-        )
-        chances = torch.full((len(scores),), fraction, dtype=torch.float64)
-        chances[usual] = chances_of_usual
-        kept = functional.flip_coins(chances * outliers, generator)
-        return torch.cat([usual[hardest], kept]).sort().values, chances
+        if not len(scores):
+            return functional.highest(scores, 0)
+        # Sorted once: an epoch has millions of scores.
+        ordered = functional.descending(scores)
+        ordered_losses = functional.loss_above_smallest(ordered)
+        fraction = self._fraction_of(ordered_losses)
+        outliers = functional.is_outlier(functional.loss_above_smallest(scores), ordered=ordered_losses)
+        num_outliers = 0 if self.cap == float("inf") else int(outliers.count_nonzero())
+        if not num_outliers:
+            count = round(fraction * len(scores))
+            chosen, chances = functional.is_highest(scores, ordered[count - 1], count, generator)
+            return chosen.nonzero().flatten(), chances
+        count = math.ceil(fraction * (len(scores) - num_outliers) - 1e-9)
+        usual = scores.masked_fill(outliers, float("-inf"))
+        chosen, chances = functional.is_highest(usual, ordered[num_outliers + count - 1], count, generator)
+        chances.masked_fill_(outliers, fraction)
+        chosen |= outliers & (torch.rand(len(scores), generator=generator, dtype=torch.float64) < fraction)
+        return chosen.nonzero().flatten(), chances
 
     def state_dict(self) -> dict[str, Any]:
         return {"beta": self.beta}
