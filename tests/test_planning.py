@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop.ledger import Ledger
+from selective_backprop.loader.index_stream import joined
 from selective_backprop.loader.planning import id_blocks, plan_epoch
 
 
@@ -17,7 +18,7 @@ def plan(num_examples, losses, block, *, batch=4, waiting=None, method=None):
     ledger.record_losses(torch.arange(num_examples), losses, 0)
     order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(1))
     return order, plan_epoch(
-        list(id_blocks(order.split(batch), block)),
+        list(id_blocks(joined(order.split(batch), num_ids=10), block)),
         lambda number, num_batches: True,
         scorer=method.scorer,
         select=lambda scores, ids: method.policy.select(scores, generator),
@@ -55,6 +56,21 @@ def test_blocks_keep_and_skip_the_same_ids_in_the_same_order(block, kept):
     assert fractions == sorted(fractions)
     assert not chunks or fractions[-1] == pytest.approx(1.0)
     assert all(0 < len(chunk.ids) <= 4 for chunk in chunks)
+
+
+def test_thousands_of_chunks_are_cut_where_each_is_full():
+    size, batch = 9000, 2
+    order, (chunks, tail, _) = plan(
+        size, torch.ones(size), size, batch=batch, method=zero_or_one(torch.arange(0, size, 3), size)
+    )
+    expected = order[order % 3 == 0].split(batch)
+    assert len(chunks) == len(expected) > 1024
+    assert [chunk.ids.tolist() for chunk in chunks] == [ids.tolist() for ids in expected]
+    assert torch.equal(torch.cat([chunk.offered for chunk in chunks]), order)
+    assert all(chunk.offered[-1] == chunk.ids[-1] for chunk in list(chunks)[:-1])  # and none after it
+    offered = torch.tensor([len(chunk.offered) for chunk in chunks]).cumsum(0)
+    assert [chunk.fraction for chunk in chunks] == pytest.approx((offered / size).tolist())
+    assert not len(tail)
 
 
 def test_fractions_are_of_the_epoch_whatever_the_blocks():

@@ -122,7 +122,8 @@ class Ledger(Columns):
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Chances with which it was decided about candidates."""
-        self.probability[ids] = probabilities.to(torch.float32)
+        # index_copy_ takes half of the time of indexing.
+        self.probability.index_copy_(0, ids, probabilities.to(torch.float32))
 
     def count_offered(self, ids: Tensor) -> None:
         # index_add_, not +=: an id may occur twice in a batch when the sampler draws with replacement.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +41,32 @@ class Chunk:
     probabilities: Tensor | None = None
     num_waiting: int = 0
     """How many of the skipped ids were skipped because they wait in the queue already."""
+
+
+@dataclass(frozen=True)
+class IdBlock:
+    """Consecutive candidate batches of an epoch."""
+
+    ids: Tensor
+    """(n,) int64: the ids of all these batches, in order."""
+    sizes: Tensor
+    """int64: how many ids each batch has."""
+
+    @staticmethod
+    def of(batches: list[Tensor]) -> IdBlock:
+        """Batches of ids of any integer type."""
+        return IdBlock(torch.cat(batches).to(torch.int64), torch.tensor([ids.numel() for ids in batches]))
+
+    @staticmethod
+    def join(blocks: list[IdBlock]) -> IdBlock:
+        nothing = torch.empty(0, dtype=torch.int64)
+        columns = [block.ids for block in blocks], [block.sizes for block in blocks]
+        return IdBlock(*(torch.cat([nothing, *column]) for column in columns))
+
+    def cut(self, num_batches: int) -> tuple[IdBlock, IdBlock]:
+        """So many batches, and the others."""
+        end = int(self.sizes[:num_batches].sum())
+        return IdBlock(self.ids[:end], self.sizes[:num_batches]), IdBlock(self.ids[end:], self.sizes[num_batches:])
 
 
 class IndexStream:
@@ -98,7 +124,7 @@ class IndexStream:
     def batches(self, *, check: bool = True) -> Iterator[Tensor]:
         """The user's batches of ids for one epoch.
 
-        check: refuse ids outside the data set. Otherwise the caller does, with `require_known`, many at once.
+        check: refuse ids outside the data set, and make them int64. Otherwise the caller does both, many at once.
         """
         for indices in self.batch_sampler:
             try:
@@ -107,10 +133,16 @@ class IndexStream:
                 ids = torch.empty(0)
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
                 raise TypeError(f"the sampler has to yield integer indices, which serve as ids; got {indices!r:.200}")
-            ids = ids.to(torch.int64)
             if check:
+                ids = ids.to(torch.int64)
                 self.require_known(ids)
             yield ids
+
+    def joined_batches(self) -> Iterator[IdBlock]:
+        """The same, many together: to convert and to check them one by one would take seconds."""
+        for block in joined(self.batches(check=False)):
+            self.require_known(block.ids)
+            yield block
 
     def require_known(self, ids: Tensor) -> None:
         """Raise for ids outside the data set."""
@@ -175,6 +207,24 @@ def contained(ids: Tensor, values: Tensor) -> Tensor:
     """
     # torch.isin sorts both; this takes half of its time, as the values are sorted once an epoch.
     return values[torch.searchsorted(values, ids).clamp_(max=len(values) - 1)] == ids
+
+
+def joined(batches: Iterable[Tensor], num_ids: int = 2**15) -> Iterator[IdBlock]:
+    """Batches of ids, joined into blocks of so many ids or a few more.
+
+    >>> [block.ids.tolist() for block in joined(torch.arange(5).split(2), num_ids=3)]
+    [[0, 1, 2, 3], [4]]
+    """
+    waiting: list[Tensor] = []
+    count = 0
+    for ids in batches:
+        waiting.append(ids)
+        count += ids.numel()
+        if count >= num_ids:
+            yield IdBlock.of(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield IdBlock.of(waiting)
 
 
 def unless_waiting(batches: Iterator[tuple[Tensor, float]], waiting: Tensor, stream: IndexStream) -> Iterator[Chunk]:

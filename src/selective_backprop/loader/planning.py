@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from selective_backprop.distributed.ledger import AnyLedger
-from selective_backprop.loader.index_stream import Chunk, contained
+from selective_backprop.loader.index_stream import Chunk, IdBlock, contained
 from selective_backprop.loader.topping_up import TopUp
 from selective_backprop.types import Scorer, Selection
 
@@ -26,36 +26,27 @@ a decision takes (some 90 bytes per candidate) does not grow with the epoch: onl
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 
-@dataclass(frozen=True)
-class IdBlock:
-    """Consecutive candidate batches of an epoch."""
+def id_blocks(batches: Iterable[IdBlock], block: int | None = BLOCK) -> Iterator[IdBlock]:
+    """The same batches in blocks of `block` ids or a few more; in one block if it is None. At least one.
 
-    ids: Tensor
-    """(n,) int64: the ids of all these batches, in order."""
-    sizes: Tensor
-    """int64: how many ids each batch has."""
-
-
-def id_blocks(batches: Iterable[Tensor], block: int | None = BLOCK) -> Iterator[IdBlock]:
-    """Batches of ids, joined into blocks of `block` ids or a few more; into one block if it is None. At least one.
-
-    >>> [block.ids.tolist() for block in id_blocks(torch.arange(5).split(2), block=3)]
+    >>> batches = IdBlock(torch.arange(5), torch.tensor([2, 2, 1]))
+    >>> [block.ids.tolist() for block in id_blocks([batches], block=3)]
     [[0, 1, 2, 3], [4]]
     """
-    joined: list[Tensor] = []
+    waiting: list[IdBlock] = []
     count, is_first = 0, True
-    for ids in batches:
-        joined.append(ids)
-        count += ids.numel()
-        if block is not None and count >= block:
-            yield _join(joined)
-            joined, count, is_first = [], 0, False
-    if joined or is_first:
-        yield _join(joined)
-
-
-def _join(batches: list[Tensor]) -> IdBlock:
-    return IdBlock(torch.cat([_NOTHING, *batches]), torch.tensor([len(ids) for ids in batches], dtype=torch.int64))
+    for group in batches:
+        rest = group
+        while block is not None and count + len(rest.ids) >= block:
+            # With the batch by which the block is full.
+            head, rest = rest.cut(1 + int(torch.searchsorted(rest.sizes.cumsum(0), block - count)))
+            yield IdBlock.join([*waiting, head])
+            waiting, count, is_first = [], 0, False
+        if len(rest.sizes):
+            waiting.append(rest)
+            count += len(rest.ids)
+    if waiting or is_first:
+        yield IdBlock.join(waiting)
 
 
 def plan_epoch(
@@ -70,7 +61,7 @@ def plan_epoch(
     waiting: Tensor | None = None,
     top_up: TopUp | None = None,
     unbiased: bool = False,
-) -> tuple[list[Chunk], Tensor, int]:
+) -> tuple[PlannedChunks, Tensor, int]:
     """Decide before loading about every candidate whose score is known.
 
     Returns the chunks to load; if there are none, the ids that are all skipped, and how many of these wait. At the
@@ -86,7 +77,8 @@ def plan_epoch(
         unbiased: weights make up for what is left out by chance.
     """
     num_batches, num_ids = (sum(len(part) for part in parts) for parts in _columns(blocks))
-    chunks: list[Chunk] = []
+    size = int(blocks[0].sizes[0]) if len(blocks[0].sizes) else 0
+    parts: list[_Part] = []
     tail, tail_waiting = _NOTHING, 0  # skipped, and not in a chunk yet
     first_batch = first_id = num_selected = 0
     must_train, known = False, True
@@ -95,42 +87,96 @@ def plan_epoch(
         decision = _decide(
             block, on, scorer=scorer, select=select, ledger=ledger, epoch=epoch, together=together, waiting=waiting
         )
-        num_selected += int(decision.load.sum())
+        num_selected += int(decision.load.count_nonzero())
         must_train = must_train or (scorer.must_train and bool(decision.scores.isnan().any()))
-        known = known and bool(decision.decided[decision.load].all())
+        known = known and not bool((decision.load & ~decision.decided).any())
         if top_up is not None and number == len(blocks):
             decision.add(top_up, num_selected=num_selected, must_train=must_train, known=known, unbiased=unbiased)
-        found = _chunks(block, decision, size=int(blocks[0].sizes[0]) if len(blocks[0].sizes) else 0)
-        if found and len(tail):
-            found[0] = replace(
-                found[0],
-                offered=torch.cat([tail, found[0].offered]),
-                num_waiting=tail_waiting + found[0].num_waiting,
-            )
+        if bool(decision.load.any()):
+            part = _part(block, decision, size)
+            if len(blocks) > 1:
+                # Fractions are of the epoch, not of the block.
+                share, before = len(block.ids) / num_ids, first_id / num_ids
+                part.fractions.mul_(share).add_(before)
+            part.offer_before(tail, tail_waiting)
+            parts.append(part)
             tail, tail_waiting = _NOTHING, 0
-        if len(blocks) > 1:
-            # Fractions are of the epoch, not of the block.
-            share, before = len(block.ids) / num_ids, first_id / num_ids
-            found = [replace(chunk, fraction=before + share * chunk.fraction) for chunk in found]
-        if not found:
+        else:
             tail, tail_waiting = torch.cat([tail, block.ids]), tail_waiting + int(decision.waits.sum())
-        chunks += found
         first_batch += len(block.sizes)
         first_id += len(block.ids)
-    if chunks and len(tail):
+    if parts and len(tail):
         # What is skipped at the end of the epoch belongs to its last chunk, or the epoch would seem to keep everything.
-        chunks[-1] = replace(
-            chunks[-1],
-            offered=torch.cat([chunks[-1].offered, tail]),
-            num_waiting=chunks[-1].num_waiting + tail_waiting,
-            fraction=1.0,
-        )
+        parts[-1].offer_after(tail, tail_waiting)
         tail, tail_waiting = _NOTHING, 0
-    return chunks, tail, tail_waiting
+    return PlannedChunks(parts), tail, tail_waiting
 
 
 def _columns(blocks: list[IdBlock]) -> tuple[list[Tensor], list[Tensor]]:
     return [block.sizes for block in blocks], [block.ids for block in blocks]
+
+
+class PlannedChunks:
+    """The chunks of an epoch, each made when it is asked for: as many objects at once would outweigh the plan."""
+
+    def __init__(self, parts: list[_Part]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(part.ends) for part in self._parts)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for part in self._parts:
+            yield from part.chunks()
+
+
+@dataclass
+class _Part:
+    """Chunks of a block, c of them."""
+
+    offered: Tensor
+    """All ids of the block, in order."""
+    offered_ends: Tensor
+    """(c,) where the ids that each chunk offers end."""
+    columns: list[Tensor]
+    """Of all that is loaded: ids, whether it is decided about them, weights and probabilities."""
+    ends: Tensor
+    """(c,) where each chunk ends in these columns."""
+    fractions: Tensor
+    """(c,) float64."""
+    num_waiting: Tensor
+    """(c,)"""
+
+    def offer_before(self, ids: Tensor, num_waiting: int) -> None:
+        """Let the first chunk offer these ids too, before its own."""
+        if len(ids):
+            self.offered = torch.cat([ids, self.offered])
+            self.offered_ends += len(ids)
+            self.num_waiting[0] += num_waiting
+
+    def offer_after(self, ids: Tensor, num_waiting: int) -> None:
+        """Let the last chunk offer these ids too, as the last of the epoch."""
+        self.offered = torch.cat([self.offered, ids])
+        self.offered_ends[-1] += len(ids)
+        self.num_waiting[-1] += num_waiting
+        self.fractions[-1] = 1.0
+
+    def chunks(self, together: int = 1024) -> Iterator[Chunk]:
+        # Split so many at a time: slicing one by one takes four times as long, and all at once takes memory.
+        begin = offered_begin = 0
+        split = zip(*(torch.split(column, together) for column in self._bounds()), strict=True)
+        for ends, offered_ends, fractions, num_waiting in split:
+            end, offered_end = int(ends[-1]), int(offered_ends[-1])
+            sizes = ends.diff(prepend=ends.new_tensor([begin])).tolist()
+            offered_sizes = offered_ends.diff(prepend=ends.new_tensor([offered_begin])).tolist()
+            ids, *kept = (torch.split(column[begin:end], sizes) for column in self.columns)
+            offered = torch.split(self.offered[offered_begin:offered_end], offered_sizes)
+            columns = (ids, offered, fractions.tolist(), *kept, num_waiting.tolist())
+            yield from map(Chunk, *columns)
+            begin, offered_begin = end, offered_end
+
+    def _bounds(self) -> tuple[Tensor, ...]:
+        return self.ends, self.offered_ends, self.fractions, self.num_waiting
 
 
 @dataclass
@@ -180,53 +226,45 @@ def _decide(
     waiting: Tensor | None,
 ) -> _Decision:
     ids, size = block.ids, len(block.ids)
-    # Switched off: everything is trained on.
-    decided = (~torch.tensor(switched_on, dtype=torch.bool)).repeat_interleave(block.sizes)
     scores = scorer.recall(ids, ledger.rows(ids), epoch)
+    unknown, waits, decided = scores.isnan(), torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
+    if not all(switched_on):  # switched off: everything is trained on
+        decided = (~torch.tensor(switched_on, dtype=torch.bool)).repeat_interleave(block.sizes)
     if not scorer.needs.selection_pass:
-        decided |= scores.isnan()  # there is no other way to learn about them than to train on them
-    waits = torch.zeros(size, dtype=torch.bool)
+        decided |= unknown  # there is no other way to learn about them than to train on them
     if waiting is not None and len(waiting):
         waits = contained(ids, waiting)
-    choice = (~decided & ~waits & ~scores.isnan()).nonzero().flatten()
+    choice = (~(decided | waits | unknown)).nonzero().flatten()
     weights, probabilities = torch.ones(size), torch.ones(size, dtype=torch.float64)
     decision = _Decision(scores, waits, choice, ~waits, decided, weights, probabilities)
     if len(choice) or together:
-        selection = select(scores[choice], ids[choice])
-        selected = choice[selection.positions]
-        decision.load[choice] = False
-        decision.load[selected] = decided[selected] = True
-        weights[selected] = selection.weights
-        probabilities[choice] = selection.probabilities
+        # index_select and index_copy_ take a part of the time of indexing.
+        selection = select(scores.index_select(0, choice), ids.index_select(0, choice))
+        selected = choice.index_select(0, selection.positions)
+        decision.load.index_fill_(0, choice, False).index_fill_(0, selected, True)
+        decided.index_fill_(0, selected, True)
+        probabilities.index_copy_(0, choice, selection.probabilities)
         decision.weighted = not bool((selection.weights == 1).all())
+        if decision.weighted:
+            weights[selected] = selection.weights
     return decision
 
 
-def _chunks(block: IdBlock, decision: _Decision, size: int) -> list[Chunk]:
-    """What is loaded of a block, `size` candidates at a time; fractions are of the block."""
+def _part(block: IdBlock, decision: _Decision, size: int) -> _Part:
+    """What is loaded of a block, something at least, `size` candidates at a time; fractions are of the block."""
     ids, load, waits = block.ids, decision.load, decision.waits
+    columns = [ids, decision.decided, decision.weights, decision.probabilities]
     if load.all():
         ends = block.sizes.cumsum(0)  # nothing is skipped: the user's own batches
-        loaded = torch.arange(len(ids))
+        offered_ends = ends.clone()
     else:
         loaded = load.nonzero().flatten()
+        columns = [column.index_select(0, loaded) for column in columns]
         ends = torch.arange(size, len(loaded) + size, size).clamp_(max=len(loaded))
-    if not len(loaded):
-        return []
-    # Split, not sliced one by one: an epoch of a million ids has thousands of chunks.
-    loaded_sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
-    offered_ends = loaded[ends - 1] + 1
-    offered_ends[-1] = len(ids)  # with what is skipped at the end, or the epoch would seem to keep everything
-    offered_sizes = offered_ends.diff(prepend=offered_ends.new_zeros(1)).tolist()
-    offered = torch.split(ids, offered_sizes)
-    waits_before = torch.cat([waits.new_zeros(1, dtype=torch.int64), waits.cumsum(0)])[offered_ends]
-    num_waiting = waits_before.diff(prepend=waits_before.new_zeros(1)).tolist()
-    fractions = (offered_ends / len(ids)).tolist()
-    kept = (ids, decision.decided, decision.weights, decision.probabilities)
-    columns = [torch.split(column[loaded], loaded_sizes) for column in kept]
-    return [
-        Chunk(part, passed, fraction, known, weight, chance, waits_here)
-        for part, passed, fraction, known, weight, chance, waits_here in zip(
-            columns[0], offered, fractions, *columns[1:], num_waiting, strict=True
-        )
-    ]
+        offered_ends = loaded[ends - 1] + 1
+        offered_ends[-1] = len(ids)  # with what is skipped at the end, or the epoch would seem to keep everything
+    fractions = (offered_ends / len(ids)).to(torch.float64)
+    num_waiting = torch.zeros_like(ends)
+    if waits.any():
+        num_waiting = waits.cumsum(0)[offered_ends - 1].diff(prepend=num_waiting[:1])
+    return _Part(ids, offered_ends, columns, ends, fractions, num_waiting)

@@ -18,7 +18,7 @@ from selective_backprop.distributed.ledger import AnyLedger
 from selective_backprop.distributed.ranks import seed_of_rank
 from selective_backprop.distributed.team import Choice, Team
 from selective_backprop.inference import device_of, is_sharded, unwrap
-from selective_backprop.loader.index_stream import Chunk
+from selective_backprop.loader.index_stream import Chunk, IdBlock
 from selective_backprop.loader.loading import Loaded
 from selective_backprop.loader.planning import BLOCK, id_blocks, plan_epoch
 from selective_backprop.loader.share_check import ShareCheck
@@ -128,7 +128,7 @@ class Runner:
         def is_on(number: int, num_batches: int) -> bool:
             return schedule.is_on(epoch + number / num_batches, number, self._num_epochs)
 
-        def plan(batches: Iterable[Tensor]) -> tuple[list[Chunk], Tensor, int]:
+        def plan(batches: Iterable[IdBlock]) -> tuple[Iterable[Chunk], Tensor, int]:
             together = self._team.size > 1
             # Ranks that decide together divide an epoch into blocks by themselves.
             blocks = list(id_blocks(batches, None if together else BLOCK))

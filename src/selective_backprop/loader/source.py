@@ -13,6 +13,7 @@ from torch import Tensor
 from selective_backprop.inference import preserved_rng
 from selective_backprop.loader.index_stream import (
     Chunk,
+    IdBlock,
     IndexStream,
     batch_size_of,
     chunks_from_state,
@@ -21,6 +22,7 @@ from selective_backprop.loader.index_stream import (
     generator_owners,
     generators_of,
     has_ids,
+    joined,
     most_kept,
     num_candidates,
     offers_the_same_each_epoch,
@@ -34,7 +36,7 @@ _logger = logging.getLogger(__name__)
 _LONGEST_PLAN = 2**22  # seconds to collect; a data set with more examples than that is planned as a whole, too
 _LONGEST_UNKNOWN = 2**20  # where a batch sampler does not say how long it is: a second until it is found to have no end
 _NO_IDS = torch.empty(0, dtype=torch.int64)
-Plan = Callable[[Iterable[Tensor]], tuple[list[Chunk], Tensor, int]]
+Plan = Callable[[Iterable[IdBlock]], tuple[Iterable[Chunk], Tensor, int]]
 """Batches of ids in; out come the chunks to load, the ids skipped where there is none, and how many of these wait."""
 
 
@@ -187,9 +189,9 @@ class Source:
         # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
         stream.tail, stream.tail_waiting = torch.empty(0, dtype=torch.int64), 0
         if plan is not None:
-            batches = _checked_together(stream)
+            batches = stream.joined_batches()
             if self.keep is not None:
-                batches = (ids for ids, _ in Source._unpruned(self, stream, self.keep))
+                batches = joined(ids for ids, _ in Source._unpruned(self, stream, self.keep))
             chunks, stream.tail, stream.tail_waiting = plan(self._with_an_end(batches))
             yield from chunks
         elif len(waiting):
@@ -212,13 +214,13 @@ class Source:
         """Candidates of an epoch that can be decided about together, before any of them is loaded."""
         return max(_LONGEST_PLAN, 4 * (self.num_examples or 0))
 
-    def _with_an_end(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _with_an_end(self, batches: Iterable[IdBlock]) -> Iterator[IdBlock]:
         """All batches of ids; an error if they do not end."""
         count, longest = 0, max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0))
         has_length = self._num_loader_batches() is not None
-        for ids in batches:
-            yield ids
-            count += ids.numel()
+        for block in batches:
+            yield block
+            count += len(block.ids)
             if count > longest and not has_length:
                 raise ValueError(
                     f"the batch sampler has yielded {count:,} indices without an end, of a data set of "
@@ -332,16 +334,3 @@ class Source:
             generator.set_state(saved)
         self._resume_from = state if "position" in state else None
         self.position = state.get("position", 0)
-
-
-def _checked_together(stream: IndexStream, together: int = 4096) -> Iterator[Tensor]:
-    """The user's batches of ids, found to be inside the data set so many at a time: one by one takes seconds."""
-    unchecked: list[Tensor] = []
-    for ids in stream.batches(check=False):
-        unchecked.append(ids)
-        if len(unchecked) == together:
-            stream.require_known(torch.cat(unchecked))
-            unchecked.clear()
-        yield ids
-    if unchecked:
-        stream.require_known(torch.cat(unchecked))
