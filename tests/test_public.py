@@ -13,17 +13,13 @@ import selective_backprop as sb
 SOURCE = Path(sb.__file__).parent
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
 
-# Packages and modules at the top, lower ones first: each imports only from those before it.
-ORDER = [
-    *("files", "inference", "description", "batches", "ledger", "functional"),
-    *("losses", "schedules", "types", "method", "distributed", "policies", "model_copies"),
-    *("pruning", "scorers", "forward_reuse", "loader", "methods"),
-    *("progress", "testing", "checkpoint", "advice", "integrations", "lab"),
-]
-STILL_BOTH_WAYS = {("distributed", "loader"), ("forward_reuse", "loader"), ("pruning", "loader")}
+CONTRIBUTING = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+ROWS = [row.split() for row in CONTRIBUTING.partition("```imports\n")[2].partition("```")[0].splitlines()]
+HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
+"""Of each package or module at the top: which row of the picture it is in."""
 
 
-def imported_layers(path):
+def imported_names(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("selective_backprop"):
             rest = node.module.split(".")[1:]
@@ -32,7 +28,7 @@ def imported_layers(path):
 
 def test_every_package_has_a_place():
     modules = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert modules - {"__init__", "__pycache__", "py.typed"} == set(ORDER)
+    assert modules - {"__init__", "__pycache__", "py.typed"} == set(HEIGHT)
 
 
 def test_packages_only_look_down():
@@ -40,9 +36,8 @@ def test_packages_only_look_down():
         if path.name == "__init__.py" and path.parent == SOURCE:
             continue
         own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        for other in imported_layers(path):
-            if (own, other) not in STILL_BOTH_WAYS:
-                assert ORDER.index(other) <= ORDER.index(own), f"{path.name} imports {other}, which is above it"
+        for other in imported_names(path):
+            assert other == own or HEIGHT[other] < HEIGHT[own], f"{path.name} imports {other}, which is not below it"
 
 
 def test_all_is_sorted_and_complete():

@@ -6,9 +6,9 @@ import torch
 
 from selective_backprop import methods
 from selective_backprop.method import Method
-from selective_backprop.pruning.records import SelectionRecord
 from selective_backprop.scorers import AutocastCopy, FoldedCopy, ForwardScorer, Int8Copy, PipelinedScorer
 from selective_backprop.scorers.proxy import proxy
+from selective_backprop.scorers.selection_record import SelectionRecord
 from tests.helpers import NUM_DIGITS, make_model
 
 CLASSES = torch.arange(NUM_DIGITS) % 3

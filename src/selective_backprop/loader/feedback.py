@@ -63,6 +63,8 @@ class Feedback:
         self.device = device
         # ids, losses on their way, epoch, whether all were kept
         self._steps: list[tuple[Tensor | None, tuple[Tensor, Any], int, bool]] = []
+        self.weighted = False
+        """Whether the batch under way has weights other than 1."""
         self.weights_used = True
         """Whether the weights of the batch under way were applied or read, if it has any."""
         self._losses_given = True
@@ -71,8 +73,9 @@ class Feedback:
     def expect_for(self, batch: Batch) -> Batch:
         """A step on this batch begins. Returns the batch to show to the caller."""
         self._losses_given = not self._runner.scorer.needs.training_losses
-        self.weights_used = bool((batch.weights == 1).all())
-        return batch if self.weights_used else WatchedBatch.of(batch, self)
+        self.weighted = not bool((batch.weights == 1).all())
+        self.weights_used = not self.weighted
+        return WatchedBatch.of(batch, self) if self.weighted else batch
 
     def expect_nothing(self) -> None:
         """The batch was taken ahead: the caller has its weights, and its step may end after others began."""

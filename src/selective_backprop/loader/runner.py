@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -275,7 +276,7 @@ class Runner:
         if self.scorer.needs.selection_pass:
             self._stats.count_scores(candidates.size, fidelity=self.scorer.fidelity, staleness=self.scorer.staleness)
             if self._score_name == "loss":
-                self._stats.count_losses(scores, "candidates")
+                self._stats.count_losses(float(scores.sum()), scores.numel(), "candidates")
             if candidates.ids is not None:
                 self.ledger.record_scores(candidates.ids, scores, epoch)
         if self._is_sharded:
@@ -305,9 +306,12 @@ class Runner:
 
     def learn(self, ids: Tensor | None, losses: Tensor, epoch: int, *, all_kept: bool) -> None:
         """Losses of a finished training step. all_kept: nothing was selected, so they are those of any candidates."""
-        require_finite(losses, ids, "training loss")
+        total = float(losses.sum())
+        if not math.isfinite(total):
+            require_finite(losses, ids, "training loss")
         # With forward reuse these are the losses of all candidates, selected or not.
-        self._stats.count_losses(losses, "candidates" if self.scorer.needs.training_pass else "trained")
+        of = "candidates" if self.scorer.needs.training_pass else "trained"
+        self._stats.count_losses(total, losses.numel(), of)
         by_loss = self._score_name == "loss" or not self.scorer.needs.selection_pass
         if all_kept and by_loss:
             self.schedule.observe_losses(losses)

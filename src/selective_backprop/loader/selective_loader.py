@@ -294,9 +294,11 @@ class SelectiveLoader(LoaderAttributes):
         self._look.trained = True
         # What is left in the queue is given out when the last epoch has been counted already.
         epoch = self.epoch if self._in_epoch else self.epoch - 1
-        loss, losses, used = self._training_loss(batch, outputs, targets, epoch, self._device)
+        weighted = self._feedback.weighted if batch is self._batch else not bool((batch.weights == 1).all())
+        weights = batch.weights.to(self._device, non_blocking=True) if weighted else None
+        loss, losses, used = self._training_loss(batch, outputs, targets, epoch, weights)
         if used is not batch:
-            self._batch = used
+            self._batch, self._feedback.weighted = used, not bool((used.weights == 1).all())
         self._feedback.weights_used = True
         self._feedback.add(batch, losses, epoch)
         return loss

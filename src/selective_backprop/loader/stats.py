@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from torch import Tensor
-
 _LOSSES = ("trained", "num_trained", "candidates", "num_candidates")
 PHASES = ("loading", "scoring", "selecting", "training")
 
@@ -68,10 +66,10 @@ class Stats:
         """
         return _mean(self.loss_sums["candidates"], self.loss_sums["num_candidates"])
 
-    def count_losses(self, losses: Tensor, of: str) -> None:
-        """Losses, on the CPU, of examples "trained" on or of "candidates" in a selection pass."""
-        self.loss_sums[of] += float(losses.sum())
-        self.loss_sums[f"num_{of}"] += len(losses)
+    def count_losses(self, total: float, count: int, of: str) -> None:
+        """Sum and number of the losses of examples "trained" on, or of "candidates" in a selection pass."""
+        self.loss_sums[of] += total
+        self.loss_sums[f"num_{of}"] += count
 
     def copy(self) -> Stats:
         """As they are now."""

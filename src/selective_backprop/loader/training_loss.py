@@ -24,8 +24,8 @@ class TrainingLoss:
     def __init__(self, loss: PerExampleLoss, runner: Runner) -> None:
         self._loss, self._runner = loss, runner
 
-    def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, device: torch.device) -> Result:
-        weights = None if bool((batch.weights == 1).all()) else batch.weights.to(device, non_blocking=True)
+    def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, weights: Tensor | None) -> Result:
+        """weights: of the batch, on the device; None if all of them are 1."""
         try:
             loss, losses = self._loss.for_training(
                 outputs, targets, weights, len(batch), record=self._runner.learns_losses
@@ -46,9 +46,9 @@ class ReusedForward(TrainingLoss):
         self._model, self._stats = model, stats
         self._by_rows: bool | None = None
 
-    def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, device: torch.device) -> Result:
+    def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, weights: Tensor | None) -> Result:
         if not bool(batch.probabilities.isnan().any()):  # selection is off, or this loss was asked for before
-            return super().__call__(batch, outputs, targets, epoch, device)
+            return super().__call__(batch, outputs, targets, epoch, weights)
         scorer, size = self._runner.scorer, len(batch)
         assert isinstance(scorer, TrainingPassScorer)
         found = self._loss.evaluate(outputs, targets, size)

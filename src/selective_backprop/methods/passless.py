@@ -13,9 +13,9 @@ from selective_backprop.methods.options import (
     percentile_method,
 )
 from selective_backprop.policies import BelowMeanPolicy, ClippedScorePolicy, LossSharePolicy, TopKPolicy, UniformPolicy
-from selective_backprop.pruning.records import SelectionRecord
 from selective_backprop.schedules import NEVER, Schedule
 from selective_backprop.scorers import ConstantScorer, LeastSelectedScorer, RecordedScorer, TrainingLossScorer
+from selective_backprop.scorers.selection_record import SelectionRecord
 
 
 def traditional() -> Method:

@@ -1,8 +1,8 @@
 """Scores of examples before training, what is pruned by them, and records of what a run selected."""
 
 from selective_backprop.pruning.prune import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
-from selective_backprop.pruning.records import SelectionRecord
 from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
+from selective_backprop.scorers.selection_record import SelectionRecord
 
 __all__ = [
     "SelectionRecord",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.pruning.records import SelectionRecord
+from selective_backprop.scorers.selection_record import SelectionRecord
 from selective_backprop.types import Needs, Scorer
 
 
