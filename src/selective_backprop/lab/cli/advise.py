@@ -10,17 +10,15 @@ from rich.console import Console
 
 import selective_backprop as sb
 from selective_backprop.lab.choices import Choice
-from selective_backprop.lab.cli.options import DataDir, DataSet, Model, RecipeName, chosen_recipe, told_plainly
+from selective_backprop.lab.cli.options import ModelOptions, told_plainly, with_option_groups
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.training import Training, load_data
 
 
+@with_option_groups
 def advise(
-    recipe: RecipeName = "digits",
-    dataset: DataSet = None,
-    model: Model = None,
+    options: ModelOptions,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 30.0,
-    data_dir: DataDir = None,
 ) -> None:
     """Measure what loading, scoring and training cost here, and predict epoch times of the methods.
 
@@ -47,9 +45,9 @@ def advise(
     - `reuse`, alone: networks without BatchNorm, and memory for the graph of all candidates
     """
     with told_plainly():
-        settings = settings_for(Choice.parse("traditional"), chosen_recipe(recipe, dataset=dataset, model=model))
+        settings = settings_for(Choice.parse("traditional"), options.chosen())
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        training = Training(settings, load_data(settings, data_dir), device)
+        training = Training(settings, load_data(settings, options.data_dir), device)
         advice = sb.advise(
             training.model,
             torch.nn.CrossEntropyLoss(),

@@ -12,20 +12,15 @@ from rich.console import Console
 from selective_backprop.lab.choices import Choice, make_method, name_choices
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
-    DataDir,
-    DataSet,
-    Epochs,
     LabelNoise,
-    Model,
-    RecipeName,
+    RunsFolder,
     Seeds,
-    Validation,
+    TrainingOptions,
     cached_loader,
-    chosen_recipe,
     told_plainly,
+    with_option_groups,
 )
 from selective_backprop.lab.cli.report import data_of, tell_left_out
-from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import compare as run_comparison
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import AXES
@@ -51,12 +46,10 @@ class BudgetBy(StrEnum):
 DEFAULT_METHODS = ["traditional", "sb", "stale:every=3", "ledger", "kath18", "random", "infobatch"]
 
 
+@with_option_groups
 def compare(
-    recipe: RecipeName = "digits",
+    options: TrainingOptions,
     method: Methods = None,
-    dataset: DataSet = None,
-    model: Model = None,
-    epochs: Epochs = None,
     seeds: Seeds = 2,
     budget: Annotated[
         list[str] | None,
@@ -70,12 +63,7 @@ def compare(
         list[BudgetBy] | None, typer.Option(help="The same compute, the same time; repeatable. Default: both.")
     ] = None,
     label_noise: LabelNoise = 0.0,
-    validation: Validation = 0.0,
-    out: Annotated[Path, typer.Option(help="Folder for all runs and the tables.")] = Path("runs/compare"),
-    data_dir: DataDir = None,
-    probe: Probe = None,
-    probe_at: ProbeAt = None,
-    tensorboard: TensorBoard = False,
+    out: RunsFolder = Path("runs/compare"),
 ) -> None:
     """Train several methods with several seeds, in turns, and print who reaches which error how soon.
 
@@ -92,7 +80,7 @@ def compare(
     """
     console = Console()
     with told_plainly():
-        chosen = chosen_recipe(recipe, dataset=dataset, model=model, epochs=epochs)
+        chosen = options.chosen()
         choices = parse_methods(method or DEFAULT_METHODS, chosen)
         traditional = next((choice.label for choice in choices if choice.method == "traditional"), None)
         if traditional is None:
@@ -103,24 +91,24 @@ def compare(
                 raise ValueError(f"--budget is one of the methods ({names}), got {label!r}")
         if any(times <= 0 for times in budget_times or []):
             raise ValueError(f"--budget-times must be positive, got {budget_times}")
-        observers = watching(probe, probe_at, tensorboard)
+        observers = options.observers()
         with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
             curves = run_comparison(
                 choices,
                 chosen,
-                cached_loader(data_dir),
+                cached_loader(options.data_dir),
                 out,
                 seeds=seeds,
                 budgets=budget or [],
                 budget_times=budget_times or [1.0],
                 budget_by=budget_by or list(BudgetBy),
                 label_noise=label_noise,
-                validation=validation,
+                validation=options.validation,
                 observers=observers,
                 show=bars.show,
             )
         tables = {f"Speed-up in {axis}": comparison_table(curves, traditional, axis) for axis in AXES}
-        reading = READING.format(split="validation split" if validation else "test set", seeds=seeds)
+        reading = READING.format(split="validation split" if options.validation else "test set", seeds=seeds)
         text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
         if is_first():
             write_whole({out / "tables.md": f"{text}\n\n{reading}\n".encode()})
@@ -131,7 +119,7 @@ def compare(
     if not is_first():
         return
     with told_plainly():  # last, so that nothing that goes wrong with it can hide the tables
-        tell_left_out(write_report([out], out / "report.html", load=data_of(data_dir)))
+        tell_left_out(write_report([out], out / "report.html", load=data_of(options.data_dir)))
     console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 

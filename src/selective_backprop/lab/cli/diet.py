@@ -21,14 +21,12 @@ from torch import Tensor
 import selective_backprop as sb
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
-    DataDir,
-    DataSet,
-    Model,
-    RecipeName,
+    DataOptions,
+    ModelOptions,
     Validation,
     cached_loader,
-    chosen_recipe,
     told_plainly,
+    with_option_groups,
 )
 from selective_backprop.lab.datasets import ImageSet
 from selective_backprop.lab.diet import score_by_network, summarise
@@ -58,11 +56,10 @@ class Score(StrEnum):
 
 
 @diet_app.command()
+@with_option_groups
 def score(
+    options: ModelOptions,
     out: Annotated[Path, typer.Option(help="File for the scores.")],
-    recipe: RecipeName = "digits",
-    dataset: DataSet = None,
-    model: Model = None,
     epochs: Annotated[int, typer.Option(min=0, help="Of the recipe's own schedule, after which to score.")] = 10,
     seeds: Annotated[int, typer.Option(min=1, help="Networks whose scores are averaged.")] = 3,
     score: Annotated[Score, typer.Option(help="What to score by.")] = Score.EL2N,
@@ -70,7 +67,6 @@ def score(
     networks: Annotated[
         Path | None, typer.Option(help="Folder of the networks; default: --out with .networks.")
     ] = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Score every training example by networks that are trained for a few epochs.
 
@@ -87,9 +83,9 @@ def score(
     """
     with told_plainly():
         _require_new(out)
-        chosen = chosen_recipe(recipe, dataset=dataset, model=model)
+        chosen = options.chosen()
         settings = _settings(chosen, validation)
-        data = cached_loader(data_dir)(settings)
+        data = cached_loader(options.data_dir)(settings)
         # A wrong name must not leave a folder behind, which would be refused to the right one.
         make_model(chosen.model, num_classes=data.num_classes, channels=data.image_shape[0])
         folder = networks or out.with_name(f"{out.name}.networks")
@@ -109,9 +105,9 @@ def score(
         f"{folder}, which can be deleted."
     )
     data_options = {
-        "--recipe": recipe,
-        "--dataset": dataset,
-        "--data-dir": data_dir,
+        "--recipe": options.recipe,
+        "--dataset": options.dataset,
+        "--data-dir": options.data_dir,
         "--validation": validation or None,
     }
     which = [str(word) for pair in data_options.items() if pair[1] is not None for word in pair]
@@ -122,16 +118,15 @@ def score(
 
 
 @diet_app.command()
+@with_option_groups
 def prune(
+    options: DataOptions,
     scores: Annotated[Path, typer.Argument(help="File of scores.")],
     fraction: Annotated[float, typer.Option(help="Fraction to leave out, those with the lowest scores.")] = _FRACTION,
     highest: Annotated[float, typer.Option(help="Fraction with the highest scores to leave out as well.")] = 0.0,
     compare: Annotated[Path | None, typer.Option(help="Another file of scores, to compare with.")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file of all ids: class, score, whether it stays.")] = None,
-    recipe: RecipeName = "digits",
-    dataset: DataSet = None,
     validation: Validation = 0.0,
-    data_dir: DataDir = None,
 ) -> None:
     """Say which examples a pruning leaves out, class by class, and how far two scores agree.
 
@@ -145,8 +140,8 @@ def prune(
     with told_plainly():
         if out is not None:
             _require_new(out)
-        chosen = chosen_recipe(recipe, dataset=dataset)
-        data = cached_loader(data_dir)(_settings(chosen, validation))
+        chosen = options.chosen()
+        data = cached_loader(options.data_dir)(_settings(chosen, validation))
         values, other = (
             sb.pruning.load_scores(path, len(data.train_labels)) if path is not None else None
             for path in (scores, compare)

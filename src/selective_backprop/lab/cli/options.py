@@ -2,33 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from selective_backprop.lab.cli.watching import watching
 from selective_backprop.lab.datasets import ImageSet
 from selective_backprop.lab.recipes import Recipe, find_recipe
-from selective_backprop.lab.training import Settings, load_data
+from selective_backprop.lab.training import Observer, Settings, load_data
 
-RecipeName = Annotated[str, typer.Option(help="Training setup; see `list`.")]
-DataSet = Annotated[str | None, typer.Option(help="Data set by name or path, instead of the recipe's.")]
-Model = Annotated[str | None, typer.Option(help="Model by name or package.module:function.")]
-Selectivity = Annotated[float | None, typer.Option(help="Share of candidates to train on, in (0, 1].")]
-Epochs = Annotated[int | None, typer.Option(help="Length of the run; the schedule stretches with it.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs per method.")]
 LabelNoise = Annotated[float, typer.Option(help="Fraction of training labels to make wrong.")]
 Validation = Annotated[
     float, typer.Option(help="Fraction of the training data to test on instead of the test set: for choosing settings.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of NAME/train.parquet and test.parquet.")]
+RunsFolder = Annotated[Path, typer.Option("--out", help="Folder for all runs and the tables.")]
 
 
-def chosen_recipe(name: str, **changes: object) -> Recipe:
-    """A recipe with what the command line says instead of it."""
-    return find_recipe(name).with_(**{key: value for key, value in changes.items() if value is not None})
+@dataclass(frozen=True)
+class DataOptions:
+    """Options of every command that needs data."""
+
+    recipe: Annotated[str, typer.Option(help="Training setup; see `list`.")] = "digits"
+    dataset: Annotated[str | None, typer.Option(help="Data set by name or path, instead of the recipe's.")] = None
+    data_dir: DataDir = None
+
+    def chosen(self) -> Recipe:
+        """The recipe, with what the command line says instead of it."""
+        names = {item.name for item in fields(self)} & {item.name for item in fields(Recipe)}
+        changes = {name: getattr(self, name) for name in names}
+        return find_recipe(self.recipe).with_(**{key: value for key, value in changes.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class ModelOptions(DataOptions):
+    """Options of every command that needs a model, too."""
+
+    model: Annotated[str | None, typer.Option(help="Model by name or package.module:function.")] = None
+
+
+@dataclass(frozen=True)
+class TrainingOptions(ModelOptions):
+    """Options of every command that trains methods."""
+
+    epochs: Annotated[int | None, typer.Option(help="Length of the run; the schedule stretches with it.")] = None
+    validation: Validation = 0.0
+    probe: Annotated[
+        str | None, typer.Option(help="What to look at, of gradients,confidence,examples; off the clock.")
+    ] = None
+    probe_at: Annotated[
+        str | None, typer.Option(help="Epochs to look at, from 0, as 0,5,9. Default: first, middle, last.")
+    ] = None
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events beside the records.")] = (
+        False
+    )
+
+    def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
+        """What is written beside a run, given its folder and settings. What is asked for wrongly is told at once."""
+        return watching(self.probe, self.probe_at, self.tensorboard)
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command that is a group, a dataclass of options, by the options in it."""
+    parameters, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name not in groups]
+    shared = [
+        option for group in groups.values() for option in inspect.signature(group, eval_str=True).parameters.values()
+    ]
+    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (*own, *shared)]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        made = {
+            name: group(**{item.name: values.pop(item.name) for item in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **values)
+
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from selective_backprop.lab import demo as digits_demo
 from selective_backprop.lab.choices import METHODS, SHORT_NAMES
+from selective_backprop.lab.cli.options import Seeds
 from selective_backprop.lab.datasets import NAMES
 from selective_backprop.lab.models import MODELS
 from selective_backprop.lab.recipes import RECIPES
@@ -38,7 +39,7 @@ def list_names() -> None:
 
 def demo(
     epochs: Annotated[int, typer.Option(min=2, help="Epochs of candidates for every method.")] = 24,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per method.")] = 6,
+    seeds: Seeds = 6,
     report: Annotated[Path, typer.Option(help="File for the report.")] = Path("selective-backprop-demo/report.html"),
 ) -> None:
     """Traditional, SB and Stale-SB side by side on scikit-learn's digits, with a report: a minute or two on two cores.

@@ -11,18 +11,13 @@ from rich.console import Console
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.compare import Methods, parse_methods
 from selective_backprop.lab.cli.options import (
-    DataDir,
-    DataSet,
-    Epochs,
-    Model,
-    RecipeName,
+    RunsFolder,
     Seeds,
-    Validation,
+    TrainingOptions,
     cached_loader,
-    chosen_recipe,
     told_plainly,
+    with_option_groups,
 )
-from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import Curves
 from selective_backprop.lab.curves import AXES, Curve
 from selective_backprop.lab.experiment import run_in_turns
@@ -32,7 +27,9 @@ from selective_backprop.lab.tables import frontier_table, sweep_table
 from selective_backprop.lab.writing import write_whole
 
 
+@with_option_groups
 def sweep(
+    options: TrainingOptions,
     vary: Annotated[
         list[str],
         typer.Option(
@@ -40,18 +37,9 @@ def sweep(
             "schedule, epochs, lr or an option of the methods; repeatable."
         ),
     ],
-    recipe: RecipeName = "digits",
     method: Methods = None,
-    dataset: DataSet = None,
-    model: Model = None,
-    epochs: Epochs = None,
     seeds: Seeds = 1,
-    validation: Validation = 0.0,
-    out: Annotated[Path, typer.Option(help="Folder for all runs and the tables.")] = Path("runs/sweep"),
-    data_dir: DataDir = None,
-    probe: Probe = None,
-    probe_at: ProbeAt = None,
-    tensorboard: TensorBoard = False,
+    out: RunsFolder = Path("runs/sweep"),
 ) -> None:
     """Train methods at every combination of settings; print the errors, the Pareto frontier and each method's share.
 
@@ -68,11 +56,13 @@ def sweep(
     """
     console = Console()
     with told_plainly():
-        chosen = chosen_recipe(recipe, dataset=dataset, model=model, epochs=epochs)
+        chosen = options.chosen()
         choices = parse_methods(method or ["traditional", "sb", "stale", "ledger"], chosen)
         points = list(grid([Vary.parse(text) for text in vary]))
-        by_seed = [sweep_entries(choices, chosen, points, seed=seed, validation=validation) for seed in range(seeds)]
-        observers, load = watching(probe, probe_at, tensorboard), cached_loader(data_dir)
+        by_seed = [
+            sweep_entries(choices, chosen, points, seed=seed, validation=options.validation) for seed in range(seeds)
+        ]
+        observers, load = options.observers(), cached_loader(options.data_dir)
         curves: Curves = {}
         with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
             for entries in by_seed:

@@ -12,18 +12,11 @@ from rich.console import Console
 from selective_backprop.lab.choices import Choice, full_name, make_method, parse_option, with_selectivity
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
-    DataDir,
-    DataSet,
-    Epochs,
     LabelNoise,
-    Model,
-    RecipeName,
-    Selectivity,
-    Validation,
-    chosen_recipe,
+    TrainingOptions,
     told_plainly,
+    with_option_groups,
 )
-from selective_backprop.lab.cli.watching import Probe, ProbeAt, TensorBoard, watching
 from selective_backprop.lab.comparison import settings_for
 from selective_backprop.lab.curves import Curve
 from selective_backprop.lab.experiment import Entry
@@ -33,26 +26,19 @@ from selective_backprop.lab.training import Record, Settings, check, load_data
 from selective_backprop.lab.training import train as train_run
 
 
+@with_option_groups
 def train(
-    recipe: RecipeName = "digits",
-    dataset: DataSet = None,
-    model: Model = None,
+    options: TrainingOptions,
     method: Annotated[str | None, typer.Option(help="Method of selection; see `list`.")] = None,
-    selectivity: Selectivity = None,
+    selectivity: Annotated[float | None, typer.Option(help="Share of candidates to train on, in (0, 1].")] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="More for the method, as name=value; repeatable. Cheap scoring: see `advise --help`."),
     ] = None,
-    epochs: Epochs = None,
     seed: Annotated[int, typer.Option(help="Of weights, order, augmentation and selection.")] = 0,
     label_noise: LabelNoise = 0.0,
-    validation: Validation = 0.0,
     out: Annotated[Path | None, typer.Option(help="Folder for config, records and checkpoints.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    data_dir: DataDir = None,
-    probe: Probe = None,
-    probe_at: ProbeAt = None,
-    tensorboard: TensorBoard = False,
 ) -> None:
     """Train one model with one method.
 
@@ -70,19 +56,19 @@ def train(
     `torchrun --nproc-per-node 2 -m selective_backprop.lab train --out runs/c`
     """
     with told_plainly():
-        chosen = chosen_recipe(recipe, dataset=dataset, model=model, epochs=epochs)
-        name, options = full_name(method or chosen.method), dict(parse_option(text) for text in option or [])
-        choice = Choice(name, *with_selectivity(name, selectivity, options))
-        settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=validation)
+        chosen = options.chosen()
+        name, of_method = full_name(method or chosen.method), dict(parse_option(text) for text in option or [])
+        choice = Choice(name, *with_selectivity(name, selectivity, of_method))
+        settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
         if resume and out is None:
             raise ValueError("--resume needs --out, the folder of the run to go on with")
         if out is not None and not resume and from_first((out / "records.jsonl").exists):
             raise ValueError(f"{out} holds a run already: add --resume to go on with it, or choose another folder")
         make_method(settings.method, settings.selectivity, settings.options)  # a wrong name is told at once
-        observers_of = watching(probe, probe_at, tensorboard)
-        if out is None and (probe is not None or tensorboard):
+        observers_of = options.observers()
+        if out is None and (options.probe is not None or options.tensorboard):
             raise ValueError("--probe and --tensorboard need --out, the folder to write to")
-        data = load_data(settings, data_dir)
+        data = load_data(settings, options.data_dir)
         check(settings, data)
         console, entry = Console(), Entry(name, settings)
         how = f"go on with the same command and --resume: {out}" if out is not None else "nothing was saved: no --out"

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from selective_backprop.lab.ledger_log import LedgerLog
 from selective_backprop.lab.probes import make_probes
 from selective_backprop.lab.tensorboard import TensorBoardEvents
 from selective_backprop.lab.training import Observer, Settings
-
-Probe = Annotated[str | None, typer.Option(help="What to look at, of gradients,confidence,examples; off the clock.")]
-ProbeAt = Annotated[str | None, typer.Option(help="Epochs to look at, from 0, as 0,5,9. Default: first, middle, last.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events beside the records.")]
 
 
 def watching(
