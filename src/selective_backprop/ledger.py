@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -117,8 +118,11 @@ class Ledger(Columns):
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
         """Losses of a training step. Epoch: as for scores."""
-        self.loss[ids] = losses.to(torch.float32)
-        self.loss_epoch[ids] = epoch
+        self.loss.index_copy_(0, ids, losses.to(torch.float32))
+        if isinstance(epoch, Tensor):
+            self.loss_epoch[ids] = epoch
+        else:
+            self.loss_epoch.index_fill_(0, ids, epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Chances with which it was decided about candidates."""
@@ -127,15 +131,15 @@ class Ledger(Columns):
 
     def count_offered(self, ids: Tensor) -> None:
         # index_add_, not +=: an id may occur twice in a batch when the sampler draws with replacement.
-        self.offered.index_add_(0, ids, torch.ones(ids.shape, dtype=torch.int32))
+        self.offered.index_add_(0, ids, _ones(ids.numel()))
 
-    def record_selection(self, ids: Tensor, probabilities: Tensor, positions: Tensor) -> None:
-        """It was decided about these candidates with these chances, and those at these positions are trained on."""
-        self.probability[ids] = probabilities.to(torch.float32)
-        self.selected.index_add_(0, ids.index_select(0, positions), torch.ones(positions.shape, dtype=torch.int32))
+    def record_selection(self, ids: Tensor, probabilities: Tensor, selected: Tensor) -> None:
+        """It was decided about these candidates with these chances. selected: the ids that are trained on."""
+        self.probability.index_copy_(0, ids, probabilities.to(torch.float32))
+        self.selected.index_add_(0, selected, _ones(selected.numel()))
 
     def count_selected(self, ids: Tensor) -> None:
-        self.selected.index_add_(0, ids, torch.ones(ids.shape, dtype=torch.int32))
+        self.selected.index_add_(0, ids, _ones(ids.numel()))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: column.clone() for name, column in vars(self).items()}
@@ -160,3 +164,13 @@ class Ledger(Columns):
         self.check_state_dict(state)
         for name, column in vars(self).items():
             column.copy_(state[name])
+
+
+@functools.lru_cache(maxsize=16)
+def _few_ones(count: int) -> Tensor:
+    return torch.ones(count, dtype=torch.int32)
+
+
+def _ones(count: int) -> Tensor:
+    """What is added to counts; those for a batch are made once, as most batches have the same size."""
+    return _few_ones(count) if count <= 4096 else torch.ones(count, dtype=torch.int32)

@@ -90,10 +90,10 @@ class ShardedLedger:
     def count_offered(self, ids: Tensor) -> None:
         self._write("offered", ids)
 
-    def record_selection(self, ids: Tensor, probabilities: Tensor, positions: Tensor) -> None:
-        """It was decided about these candidates with these chances, and those at these positions are trained on."""
+    def record_selection(self, ids: Tensor, probabilities: Tensor, selected: Tensor) -> None:
+        """It was decided about these candidates with these chances. selected: the ids that are trained on."""
         self.record_probabilities(ids, probabilities)
-        self.count_selected(ids.index_select(0, positions))
+        self.count_selected(selected)
 
     def count_selected(self, ids: Tensor) -> None:
         self._write("selected", ids)

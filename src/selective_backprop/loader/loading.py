@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from selective_backprop.loader.stats import Stats
 from selective_backprop.types import Candidates
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """Candidates on the device, and where in the epoch they are."""
 
     candidates: Candidates
@@ -58,7 +57,7 @@ class Loading:
         self._device = device
         if self.ahead is not None:
             candidates = replace(self.ahead.candidates, data=move(self.ahead.candidates.data, device))
-            self.ahead = replace(self.ahead, candidates=candidates)
+            self.ahead = self.ahead._replace(candidates=candidates)
 
     def begin(self, plan: Plan | None, waiting: Tensor) -> None:
         """Start the next epoch, or go on with the one that was under way when the state was saved.

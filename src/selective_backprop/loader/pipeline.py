@@ -172,7 +172,7 @@ class Pipeline:
         columns = self._columns(loaded.candidates, round_)
         choice = self._choose(loaded, round_)
         self._queue_up(loaded, columns, choice, round_)
-        self._record(loaded, choice.selection, decided=not (self._in_training and round_.on))
+        self._record(loaded, choice, decided=not (self._in_training and round_.on))
         self.fraction = round_.fraction
         self._stats.switch(phase)
         if runner.scorer.works_ahead:
@@ -239,7 +239,7 @@ class Pipeline:
         else:
             self.queue.add(columns, choice.selection, ids, choice.counts, keeps_all=choice.keeps_all)
 
-    def _record(self, loaded: Loaded, selection: Selection, *, decided: bool) -> None:
+    def _record(self, loaded: Loaded, choice: Choice, *, decided: bool) -> None:
         """Tell the ledger and the statistics what was offered and selected."""
         ids, num_loaded, chunk = loaded.candidates.ids, loaded.candidates.size, loaded.chunk
         num_offered = num_loaded
@@ -248,7 +248,10 @@ class Pipeline:
             self._num_passed += chunk.num_waiting
             self._runner.ledger.count_offered(chunk.offered)
         if ids is not None and decided:
-            self._runner.ledger.record_selection(ids, selection.probabilities, selection.positions)
+            positions = choice.selection.positions
+            keeps_all = choice.keeps_all and positions.numel() == num_loaded
+            selected = ids if keeps_all else ids.index_select(0, positions)
+            self._runner.ledger.record_selection(ids, choice.selection.probabilities, selected)
         self._stats.offered += num_offered
         self._stats.skipped_before_loading += num_offered - num_loaded
         self._stats.queued = len(self.queue)

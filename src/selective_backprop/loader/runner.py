@@ -210,7 +210,7 @@ class Runner:
         self._stats.switch(phase)
         if ids is not None:
             self.ledger.record_scores(ids, scores, epoch)
-            self.ledger.record_selection(ids, selection.probabilities, selection.positions)
+            self.ledger.record_selection(ids, selection.probabilities, ids.index_select(0, selection.positions))
         return selection
 
     def _groups(self, ids: Tensor | None) -> Tensor:
