@@ -227,7 +227,7 @@ def test_states_that_do_not_fit():
         (loader_with(dataset=digits(100)), state, "saved ledger has 203 examples but the data set has 100"),
         (loader_with(), state | {"version": 99}, "this state has version 99, expected 4"),
         (loader_with(), {}, "this is no state of a SelectiveLoader, which is a dict with a version, but {}"),
-        (loader_with(), {"version": 3}, "this state lacks batch_size, feedback, in_epoch, ledger, method, ranks"),
+        (loader_with(), {"version": 4}, "this state lacks batch_size, feedback, in_epoch, ledger, method, ranks"),
     ]
     for other, saved, message in cases:
         before = other.stats.state_dict()
