@@ -1,6 +1,6 @@
 """What the loader adds to a candidate batch that is kept as it is, against the plain DataLoader; and planning at scale.
 
-    python benchmarks/overhead.py [--examples 5000000] [--plan 100000000]
+    python benchmarks/overhead.py [--examples 5000000] [--plan 100000000] [--threads 1]
 
 First table: microseconds per candidate batch of 128, data in memory, the loss of fixed outputs computed in both loops
 and nothing trained, so that what is left is the loader. The methods take turns in blocks of batches within one run; the
@@ -124,7 +124,10 @@ class Shuffled:
 
 
 def plan(size):
-    """Plan one epoch of a filled ledger, as the loader does; prints seconds and bytes per candidate."""
+    """Plan one epoch of a filled ledger, as the loader does; prints seconds and bytes per candidate.
+
+    Where other programs are at work, too, processor time says on one thread what a quiet machine would take.
+    """
     train_loader = DataLoader(Many(size), batch_sampler=Shuffled(size), collate_fn=as_it_is)
     loader = sb.SelectiveLoader(train_loader, nn.Linear(8, 2), nn.CrossEntropyLoss(), sb.ledger_backprop())
     next(iter(loader.batches()))  # leaves the first epoch at once: the second one is planned
@@ -133,11 +136,14 @@ def plan(size):
         loader.ledger.record_losses(ids, losses[ids], 0)
     del losses
     before = peak_memory(reset=True)
-    start = time.perf_counter()
+    start, start_of_work = time.perf_counter(), time.process_time()
     next(iter(loader.batches()))
-    seconds = time.perf_counter() - start
+    seconds, work = time.perf_counter() - start, time.process_time() - start_of_work
     peak = peak_memory() - before
-    print(f"{size:,} candidates: planned in {seconds:.1f} s, {peak / size:.0f} bytes per candidate at the peak")
+    print(
+        f"{size:,} candidates, {torch.get_num_threads()} thread(s): planned in {seconds:.1f} s ({work:.1f} s of "
+        f"processor time), {peak / size:.0f} bytes per candidate at the peak"
+    )
 
 
 def peak_memory(*, reset=False):
@@ -152,16 +158,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=5_000_000)
     parser.add_argument("--plan", type=int, action="append", help="candidates of a planned epoch; repeatable")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--only-plan", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     if options.only_plan:
         plan(options.only_plan)
         return
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, 1 thread")
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {options.threads} thread(s)")
     per_batch(options.examples)
     for size in options.plan or [1_000_000, 10_000_000]:
-        subprocess.run([sys.executable, __file__, "--only-plan", str(size)], check=True, env=os.environ)
+        command = [sys.executable, __file__, "--only-plan", str(size), "--threads", str(options.threads)]
+        subprocess.run(command, check=True, env=os.environ)
 
 
 if __name__ == "__main__":

@@ -235,11 +235,14 @@ def _decide(
     if waiting is not None and len(waiting):
         waits = contained(ids, waiting)
     choice = (~(decided | waits | unknown)).nonzero().flatten()
-    weights, probabilities = torch.ones(size), torch.ones(size, dtype=torch.float64)
-    decision = _Decision(scores, waits, choice, ~waits, decided, weights, probabilities)
+    selection = None
     if len(choice) or together:
         # index_select and index_copy_ take a part of the time of indexing.
         selection = select(scores.index_select(0, choice), ids.index_select(0, choice))
+    # After the selection, which needs most of the memory.
+    weights, probabilities = torch.ones(size), torch.ones(size, dtype=torch.float64)
+    decision = _Decision(scores, waits, choice, ~waits, decided, weights, probabilities)
+    if selection is not None:
         selected = choice.index_select(0, selection.positions)
         decision.load.index_fill_(0, choice, False).index_fill_(0, selected, True)
         decided.index_fill_(0, selected, True)
