@@ -14,7 +14,6 @@ def test_rows_belong_to_ids():
     assert ledger.score.isnan().tolist() == [True, False, True, False, True]
     assert ledger.loss[1] == 9
     assert ledger.loss_epoch.tolist() == [-1, 2, -1, -1, -1]
-    assert ledger.age(epoch=3).tolist() == [4, 1, 4, 3, 4]
 
 
 def test_past_scores_move_back_and_keep_their_epochs():
@@ -50,7 +49,6 @@ def test_rows_of_ids_have_every_column_of_the_ledger():
     assert set(COLUMNS) == set(vars(ledger))
     for name in (*COLUMNS, "score"):
         torch.testing.assert_close(getattr(rows, name), getattr(ledger, name)[ids], rtol=0, atol=0, equal_nan=True)
-    assert rows.age(3).tolist() == ledger.age(3)[ids].tolist()
 
 
 def test_rows_fetch_a_column_once_and_when_it_is_read():

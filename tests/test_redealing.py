@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from selective_backprop.checkpoint.reshard import redeal
 from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
+from selective_backprop.loader.stats import COMBINATIONS, Stats
 
 
 def rows(ids, rank=0):
@@ -63,17 +64,7 @@ def state(rank, size, *, pieces=(), whole=(), chunks=(), tail=(), ahead=None, se
         "transform": None,
         "selector": {"policy": {"losses": [1, 2]}, "generator": generator_state(7), "checked": True},
         "ledger": {"writes": []},
-        "stats": {
-            "offered": 100 + rank,
-            "scored": 90,
-            "reused": 0,
-            "trained": 40,
-            "skipped_before_loading": 3,
-            "queued": 9,
-            "batches": 10,
-            "fidelity": 1.0,
-            "seconds": {"loading": 1.5},
-        },
+        "stats": Stats(offered=100 + rank, scored=90, trained=40, queued=9, batches=10).state_dict(),
         "feedback": {"steps": [[torch.tensor([rank]), torch.tensor([0.5]), 3]]},
     }
     return result | changes
@@ -191,3 +182,51 @@ def test_data_without_ids_cannot_be_dealt_out():
 def test_states_of_different_moments_are_refused():
     with pytest.raises(ValueError, match="round is 5 on rank 0 and 6 on rank 1"):
         redeal([state(0, 2), state(1, 2, round=6)], 0, 1)
+
+
+# ---- statistics
+
+
+def redeal_stats(all_stats, size):
+    states = [state(rank, len(all_stats), stats=stats.state_dict()) for rank, stats in enumerate(all_stats)]
+    result = [Stats() for _ in range(size)]
+    for stats, dealt in zip(result, redeal_all(states, size), strict=True):
+        stats.load_state_dict(dealt["stats"])
+    return result
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", [name for name, how in COMBINATIONS.items() if how == "count"])
+def test_counts_of_ranks_add_up_to_the_same(name, size):
+    dealt = redeal_stats([Stats(**{name: 100}), Stats(**{name: 7}), Stats()], size)
+    parts = [getattr(stats, name) for stats in dealt]
+    assert sum(parts) == 107 and max(parts) - min(parts) <= 1
+
+
+def test_losses_and_staleness_are_those_of_all_ranks():
+    first, second = Stats(), Stats()
+    first.count_losses(torch.tensor([1.0, 2.0, 3.0]), "trained")
+    second.count_losses(torch.tensor([10.0]), "trained")
+    second.count_losses(torch.tensor([5.0, 6.0]), "candidates")
+    first.count_scores(30, fidelity=0.5, staleness=1)
+    second.count_scores(10, fidelity=0.9, staleness=3)
+    for size in (1, 3):
+        for stats in redeal_stats([first, second], size):
+            assert stats.mean_trained_loss == pytest.approx(4.0)
+            assert stats.mean_candidate_loss == pytest.approx(5.5)
+            assert (stats.staleness, stats.fidelity) == (pytest.approx(1.5), pytest.approx(0.6))
+
+
+def test_a_rank_without_scores_says_nothing_of_their_fidelity():
+    scored = Stats()
+    scored.count_scores(10, fidelity=0.9, staleness=2)
+    for together in ([scored, Stats()], [Stats(), scored]):
+        (alone,) = redeal_stats(together, 1)
+        assert (alone.fidelity, alone.staleness) == (0.9, 2.0)
+
+
+def test_seconds_are_those_of_the_slowest_rank():
+    seconds = [{"loading": 1.5, "scoring": 2.0, "selecting": 0.0, "training": 4.0} for _ in range(2)]
+    seconds[1] |= {"loading": 3.0, "training": 1.0}
+    for stats in redeal_stats([Stats(seconds=one) for one in seconds], 3):
+        assert stats.seconds == {"loading": 3.0, "scoring": 2.0, "selecting": 0.0, "training": 4.0}

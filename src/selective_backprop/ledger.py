@@ -4,33 +4,66 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import torch
 from torch import Tensor
 
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the ledger, as it is before anything is written to it.
+
+    Args:
+        dtype: what it holds.
+        fill: its value where nothing was written.
+        past_scores: whether it holds a value for every past score, not one per example.
+    """
+
+    dtype: torch.dtype
+    fill: float
+    past_scores: bool = False
+
+    def make(self, num_examples: int, past_scores: int) -> Tensor:
+        """An empty column."""
+        shape = (num_examples, past_scores) if self.past_scores else (num_examples,)
+        return torch.full(shape, self.fill, dtype=self.dtype)
+
 
 class Columns:
-    """What is known of examples, a column each; what rows there are is up to the class."""
+    """What is known of examples: each column is declared here, and a class decides which rows it has.
 
-    scores: Tensor
-    score_epochs: Tensor
-    loss: Tensor
-    loss_epoch: Tensor
-    probability: Tensor
-    offered: Tensor
-    selected: Tensor
+    All columns are saved. M = number of rows, H = past scores kept.
+    """
+
+    scores: Annotated[Tensor, Column(torch.float32, _NAN, past_scores=True)]
+    """(M, H) The last scores from selection passes, newest first; NaN where there were none."""
+    score_epochs: Annotated[Tensor, Column(torch.int32, -1, past_scores=True)]
+    """(M, H) The epochs of these scores; -1 where there were none."""
+    loss: Annotated[Tensor, Column(torch.float32, _NAN)]
+    """The last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none."""
+    loss_epoch: Annotated[Tensor, Column(torch.int32, -1)]
+    """The epoch of this loss; -1 if there was none."""
+    probability: Annotated[Tensor, Column(torch.float32, _NAN)]
+    """The probability of selection when it was last decided; NaN if it never was."""
+    offered: Annotated[Tensor, Column(torch.int32, 0)]
+    """How often the example was a candidate."""
+    selected: Annotated[Tensor, Column(torch.int32, 0)]
+    """How often the example was selected for training."""
 
     @property
     def score(self) -> Tensor:
         """The last score of each example."""
         return self.scores[:, 0]
 
-    def age(self, epoch: int) -> Tensor:
-        """Epochs since each example's last score or loss; one more than the epochs there were if none."""
-        return epoch - torch.maximum(self.loss_epoch, self.score_epochs[:, 0])
 
-
-COLUMNS = tuple(Columns.__annotations__)
+COLUMNS: dict[str, Column] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Columns, include_extras=True).items()
+}
+"""All columns by name."""
 
 
 class LedgerRows(Columns):
@@ -45,8 +78,8 @@ class LedgerRows(Columns):
     >>> ledger = Ledger(3)
     >>> ledger.record_losses(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
     >>> rows = ledger.rows(torch.tensor([2, 1, 2]))
-    >>> rows.loss.tolist(), rows.age(epoch=4).tolist()
-    ([0.5, nan, 0.5], [0, 5, 0])
+    >>> rows.loss.tolist(), rows.loss_epoch.tolist()
+    ([0.5, nan, 0.5], [4, -1, 4])
     """
 
     def __init__(self, fetch: Callable[[str], Tensor]) -> None:
@@ -64,30 +97,15 @@ class LedgerRows(Columns):
 class Ledger(Columns):
     """One row per example id, on the CPU: 28 bytes, and 8 more for every past score beyond the last.
 
-    Attributes (M = number of examples, H = past scores kept):
-        scores: (M, H) the last scores from selection passes, newest first; NaN where there were none.
-        score_epochs: (M, H) their epochs; -1 where there were none.
-        loss: last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none.
-        loss_epoch: its epoch; -1 if there was none.
-        probability: chance of selection at its last decision; NaN if there was none.
-        offered: how often it was a candidate.
-        selected: how often it was selected for training.
-
     >>> ledger = Ledger(3)
     >>> ledger.record_scores(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
-    >>> ledger.score.tolist(), ledger.age(epoch=5).tolist()
-    ([1.5, nan, 0.5], [1, 6, 1])
+    >>> ledger.score.tolist(), ledger.loss.tolist()
+    ([1.5, nan, 0.5], [nan, nan, nan])
     """
 
     def __init__(self, num_examples: int, past_scores: int = 1) -> None:
-        nan = float("nan")
-        self.scores = torch.full((num_examples, past_scores), nan)
-        self.score_epochs = torch.full((num_examples, past_scores), -1, dtype=torch.int32)
-        self.loss = torch.full((num_examples,), nan)
-        self.loss_epoch = torch.full((num_examples,), -1, dtype=torch.int32)
-        self.probability = torch.full((num_examples,), nan)
-        self.offered = torch.zeros(num_examples, dtype=torch.int32)
-        self.selected = torch.zeros(num_examples, dtype=torch.int32)
+        for name, column in COLUMNS.items():
+            setattr(self, name, column.make(num_examples, past_scores))
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -125,7 +143,7 @@ class Ledger(Columns):
             self.loss_epoch.index_fill_(0, ids, epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
-        """Chances with which it was decided about candidates."""
+        """Store each candidate's selection probability."""
         # index_copy_ takes half of the time of indexing.
         self.probability.index_copy_(0, ids, probabilities.to(torch.float32))
 
@@ -142,28 +160,28 @@ class Ledger(Columns):
         self.selected.index_add_(0, ids, _ones(ids.numel()))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: column.clone() for name, column in vars(self).items()}
+        return {name: getattr(self, name).clone() for name in COLUMNS}
 
     def check_state_dict(self, state: dict[str, Tensor]) -> None:
         """Raise for a state that does not fit."""
-        if names := {name for name in vars(self) if name not in state}:
+        if names := COLUMNS.keys() - state.keys():
             raise ValueError(f"the saved ledger lacks {', '.join(sorted(names))}: it is none, or damaged")
         if len(state["loss"]) != len(self):
             raise ValueError(
                 f"saved ledger has {len(state['loss'])} examples but the data set has {len(self)}: "
                 "was it saved for another data set, or has this one changed?"
             )
-        for name, column in vars(self).items():
-            if state[name].shape != column.shape:
-                there, here = tuple(state[name].shape), tuple(column.shape)
+        for name in COLUMNS:
+            if state[name].shape != getattr(self, name).shape:
+                there, here = tuple(state[name].shape), tuple(getattr(self, name).shape)
                 raise ValueError(
                     f"the saved ledger's {name} has shape {there}, this one's {here}: was it saved by another method?"
                 )
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.check_state_dict(state)
-        for name, column in vars(self).items():
-            column.copy_(state[name])
+        for name in COLUMNS:
+            getattr(self, name).copy_(state[name])
 
 
 @functools.lru_cache(maxsize=16)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
 from selective_backprop.loader.queue import Rows
+from selective_backprop.loader.stats import COMBINATIONS
 
 State = dict[str, Any]
 T = TypeVar("T")
 _BEGAN = ("offered", "selected")
-_COUNTS = ("offered", "scored", "reused", "trained", "skipped_before_loading")
 
 
 def redeal(states: list[State], rank: int, size: int, batch_size: int | None = None) -> State:
@@ -179,11 +180,34 @@ def _generators(states: list[list[Tensor]], rank: int) -> list[Tensor]:
 
 
 def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
-    """Counts are dealt out, so that their sum over ranks stays; averages and seconds are those of rank 0."""
-    counts = {}
-    for name in _COUNTS:
-        counts[name] = deal_count([state[name] for state in states], rank, size)
-    return {**states[0], **counts, "queued": queued}
+    """The statistics with which `rank` of `size` goes on: each is combined as it declares (`Combination`)."""
+    scored = [state["scored"] for state in states]
+
+    def combine(name: str) -> Any:
+        values = [state[name] for state in states]
+        how = COMBINATIONS[name]
+        if how == "count":
+            return deal_count(values, rank, size)
+        if how == "sums":
+            return {key: sum(value[key] for value in values) / size for key in values[0]}
+        if how == "mean of scores":
+            return _weighted_mean(values, scored)
+        if how == "longest":
+            return {key: max(value[key] for value in values) for key in values[0]}
+        return queued if how == "queue" else values[0]
+
+    return {name: combine(name) for name in states[0]}
+
+
+def _weighted_mean(values: list[float], weights: list[int]) -> float:
+    """The mean of what is known; the first value if no value is known or has a weight."""
+    pairs = zip(values, weights, strict=True)
+    known = [(value, weight) for value, weight in pairs if weight and not math.isnan(value)]
+    if not known:
+        return values[0]
+    # Relative to the first: the mean of equal values is that value, to the bit.
+    first = known[0][0]
+    return first + sum((value - first) * weight for value, weight in known) / sum(weight for _, weight in known)
 
 
 def deal_count(counts: list[int], rank: int, size: int) -> int:

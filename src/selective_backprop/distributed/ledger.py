@@ -84,7 +84,7 @@ class ShardedLedger:
         self._write("losses", ids, losses, epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
-        """Chances with which it was decided about candidates."""
+        """Store each candidate's selection probability."""
         self._write("probabilities", ids, probabilities)
 
     def count_offered(self, ids: Tensor) -> None:

@@ -32,6 +32,7 @@ from selective_backprop.lab.ranks import (
 )
 from selective_backprop.lab.settings import Settings as Settings
 from selective_backprop.loader.checks import check_ranks
+from selective_backprop.loader.stats import COMBINATIONS
 
 Record = dict[str, Any]
 
@@ -191,7 +192,7 @@ class Training:
     def _record(self, before: dict[str, Any], seconds: dict[str, float]) -> Record:
         stats = self.loader.stats
         record: Record = {"epoch": len(self.records)}
-        names = ("offered", "scored", "reused", "trained", "skipped_before_loading")
+        names = [name for name, how in COMBINATIONS.items() if how == "count"]
         sums = total([getattr(stats, name) - before[name] for name in names])
         record |= {name: int(count) for name, count in zip(names, sums, strict=True)}
         record["batches"] = stats.batches - before["batches"]  # training steps, which all ranks take together

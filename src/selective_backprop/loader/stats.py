@@ -5,10 +5,26 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 _LOSSES = ("trained", "num_trained", "candidates", "num_candidates")
 PHASES = ("loading", "scoring", "selecting", "training")
+
+Combination = Literal["count", "sums", "mean of scores", "longest", "same", "queue"]
+"""How a statistic goes on when a run is resumed by another number of ranks.
+
+- "count": a whole number that ranks count each for itself. Ranks get equal parts of the sum over ranks.
+- "sums": the same for a dict of sums, which need not be whole numbers: quotients of two of them stay as they are.
+- "mean of scores": an average over scores. Ranks get the average over the scores of all ranks.
+- "longest": a dict of seconds. Ranks get the seconds of the rank that took longest.
+- "same": it is the same on all ranks.
+- "queue": the length of a rank's queue, which is dealt out itself.
+"""
+
+
+def _combine(how: Combination) -> dict[str, Combination]:
+    """Metadata of a field."""
+    return {"combine": how}
 
 
 @dataclass
@@ -19,27 +35,28 @@ class Stats:
     is still under way counts as scoring.
     """
 
-    offered: int = 0
+    offered: int = field(default=0, metadata=_combine("count"))
     """Candidates, skipped ones included."""
-    scored: int = 0
+    scored: int = field(default=0, metadata=_combine("count"))
     """Candidates that had a selection pass."""
-    reused: int = 0
+    reused: int = field(default=0, metadata=_combine("count"))
     """Examples trained on by the pass that scored them: their forward pass was no extra one."""
-    trained: int = 0
+    trained: int = field(default=0, metadata=_combine("count"))
     """Examples in the batches given out."""
-    skipped_before_loading: int = 0
+    skipped_before_loading: int = field(default=0, metadata=_combine("count"))
     """Candidates that were rejected by a known score: neither loaded nor augmented."""
-    queued: int = 0
-    """Selected, and waiting for their batch to fill."""
-    batches: int = 0
+    queued: int = field(default=0, metadata=_combine("queue"))
+    """Examples that are selected and wait for their batch to fill."""
+    batches: int = field(default=0, metadata=_combine("same"))
     """Training batches given out."""
-    fidelity: float = float("nan")
+    fidelity: float = field(default=float("nan"), metadata=_combine("mean of scores"))
     """Rank correlation of cheap scores with exact ones, on the last sample; 1 where scores are exact."""
-    staleness: float = 0.0
+    staleness: float = field(default=0.0, metadata=_combine("mean of scores"))
     """Training batches given out between the weights that made a score and its use, on average over all scores."""
-    loss_sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOSSES, 0.0))
+    loss_sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOSSES, 0.0), metadata=_combine("sums"))
     """Sums of the losses that `mean_trained_loss` and `mean_candidate_loss` are means of, and how many they are."""
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0), metadata=_combine("longest"))
+    """Seconds by phase."""
 
     def __post_init__(self) -> None:
         self._phase, self._since = "", 0.0
@@ -122,6 +139,10 @@ class Stats:
             f"skipped before loading {self.skipped_before_loading:,}, queued {self.queued:,}; "
             f"selectivity {self.selectivity:.3f}{fidelity}{staleness}; seconds: {seconds}"
         )
+
+
+COMBINATIONS: dict[str, Combination] = {statistic.name: statistic.metadata["combine"] for statistic in fields(Stats)}
+"""How ranks combine each statistic. A statistic that does not declare it is a KeyError when this is imported."""
 
 
 def _mean(total: float, count: float) -> float:
