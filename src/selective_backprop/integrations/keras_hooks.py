@@ -28,14 +28,14 @@ class EpochLength(int):
     def __new__(cls, dataset: SelectiveDataset) -> EpochLength:
         # One more than the loader says: the last epoch ends with a smaller batch, of what epochs before it left over.
         length = super().__new__(cls, len(dataset.loader) + 1)
-        length._dataset = dataset
+        length.dataset = dataset
         return length
 
-    _dataset: SelectiveDataset
+    dataset: SelectiveDataset
 
     def __le__(self, steps: int) -> bool:
         # `steps >= length` comes here: Python asks the right operand first where its class derives from the left one's.
-        return not self._dataset.has_batch_for(int(steps))
+        return not self.dataset.has_batch_for(int(steps))
 
 
 class Saved(KerasSaveable):  # type: ignore[misc]

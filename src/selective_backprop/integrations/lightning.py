@@ -178,7 +178,7 @@ class SelectiveBackprop(Callback):
 
     # ---- the loader inside
 
-    def _build(self, loader: Iterable[Any]) -> PacedLoader:
+    def build_loader(self, loader: Iterable[Any]) -> PacedLoader:
         """Once the trainer has its devices: what Lightning would iterate over, with selection around it."""
         if (trainer := self._trainer) is None:
             raise RuntimeError("selection begins in Trainer.fit, and the trainer needs callbacks=[selection]")
@@ -228,7 +228,7 @@ class SelectedBatches:
     def _loader(self) -> PacedLoader:
         # Ranks and devices are not known before Lightning first asks for batches.
         if self._paced is None:
-            self._paced = self.selection._build(self._user_loader)
+            self._paced = self.selection.build_loader(self._user_loader)
         return self._paced
 
     def __len__(self) -> int:
