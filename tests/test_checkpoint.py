@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 import selective_backprop as sb
-from selective_backprop.checkpoint import files
+from selective_backprop.checkpoint import folders
+from selective_backprop.checkpoint.sealed import seal
 from selective_backprop.testing import same
 from tests.helpers import digits, make_loader, make_model, train
 
@@ -157,7 +158,7 @@ def test_a_save_that_does_not_finish_leaves_the_others_as_they_are(copied, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "commit", killed)
+        patch.setattr(folders, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
             sb.save_checkpoint(folder, loader, **parts)
     assert not list(folder.glob("*.unfinished"))
@@ -169,7 +170,7 @@ def test_a_save_that_does_not_finish_leaves_the_others_as_they_are(copied, monke
 
 
 def test_the_first_save_that_does_not_finish_is_a_first_start(tmp_path):
-    files.begin(tmp_path, alone=True)
+    (tmp_path / "checkpoint-1234.unfinished").mkdir()
     loader, parts = make_run()
     assert sb.load_checkpoint(tmp_path, loader, **parts) is False
 
@@ -244,7 +245,7 @@ class Bomb:
 def sign(folder):
     """Whoever can change a file can change its checksum."""
     names = json.loads((folder / "checksums.json").read_text())
-    (folder / "checksums.json").write_text(json.dumps({name: files.checksum(folder / name) for name in names}))
+    (folder / "checksums.json").write_text(json.dumps({name: folders.checksum(folder / name) for name in names}))
 
 
 @pytest.mark.parametrize("name", [".metadata", "rank-0.pt"])
@@ -254,7 +255,7 @@ def test_no_code_in_a_checkpoint_is_run(copied, tmp_path, name):
     if name == ".metadata":
         (target / name).write_bytes(pickle.dumps(bomb))
     else:
-        torch.save({"loader": bomb, "parts": {}}, target / name)
+        (target / name).write_bytes(seal({"loader": bomb, "parts": {}}))
     sign(target)
     loader, parts = make_run()
     with pytest.warns(UserWarning, match="going on from .*checkpoint-1, as newer checkpoints are damaged"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import selective_backprop as sb
-from selective_backprop.checkpoint import files
+from selective_backprop.checkpoint import folders
 from selective_backprop.files.writing import FolderLock, is_locked
 from tests.lab.command_line import ENVIRONMENT, Running, run_function, text_of
 from tests.test_checkpoint import sign
@@ -107,7 +107,7 @@ def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path):
 
 def test_a_checkpoint_that_is_being_read_is_not_removed(tmp_path):
     loader, parts = saved(tmp_path, 1.0)
-    with files.reading(tmp_path / "checkpoint-1"):
+    with folders.reading(tmp_path / "checkpoint-1"):
         for _ in range(3):
             sb.save_checkpoint(tmp_path, loader, **parts)
         assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [

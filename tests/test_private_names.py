@@ -16,10 +16,7 @@ ALLOWED = {
     ("integrations/keras.py", "_selective_backprop"): "our own attribute of a Keras model, by which it saves our state",
     ("integrations/keras_scoring.py", "_keras_mask"): "where Keras keeps the mask of an output",
     ("integrations/lightning.py", "_process_dataloader"): "Lightning's own preparation of a loader, with its samplers",
-    (
-        "integrations/lightning.py",
-        "_pytree",
-    ): "tree_map of torch, which torch 2.6 has under no public name",
+    ("integrations/lightning.py", "_pytree"): "tree_map of torch, which torch 2.6 has under no public name",
     ("integrations/transformers.py", "_get_num_items_in_batch"): "how Trainer counts what a loss is the mean of",
     ("integrations/transformers.py", "_save_rng_state"): "a hook of Trainer, called whenever it saves its own state",
     ("integrations/transformers.py", "_load_rng_state"): "a hook of Trainer, called when it resumes",

@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from selective_backprop.distributed.messages import collect, gather, hand_out
+from selective_backprop.distributed.ranks import Alone
 from selective_backprop.testing import same
 from tests.ranks.threads import run_threads
 
 
 def test_a_process_alone_talks_to_itself():
-    assert gather(None, {"a": 1}) == collect(None, {"a": 1}) == [{"a": 1}]
-    assert hand_out(None, [{"a": 1}]) == {"a": 1}
+    alone = Alone()
+    assert gather(alone, {"a": 1}) == collect(alone, {"a": 1}) == [{"a": 1}]
+    assert hand_out(alone, [{"a": 1}]) == {"a": 1}
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -13,11 +13,11 @@ from pathlib import Path
 import datasets
 import pytest
 
-from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
+from selective_backprop.checkpoint.sealed import read_sealed, seal
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.datasets import load_images
 from selective_backprop.lab.decoding import _locked
 from selective_backprop.lab.records import RunFolder
-from selective_backprop.lab.writing import write_whole
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
 from tests.torture.files import obey_permissions, run_obediently, small_files_only
@@ -97,9 +97,9 @@ def test_a_data_dir_that_is_not_there(tmp_path):
 
 
 def test_a_checkpoint_of_another_network(folder):
-    state = read_checkpoint(folder / "checkpoint.pt")
+    state = read_sealed(folder / "checkpoint.pt")
     state["model"] = {name: value[:1] for name, value in state["model"].items() if value.dim()}
-    (folder / "checkpoint.pt").write_bytes(to_bytes(state))
+    (folder / "checkpoint.pt").write_bytes(seal(state))
     said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
     assert "checkpoint.pt does not fit the run" in said
 

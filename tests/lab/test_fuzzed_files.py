@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selective_backprop as sb
-from selective_backprop.lab.checkpoints import from_bytes, to_bytes
+from selective_backprop.checkpoint.sealed import seal, unseal
 from selective_backprop.lab.choices import Choice, parse_option
 from selective_backprop.lab.ledger_log import read_ledger_log
 from selective_backprop.lab.probes.files import read_arrays, read_rows
@@ -69,7 +69,7 @@ READERS = {
         lambda folder: sb.pruning.load_scores(folder / "scores.pt"),
     ),
     "selected.pt": (record_file(), lambda folder: sb.SelectionRecord.load(folder / "selected.pt").mask(0)),
-    "checkpoint.pt": (to_bytes({"records": RECORDS}), lambda folder: _checkpoint(folder)),
+    "checkpoint.pt": (seal({"records": RECORDS}), lambda folder: _checkpoint(folder)),
 }
 
 
@@ -120,15 +120,15 @@ def test_any_content_is_read_or_refused(name, tmp_path_factory):
 @given(st.binary(max_size=400))
 def test_no_bytes_are_a_checkpoint_by_chance(content):
     with pytest.raises(ValueError):
-        from_bytes(content)
+        unseal(content)
 
 
 @given(st.data())
 def test_a_bit_flipped_anywhere_is_found(data):
-    content = bytearray(to_bytes({"records": RECORDS, "weights": torch.arange(40.0)}))
+    content = bytearray(seal({"records": RECORDS, "weights": torch.arange(40.0)}))
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError):
-        from_bytes(bytes(content))
+        unseal(bytes(content))
 
 
 @given(st.text(max_size=30))

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 
-from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
+from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.lab.choices import METHODS, make_method
 from selective_backprop.lab.records import RunFolder
 
@@ -90,8 +90,8 @@ DAMAGES = {
     "checksum flipped": (lambda content: flipped(content, len(content) - 1), "its checksum is of other content"),
     "longer": (lambda content: content + b"0", "it does not end with a checksum"),
     "not by us": (lambda content: content[:-71], "it does not end with a checksum"),
-    "a list": (lambda content: to_bytes([1, 2]), "it holds a list"),
-    "no records": (lambda content: to_bytes({"weights": 3}), "it has no records"),
+    "a list": (lambda content: seal([1, 2]), "it holds a list"),
+    "no records": (lambda content: seal({"weights": 3}), "it has no records"),
 }
 every_damage = pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
 
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_gone_behind(tmp_path, damage, reason, caplog):
         )
         assert (tmp_path / "checkpoint-damaged.pt").read_bytes() == damaged
         folder.save({"weights": torch.ones(100), "records": [{"epoch": 0}, {"epoch": 1}]})
-        assert read_checkpoint(tmp_path / "checkpoint-previous.pt")["records"] == [{"epoch": 0}], "the good one stays"
+        assert read_sealed(tmp_path / "checkpoint-previous.pt")["records"] == [{"epoch": 0}], "the good one stays"
         assert folder.checkpoint()["records"] == [{"epoch": 0}, {"epoch": 1}]
 
 

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import selective_backprop as sb
-from selective_backprop.lab.checkpoints import to_bytes
+from selective_backprop.checkpoint.sealed import seal
 from selective_backprop.lab.cli import app
 from selective_backprop.lab.datasets import load_images
 from tests.lab.test_datasets import write_folders, write_set
@@ -51,7 +51,7 @@ def by_numpy_zip(thing):
 FORMS = {
     "pickle": pickle.dumps,
     "torch": by_torch,
-    "torch with the right checksum": lambda thing: to_bytes({"records": [thing]}),
+    "torch with the right checksum": lambda thing: seal({"records": [thing]}),
     "npy": by_numpy,
     "npz": by_numpy_zip,
 }

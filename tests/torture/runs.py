@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from selective_backprop.lab.checkpoints import read_checkpoint
+from selective_backprop.checkpoint.sealed import read_sealed
 from selective_backprop.lab.ledger_log import read_ledger_log
 from selective_backprop.testing import same
 from tests.lab.command_line import run, text_of, without_seconds
@@ -54,7 +54,7 @@ def check_same_outcome(method, folder, other=None):
     """The final state to the bit, the ids selected in every epoch and all records are those of the undisturbed run."""
     other = undisturbed(method) if other is None else other
     folders = other, folder
-    expected, found = (_without_seconds(read_checkpoint(path / "checkpoint.pt")) for path in folders)
+    expected, found = (_without_seconds(read_sealed(path / "checkpoint.pt")) for path in folders)
     assert found.keys() == expected.keys()
     for name in expected:
         assert same(found[name], expected[name]), f"{name} is another"

@@ -1,20 +1,28 @@
-"""What goes into a checkpoint beside the loader: models, optimizers, and anything else with a state_dict.
+"""What goes into a checkpoint: the ledger, models, optimizers, and anything else with a state_dict.
 
 A part's state is cut in two. Parameters, and what an optimizer keeps for each of them, are the same on all ranks or
 spread over them (DTensor): torch.distributed.checkpoint writes them once and deals them out again to any number of
-ranks. The rest, such as BatchNorm's statistics or a step count, each rank writes for itself.
+ranks. The rest, such as BatchNorm's statistics or a step count, each rank writes for itself. The ledger's columns are
+tensors of the first kind, whichever ranks hold which rows.
+
+# M = data set
 """
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from selective_backprop.distributed.ledger import Write
+from selective_backprop.distributed.ranks import Ranks
+from selective_backprop.files import states
+from selective_backprop.ledger import Ledger
 
 Description = dict[str, Any]
 """What torch.distributed.checkpoint says of each tensor in a checkpoint, by name."""
@@ -131,17 +139,51 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+# ---- the ledger
+
+
+def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dict[str, Tensor]:
+    """The columns of a ledger's state, of which this rank has its part where ranks share them; by name."""
+    if not num_examples:
+        return {}
+    columns = {f"ledger/{name}": column for name, column in state.get("block", state).items()}
+    if ranks.size == 1:
+        return columns
+    mesh = DeviceMesh.from_group(ranks.group, "cpu")
+    result: dict[str, Tensor] = {}
+    for name, column in columns.items():
+        whole = torch.empty(num_examples, *column.shape[1:], device="meta")
+        result[name] = DTensor.from_local(
+            column, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+    return result
+
+
+def ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[Any]) -> dict[str, Any]:
+    """As the state of the ledger here, with what was saved."""
+    if not columns:
+        return here
+    local = {
+        name.removeprefix("ledger/"): column.to_local() if isinstance(column, DTensor) else column
+        for name, column in columns.items()
+    }
+    if "block" in here:
+        return here | {"block": local, "writes": writes}
+    ledger = Ledger(*local["scores"].shape)
+    ledger.load_state_dict(local)
+    for write in writes:
+        Write(*write).apply(ledger)
+    return ledger.state_dict()
+
+
 # ---- helpers
 
 
 def _require_plain(name: str, own: Any) -> None:
     """What cannot be read without running code is refused now, not when it is needed."""
-    buffer = io.BytesIO()
-    torch.save(own, buffer)
-    buffer.seek(0)
     try:
-        torch.load(buffer, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle.UnpicklingError, and others for what is nested deeper
+        states.unpack(states.pack(own))
+    except Exception as error:  # of many kinds where it cannot even be packed
         raise TypeError(f"the state_dict of {name} has more in it than plain data and tensors: {error}") from error
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,21 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
-from selective_backprop.checkpoint import files, owner
-from selective_backprop.checkpoint.ledger import ledger_state, whole_columns
+from selective_backprop.checkpoint import folders
 from selective_backprop.checkpoint.reshard import deal, redeal
+from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.distributed.agreement import all_do, first_does, gather
 from selective_backprop.distributed.ranks import Ranks, current_ranks
-from selective_backprop.files.reading import read_bytes
 from selective_backprop.files.writing import with_free_space, write_whole
 from selective_backprop.loader.selective_loader import SelectiveLoader
 
 T = TypeVar("T")
 
-# torch.distributed.checkpoint is imported where it is used: it takes as long as the rest of torch.
+# torch.distributed.checkpoint takes as long to import as the rest of torch: what needs it is imported where it is used.
 
 
 def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, **parts: Any) -> None:
@@ -51,7 +48,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
             checkpoints before are as they were.
         RuntimeError: another process saves to this folder.
 
-    >>> import tempfile, selective_backprop as sb
+    >>> import tempfile, torch, selective_backprop as sb
     >>> model = torch.nn.Linear(2, 3)
     >>> data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
     >>> loader = sb.SelectiveLoader(
@@ -78,7 +75,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from selective_backprop.checkpoint.parts import pack
+    from selective_backprop.checkpoint.parts import pack, whole_columns
 
     ranks = current_ranks()
 
@@ -94,9 +91,9 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
         return tensors, own
 
     tensors, own = all_do(ranks, collect)
-    written = Path(first_does(ranks, lambda: str(owner.begin(Path(folder), loader))))
+    written = Path(first_does(ranks, lambda: str(folders.begin(Path(folder), loader))))
     try:
-        _write_on_all(ranks, written, lambda: _write(written / _file_of(ranks.rank), own))
+        _write_on_all(ranks, written, lambda: write_whole({written / _file_of(ranks.rank): seal(own)}))
         with _quietly():
             _write_on_all(
                 ranks,
@@ -105,13 +102,13 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
             )
         names = first_does(ranks, lambda: sorted(file.name for file in written.iterdir()))
         checksums = _write_on_all(
-            ranks, written, lambda: {name: files.checksum(written / name) for name in _share(names, ranks)}
+            ranks, written, lambda: {name: folders.checksum(written / name) for name in _share(names, ranks)}
         )
         all_checksums = {name: text for part in gather(ranks, checksums) for name, text in part.items()}
-        _write_on_all(ranks, written, lambda: files.commit(written, all_checksums) if ranks.rank == 0 else None)
+        _write_on_all(ranks, written, lambda: folders.commit(written, all_checksums) if ranks.rank == 0 else None)
     except BaseException:
         if ranks.rank == 0:
-            files.discard(written)
+            folders.discard(written)
         raise
 
 
@@ -137,12 +134,12 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
     """
     ranks, folder = current_ranks(), Path(folder)
     if ranks.rank == 0:
-        owner.warn_of_others(folder)
+        folders.warn_of_others(folder)
     while True:
         problems: list[str] = []
-        for number in first_does(ranks, lambda: files.numbers(folder)):
-            path = files.path_of(folder, number)
-            with files.reading(path) as is_there:
+        for number in first_does(ranks, lambda: folders.numbers(folder)):
+            path = folders.path_of(folder, number)
+            with folders.reading(path) as is_there:
                 if not all(gather(ranks, is_there)):
                     if all(gather(ranks, os.path.lexists(path))):
                         problems.append(f"{path.name}: it is no folder that every rank can read")
@@ -170,15 +167,15 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from selective_backprop.checkpoint.parts import make_room, unpack
+    from selective_backprop.checkpoint.parts import ledger_state, make_room, unpack, whole_columns
     from selective_backprop.checkpoint.safe_reading import SafePlanner, SafeReader
 
     reader, saved, every = SafeReader(path, set()), dict[str, Any](), list[dict[str, Any]]()
     problem: str | None = None
     num_saved = 0
     try:
-        expected = files.checksums_of(path)
-        if names := files.damaged(path, expected, _share(sorted(expected), ranks)):
+        expected = folders.checksums_of(path)
+        if names := folders.damaged(path, expected, _share(sorted(expected), ranks)):
             raise ValueError(f"{', '.join(names)} damaged")
         reader = SafeReader(path, set(expected))
         saved = dict(reader.read_metadata().state_dict_metadata)
@@ -234,9 +231,9 @@ def _states(path: Path, num_saved: int, ranks: Ranks) -> list[dict[str, Any]]:
     rank, size = ranks.rank, ranks.size
     if num_saved == 0:
         raise ValueError(f"{_file_of(0)} is missing")
-    every = [_read(path / _file_of(i)) for i in ([rank] if num_saved == size else range(num_saved))]
+    every = [read_sealed(path / _file_of(i)) for i in ([rank] if num_saved == size else range(num_saved))]
     for saved in every:
-        if not isinstance(saved, dict) or not {"loader", "parts"} <= saved.keys():
+        if not {"loader", "parts"} <= saved.keys():
             raise ValueError("the state of a rank is missing")
     return every
 
@@ -259,16 +256,6 @@ def _own_state(
 
 def _file_of(rank: int) -> str:
     return f"rank-{rank}.pt"
-
-
-def _write(path: Path, value: Any) -> None:
-    # In memory first: of a full disk, torch.save says only that it came to an unexpected position.
-    torch.save(value, buffer := io.BytesIO())
-    write_whole({path: buffer.getbuffer()})
-
-
-def _read(path: Path) -> Any:
-    return torch.load(io.BytesIO(read_bytes(path)), map_location="cpu", weights_only=True)
 
 
 def _write_on_all(ranks: Ranks, written: Path, work: Callable[[], T]) -> T:

@@ -23,8 +23,6 @@ def gather(ranks: Ranks, value: Any) -> list[Any]:
 
 def collect(ranks: Ranks, state: Any) -> list[Any]:
     """Every rank's state, of plain data and tensors, on rank 0; an empty list on the others. All ranks call it."""
-    if ranks.size == 1:
-        return [state]
     parts = [_as_tensor(b"")] * ranks.size
     if ranks.rank > 0:
         parts[0] = _as_tensor(pack(state))
@@ -34,8 +32,6 @@ def collect(ranks: Ranks, state: Any) -> list[Any]:
 
 def hand_out(ranks: Ranks, states: Sequence[Any]) -> Any:
     """The inverse of `collect`: rank 0 gives a list with a state for each rank, and each rank gets its own."""
-    if ranks.size == 1:
-        return states[0]
     parts = [_as_tensor(b"")] * ranks.size
     if ranks.rank == 0:
         parts[1:] = [_as_tensor(pack(state)) for state in states[1:]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from keras.src.saving.keras_saveable import KerasSaveable  # what Keras looks for in a model that it saves
 
+from selective_backprop.files.states import pack, unpack
 from selective_backprop.integrations.keras_data import to_numpy
 
 if TYPE_CHECKING:
@@ -48,14 +48,11 @@ class Saved(KerasSaveable):  # type: ignore[misc]
         return "Loss"  # one of the kinds that Keras knows, by which it chooses attributes that it does not look into
 
     def save_own_variables(self, store: Any) -> None:
-        file = io.BytesIO()
-        torch.save(self._dataset.state_dict(), file)
-        store["state"] = np.frombuffer(file.getvalue(), dtype=np.uint8)
+        store["state"] = np.frombuffer(pack(self._dataset.state_dict()), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         if "state" in store.keys():  # noqa: SIM118, as Keras' store is no mapping; weights saved without selection load
-            file = io.BytesIO(np.asarray(store["state"]).tobytes())
-            self._dataset.load_state_dict(torch.load(file, weights_only=True))
+            self._dataset.load_state_dict(unpack(np.asarray(store["state"]).tobytes()))
 
 
 def random_state(model: keras.Model) -> dict[str, Any]:

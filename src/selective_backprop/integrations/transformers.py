@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import sys
@@ -17,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from selective_backprop.batches.padding import Pad, pad_to_longest
+from selective_backprop.files.reading import read_bytes
+from selective_backprop.files.states import pack, unpack
 from selective_backprop.files.writing import write_whole
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
@@ -181,8 +182,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        torch.save(self.steps.state_dict(), buffer := io.BytesIO())
-        write_whole({Path(self._state_path(output_dir)): buffer.getbuffer()})
+        write_whole({Path(self._state_path(output_dir)): pack(self.steps.state_dict())})
 
     def _state_path(self, folder: str) -> str:
         name, kind = os.path.splitext(STATE_NAME)
@@ -208,7 +208,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 f"{checkpoint} has no {os.path.basename(path)}: SelectiveTrainer did not save it, or model only, or on "
                 "another number of ranks"
             )
-        self.steps.load_state_dict(torch.load(path, weights_only=True))
+        self.steps.load_state_dict(unpack(read_bytes(path)))
         return self.steps.epoch, self.steps.taken
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 import selective_backprop as sb
+from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.files.reading import parse_json, read_bytes, read_json
-from selective_backprop.files.writing import FolderLock
-from selective_backprop.lab.checkpoints import read_checkpoint, to_bytes
-from selective_backprop.lab.writing import write_whole
+from selective_backprop.files.writing import FolderLock, write_whole
 
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-damaged.pt"
 _logger = logging.getLogger(__name__)
@@ -126,7 +125,7 @@ class RunFolder:
         The checkpoint first, so that a run with all its records has its last weights too.
         """
         file, previous = self.path / CHECKPOINT, self.path / PREVIOUS
-        contents = {file: to_bytes(checkpoint), self.path / "records.jsonl": _lines(checkpoint["records"])}
+        contents = {file: seal(checkpoint), self.path / "records.jsonl": _lines(checkpoint["records"])}
         write_whole(contents, keep={file: previous})
 
     def checkpoint(self) -> dict[str, Any] | None:
@@ -136,7 +135,7 @@ class RunFolder:
             if not file.exists():
                 continue
             try:
-                state = read_checkpoint(file)
+                state = read_sealed(file)
                 if not isinstance(state.get("records"), list):
                     raise ValueError("it has no records: another version wrote it")
             except ValueError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from selective_backprop.files.writing import make_subfolder
 from selective_backprop.lab.training import Record, Training
-from selective_backprop.lab.writing import make_subfolder
 
 _TAGS = {
     "test/loss": "test_loss",

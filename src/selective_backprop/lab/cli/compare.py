@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.choices import Choice, make_method, name_choices
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
@@ -28,7 +29,6 @@ from selective_backprop.lab.ranks import is_first
 from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.report import write_report
 from selective_backprop.lab.tables import READING, comparison_table
-from selective_backprop.lab.writing import write_whole
 
 Methods = Annotated[
     list[str] | None,

@@ -19,6 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 import selective_backprop as sb
+from selective_backprop.files.writing import make_subfolder, write_whole
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
     DataOptions,
@@ -34,7 +35,6 @@ from selective_backprop.lab.experiment import Entry
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.training import Record, Settings, Training
-from selective_backprop.lab.writing import make_subfolder, write_whole
 from selective_backprop.pruning.scores import Measure
 
 _FRACTION = 0.25  # what Diet-SB prunes

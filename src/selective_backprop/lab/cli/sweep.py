@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.compare import Methods, parse_methods
 from selective_backprop.lab.cli.options import (
@@ -24,7 +25,6 @@ from selective_backprop.lab.experiment import run_in_turns
 from selective_backprop.lab.ranks import is_first
 from selective_backprop.lab.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
 from selective_backprop.lab.tables import frontier_table, sweep_table
-from selective_backprop.lab.writing import write_whole
 
 
 @with_option_groups

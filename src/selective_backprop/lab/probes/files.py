@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selective_backprop.files.reading import open_regular, parse_json, read_bytes
-from selective_backprop.lab.writing import make_subfolder, write_whole
+from selective_backprop.files.writing import make_subfolder, write_whole
 
 Array = NDArray[Any]
 Row = dict[str, Any]

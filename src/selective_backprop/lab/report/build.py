@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import Comparison, compare_runs, order_of
 from selective_backprop.lab.report.data import about_data
@@ -22,7 +23,6 @@ from selective_backprop.lab.report.runs import Run, find_runs, split_label
 from selective_backprop.lab.report.seconds import where_time_went
 from selective_backprop.lab.report.selection import selection
 from selective_backprop.lab.report.sensitivity import sensitivity
-from selective_backprop.lab.writing import write_whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,7 @@
-"""Folders that are complete or not there: checkpoints on disk, whatever happens while one is written."""
+"""A folder of checkpoints: each is complete or not there, and only one process at a time adds to them.
+
+The folder belongs to the first process that saves to it, as long as that process lives and its loader is there.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import os
 import secrets
 import shutil
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from selective_backprop.files.reading import open_regular, read_json
-from selective_backprop.files.writing import locked_itself, sync_folder, write_whole
+from selective_backprop.files.writing import FolderLock, is_locked, locked_itself, sync_folder, write_whole
 
 _NAME, _UNFINISHED, _CHECKSUMS = "checkpoint-", ".unfinished", "checksums.json"
 _KEPT = 2  # the newest, and the one before in case that the newest turns out to be damaged
@@ -31,14 +35,65 @@ def path_of(folder: Path, number: int) -> Path:
     return folder / f"{_NAME}{number}"
 
 
-def begin(folder: Path, *, alone: bool) -> Path:
-    """An empty folder to write the next checkpoint to, of which no other process knows the name.
+# ---- whose folder it is
+
+_PATIENCE = 5.0  # seconds that a save waits for a process that holds the folder, which may be about to end
+
+_owned: dict[str, tuple[FolderLock, set[int]]] = {}
+"""Locks that this process holds, by folder, and the ids of the loaders that saved there."""
+
+
+def _own(folder: Path, loader: object) -> FolderLock:
+    """Take the folder for this process until the loader is deleted. RuntimeError if another process has it."""
+    key = os.path.realpath(folder)
+    lock, users = _owned.get(key, (None, set()))
+    if lock is None or not lock.is_held():
+        try:
+            lock = FolderLock(folder, patience=_PATIENCE)
+        except BlockingIOError:
+            raise RuntimeError(
+                f"another process saves its checkpoints to {folder}, and still did after {_PATIENCE:g} seconds: end "
+                "it, or save to another folder"
+            ) from None
+        _owned[key] = lock, users
+    if id(loader) not in users:
+        users.add(id(loader))
+        weakref.finalize(loader, _release, key, id(loader)).atexit = False
+    return lock
+
+
+def _release(key: str, user: int) -> None:
+    """Without the loaders that saved there, the folder is free for others."""
+    lock, users = _owned[key]
+    users.discard(user)
+    if not users:
+        lock.close()
+        del _owned[key]
+
+
+def warn_of_others(folder: Path) -> None:
+    """Warn the caller of load_checkpoint if another process owns the folder."""
+    if os.path.realpath(folder) not in _owned and is_locked(folder):
+        warnings.warn(
+            f"another process saves its checkpoints to {folder}: this one can load them, and not save there as long "
+            "as that one lives",
+            stacklevel=4,
+        )
+
+
+# ---- adding a checkpoint
+
+
+def begin(folder: Path, loader: object) -> Path:
+    """Make an empty folder to write the next checkpoint to. No other process knows its name.
 
     Args:
-        folder: of the checkpoints, which is there.
-        alone: nobody else writes here, so that what an interrupted save left can be removed.
+        folder: of the checkpoints, made if it is not there.
+        loader: whose checkpoint it is. The folder belongs to this process until the loader is deleted.
     """
-    for path in folder.glob(f"{_NAME}*{_UNFINISHED}") if alone else ():
+    folder.mkdir(parents=True, exist_ok=True)
+    # Where there are no locks, what looks left over may be another process's, still being written.
+    for path in folder.glob(f"{_NAME}*{_UNFINISHED}") if _own(folder, loader).is_held() else ():
         _remove(path)
     path = folder / f"{_NAME}{secrets.token_hex(8)}{_UNFINISHED}"
     path.mkdir()
@@ -82,6 +137,9 @@ def _remove(path: Path) -> None:
                 shutil.rmtree(path)
     except OSError as error:
         warnings.warn(f"{path} is not needed any more and cannot be removed: {error}", stacklevel=2)
+
+
+# ---- reading one
 
 
 @contextmanager
