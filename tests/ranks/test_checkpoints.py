@@ -22,9 +22,9 @@ import selective_backprop as sb
 from selective_backprop.files.writing import FolderLock
 from selective_backprop.ledger import COLUMNS
 from selective_backprop.testing import same
+from tests.checkpoint.test_saving import RandomState
 from tests.helpers import digits, make_model
 from tests.ranks.threads import run_phases
-from tests.test_checkpoint import RandomState
 
 EXAMPLES = 120  # as many for each of two or three ranks
 ROWS = 121  # of the ledger: blocks of ranks differ in size

@@ -15,8 +15,8 @@ import torch
 import selective_backprop as sb
 from selective_backprop.checkpoint import folders
 from selective_backprop.files.writing import FolderLock, is_locked
+from tests.checkpoint.test_saving import sign
 from tests.lab.command_line import ENVIRONMENT, Running, run_function, text_of
-from tests.test_checkpoint import sign
 from tests.torture import collisions
 from tests.torture.collisions import load, make_parts, save_again_and_again, set_all
 
