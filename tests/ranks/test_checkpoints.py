@@ -35,10 +35,10 @@ class Run:
     """Digits trained by DDP where there are several ranks; every rank has its own random state."""
 
     def __init__(self, ranks, method):
-        rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        rank, size = ranks.rank, ranks.size
         torch.manual_seed(rank)
         self.model = make_model()
-        wrapped = self.model if ranks is None else DistributedDataParallel(self.model)
+        wrapped = self.model if size == 1 else DistributedDataParallel(self.model)
         self.sampler = DistributedSampler(range(EXAMPLES), num_replicas=size, rank=rank)
         data = DataLoader(digits(ROWS), batch_size=8, sampler=self.sampler)
         self.loader = sb.SelectiveLoader(data, wrapped, nn.CrossEntropyLoss(), method, num_epochs=EPOCHS)
@@ -162,11 +162,11 @@ class Net(nn.Module):
 def shard(ranks, folder, save):
     """A model whose parameters are spread over the ranks, where there are several."""
     model = Net()
-    if ranks is not None:
+    if ranks.size > 1:
         for module in (model.first, model.second, model):
             fully_shard(module, mesh=DeviceMesh.from_group(ranks.group, "cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    sampler = DistributedSampler(digits(EXAMPLES), *((ranks.size, ranks.rank) if ranks is not None else (1, 0)))
+    sampler = DistributedSampler(digits(EXAMPLES), ranks.size, ranks.rank)
     data = DataLoader(digits(EXAMPLES), batch_size=8, sampler=sampler)
     loader = sb.SelectiveLoader(data, model, nn.CrossEntropyLoss(), sb.selective_backprop(0.5))
     parts = {"net": model, "optimizer": optimizer}
