@@ -205,9 +205,9 @@ def test_counts_of_ranks_add_up_to_the_same(name, size):
 
 def test_losses_and_staleness_are_those_of_all_ranks():
     first, second = Stats(), Stats()
-    first.count_losses(torch.tensor([1.0, 2.0, 3.0]), "trained")
-    second.count_losses(torch.tensor([10.0]), "trained")
-    second.count_losses(torch.tensor([5.0, 6.0]), "candidates")
+    first.count_losses(6.0, 3, "trained")
+    second.count_losses(10.0, 1, "trained")
+    second.count_losses(11.0, 2, "candidates")
     first.count_scores(30, fidelity=0.5, staleness=1)
     second.count_scores(10, fidelity=0.9, staleness=3)
     for size in (1, 3):
