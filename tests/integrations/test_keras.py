@@ -80,6 +80,19 @@ def test_batches_and_weights_are_what_keras_trains_on(method):
     assert same_state(model, expected)
 
 
+def test_weights_that_a_policy_does_not_declare_are_refused():
+    """Keras would train as if they were 1."""
+
+    class Doubled(sb.policies.UniformPolicy):
+        def select(self, scores, generator):
+            selection = super().select(scores, generator)
+            return sb.types.Selection(selection.positions, 2 * selection.weights, selection.probabilities)
+
+    method = sb.Method("mine", sb.scorers.ConstantScorer(), Doubled(selectivity=0.5))
+    with pytest.raises(ValueError, match="declare `gives_weights = True`"):
+        fit(method)
+
+
 @pytest.mark.parametrize("method", ["stale", "random"])
 def test_what_known_scores_reject_is_never_loaded(method):
     class Watched:

@@ -202,7 +202,7 @@ def test_every_named_method_can_be_made():
     ("name", "options", "message"),
     [
         ("selective_backpropp", {}, "there is no method 'selective_backpropp': did you mean selective_backprop"),
-        ("xyz", {}, "there is no method 'xyz': there are traditional, selective_backprop"),
+        ("xyz", {}, "there is no method 'xyz': there are composer_backprop, diet, "),
         ("top_k", {"every": 3}, "top_k does not take these options: .*every.* It has scoring"),
         ("top_k", {"proxy": "small_cn"}, "no model is called 'small_cn'; did you mean 'small_cnn'"),
         ("top_k", {"proxy": 3}, "proxy= takes the name of a model, got 3"),

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 import selective_backprop as sb
+from selective_backprop import methods
 from selective_backprop.files.reading import parse_json
 from selective_backprop.lab.models import make_model
 
@@ -39,27 +40,29 @@ def _recorded(selectivity: float, /, *, run: str | None = None, **options: Any) 
     return sb.recorded_backprop(read_selections(Path(run)), **options)
 
 
-METHODS: dict[str, Callable[..., sb.Method]] = {
-    "traditional": lambda selectivity, /, **options: sb.traditional(**options),
-    "selective_backprop": sb.selective_backprop,
-    "stale_selective_backprop": sb.stale_selective_backprop,
-    "predicted_selective_backprop": sb.predicted_selective_backprop,
-    "distance_backprop": lambda selectivity, /, **options: sb.distance_backprop(**options),
-    "expected_selective_backprop": sb.expected_selective_backprop,
+def _at(method: Callable[..., sb.Method]) -> Callable[..., sb.Method]:
+    """The method as a function whose first argument is a selectivity, also where it has none."""
+    if "selectivity" in inspect.signature(method).parameters:
+        return method
+    return lambda selectivity, /, **options: method(**options)
+
+
+_SPECIAL: dict[str, Callable[..., sb.Method]] = {
     # Unless a selectivity is asked for among its options, the share of the loss decides.
     "ledger_backprop": lambda selectivity, /, **options: sb.ledger_backprop(**options),
-    "infobatch": lambda selectivity, /, **options: sb.infobatch(**options),
     "kath18": lambda selectivity, /, **options: sb.kath18(1 / selectivity, **options),
     "composer_backprop": lambda selectivity, /, **options: sb.composer_backprop(**({"keep": selectivity} | options)),
-    "top_k": sb.top_k,
-    "random_backprop": sb.random_backprop,
-    "repeated_random": sb.repeated_random,
     "recorded_backprop": _recorded,
     "diet": _diet,
 }
-"""What can be chosen by name: all but reducible_loss, which needs a model."""
+METHODS = {name: _at(getattr(methods, name)) for name in methods.__all__ if name != "reducible_loss"} | _SPECIAL
+"""What can be chosen by name: all but reducible_loss, which needs a model. Each takes a selectivity, and options."""
 
-_BY_OTHER_MEANS = ("traditional", "infobatch", "distance_backprop", "ledger_backprop", "recorded_backprop")
+_BY_OTHER_MEANS = {
+    *(name for name, make in METHODS.items() if name not in _SPECIAL and make is not getattr(methods, name)),
+    *("ledger_backprop", "recorded_backprop"),
+}
+"""Methods that have no selectivity, or have one only if it is asked for."""
 
 SHORT_NAMES = {
     "sb": "selective_backprop",

@@ -1,0 +1,67 @@
+"""docs/extending.md, done for real: everything on the page is added to a copy of the package, and run."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import selective_backprop as sb
+
+PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+NEW_FILE = re.compile(r"# (src/\S+\.py)\n")
+
+
+def blocks(text):
+    return re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+
+
+def apply(diff, root):
+    """Add the lines that begin with + beside those that do not; hunks are separated by ..."""
+    name, _, hunks = diff.partition("\n")
+    path = root / name.strip()
+    text = path.read_text()
+    for hunk in hunks.removesuffix("\n").split("\n...\n"):
+        lines = hunk.split("\n")
+        old = "\n".join(line[1:] for line in lines if line.startswith(" "))
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {name}"
+        text = text.replace(old, "\n".join(line[1:] for line in lines))
+    path.write_text(text)
+
+
+def test_everything_on_the_page_works(tmp_path):
+    shutil.copytree(Path(sb.__file__).parent, tmp_path / "src" / "selective_backprop")
+    scripts, commands = [], []
+    for kind, block in blocks(PAGE):
+        if kind == "diff":
+            apply(block, tmp_path)
+        elif kind == "sh":
+            commands += [shlex.split(line)[1:] for line in block.splitlines()]
+        elif new := NEW_FILE.match(block):
+            assert not (tmp_path / new[1]).exists()
+            (tmp_path / new[1]).write_text(block[new.end() :])
+        else:
+            scripts.append(block)
+    assert len(scripts) >= 3 and len(commands) >= 2
+
+    def run(*arguments):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("-c", "\n".join(scripts))
+    for command in commands:
+        run("-m", "selective_backprop.lab", *command)
+    assert "How long the runs are" in (tmp_path / "report.html").read_text()
+    run("-m", "doctest", "src/selective_backprop/methods/overdue.py")
+
+
+def test_each_addition_touches_three_source_files_at_most():
+    assert len(SECTIONS) == 6
+    for section in SECTIONS:
+        files = set(re.findall(r"^[# ] ?(src/\S+\.py)$", section, flags=re.MULTILINE))
+        assert 1 <= len(files) <= 3, f"{section.splitlines()[0]} touches {sorted(files)}"

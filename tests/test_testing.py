@@ -1,0 +1,97 @@
+"""What check_policy and check_scorer find."""
+
+import pytest
+import torch
+from torch import nn
+
+import selective_backprop as sb
+from selective_backprop.losses import PerExampleLoss, default_forward
+
+
+class Uniform(sb.policies.Policy):
+    """Keeps every candidate; what is wrong with its selection is up to subclasses."""
+
+    def select(self, scores, generator):
+        size = len(scores)
+        return sb.types.Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
+
+
+class Weighted(Uniform):
+    def select(self, scores, generator):
+        selection = super().select(scores, generator)
+        return sb.types.Selection(selection.positions, 2 * selection.weights, selection.probabilities)
+
+
+class Twice(Uniform):
+    def select(self, scores, generator):
+        positions = torch.arange(len(scores)).repeat_interleave(2)
+        return sb.types.Selection(positions, torch.ones(len(positions)), torch.ones(len(scores), dtype=torch.float64))
+
+
+class NoPolicy:
+    def select(self, scores, generator):
+        return Uniform().select(scores, generator)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Weighted, "gives_weights = True"),
+        (Twice, "with_replacement = True"),
+        (NoPolicy, "subclass of sb.policies.Policy"),
+    ],
+)
+def test_what_a_policy_does_not_declare_is_found(policy, message):
+    with pytest.raises(AssertionError, match=message):
+        sb.testing.check_policy(policy)
+
+
+@pytest.mark.parametrize("policy", [Uniform, Weighted, Twice])
+def test_what_a_policy_declares_is_fine(policy):
+    class Declared(policy):
+        gives_weights = with_replacement = True
+
+    sb.testing.check_policy(Declared)
+
+
+class Learning(sb.scorers.ForwardScorer):
+    def watch(self, candidates, task):
+        pass
+
+
+class Idle(sb.scorers.ForwardScorer):
+    works_ahead = True
+
+
+class NoScorer:
+    def score(self, candidates, task):
+        return torch.zeros(candidates.size)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        (Learning, r"watch\(\) and watches = True go together"),
+        (Idle, r"submit\(\) and works_ahead = True go together"),
+        (NoScorer, "subclass of sb.scorers.Scorer"),
+        (sb.scorers.ForwardScorer, None),
+    ],
+)
+def test_what_a_scorer_does_not_declare_is_found(scorer, message):
+    data = torch.randn(8, 4), torch.randint(2, (8,))
+    task = sb.types.Task(nn.Linear(4, 2), default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    candidates = sb.types.Candidates(data, None, 8)
+    if message is None:
+        return sb.testing.check_scorer(scorer(), candidates, task)
+    with pytest.raises(AssertionError, match=message):
+        sb.testing.check_scorer(scorer(), candidates, task)
+
+
+def test_a_scorer_that_overrides_nothing_says_so():
+    scorer = sb.scorers.Scorer()
+    with pytest.raises(RuntimeError, match="Scorer does not score loaded candidates"):
+        scorer.score(sb.types.Candidates(None, None, 0), None)
+    with pytest.raises(RuntimeError, match="Scorer knows no scores of candidates that are not loaded"):
+        scorer.recall(torch.arange(2), None, 0)
+    with pytest.raises(TypeError, match="Scorer cannot measure it"):
+        sb.kath18(score="gradient_norm", scoring=scorer)
