@@ -8,7 +8,6 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import selective_backprop as sb
-from selective_backprop.advice import batch_size as candidate_batch
 from selective_backprop.advice.advise import predict
 from selective_backprop.advice.costs import Costs, ScoringCost, measure_costs
 from selective_backprop.testing import global_random_states, model_trace, same
@@ -199,11 +198,13 @@ def test_only_ways_that_are_asked_for(image_task):
     assert set(found.scoring) == {"exact", "folded"}
 
 
-def test_candidate_batches_stop_at_a_limit_of_memory(image_task, monkeypatch):
-    model, loader = image_task
-    monkeypatch.setattr(candidate_batch, "_MAX_BYTES", 1)
+@pytest.mark.parametrize(("length", "sizes"), [(2**17, [16, 32, 64]), (2**18, [16, 32]), (2**19 + 1, [16])])
+def test_candidate_batches_stop_at_64_megabytes(length, sizes):
+    inputs = torch.zeros(1, 1).expand(64, length)  # no memory before batches are made
+    model = nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Linear(4, 3))
+    loader = DataLoader(TensorDataset(inputs, torch.arange(64) % 3), 16)
     found = measure_costs(model, nn.CrossEntropyLoss(), loader, scoring=[], seconds=0.01)
-    assert list(found.scoring_by_batch) == [16]
+    assert list(found.scoring_by_batch) == sizes
 
 
 def test_bad_input():

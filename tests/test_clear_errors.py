@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 import selective_backprop as sb
+from selective_backprop.losses import PerExampleLoss
 from tests.helpers import digits, make_loader, make_model, train
 
 EPOCHS, STEPS = 2, 13
@@ -113,7 +114,7 @@ def test_a_copy_is_made_anew_when_layers_were_swapped(kind, caplog):
     with torch.no_grad():
         model[0].weight.mul_(5)
     inputs, targets = digits()[:32]
-    task = sb.types.Task(model, lambda m, batch: (m(batch[0]), batch[1]), loader._loss)
+    task = sb.types.Task(model, lambda m, batch: (m(batch[0]), batch[1]), PerExampleLoss(nn.CrossEntropyLoss()))
     with caplog.at_level(logging.WARNING):
         found = loader.scorer.score(sb.types.Candidates((inputs, targets), torch.arange(32), 32), task)
     assert "the model has other layers than before" in caplog.text or kind is sb.scorers.AutocastCopy

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop.loader.stats import Stats
+from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.helpers import Noisy, digits, make_loader, make_model, train
 
 
@@ -353,7 +354,7 @@ def test_selection_passes_need_less_memory_than_training():
             for tensor in torch.utils._pytree.tree_leaves(out):
                 if isinstance(tensor, torch.Tensor):
                     storage = tensor.untyped_storage()
-                    key = storage._cdata
+                    key = storage.data_ptr()
                     if key not in self.alive:
                         self.alive[key] = storage.nbytes()
                         weakref.finalize(storage, self.alive.pop, key, None)
@@ -361,14 +362,15 @@ def test_selection_passes_need_less_memory_than_training():
             return out
 
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()) for _ in range(10)])
-    loader = make_loader(sb.selective_backprop(0.5), model=model, loader_options={"batch_size": 128})
     with Peak() as training:
         model(torch.randn(128, 64)).sum().backward()
     model.zero_grad(set_to_none=True)
     candidates = sb.types.Candidates((torch.randn(128, 64), torch.zeros(128).long()), None, 128)
-    loader._runner.score(candidates, epoch=0)  # the first pass alone copies buffers
+    task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    scorer = sb.selective_backprop(0.5).scorer
+    scorer.score(candidates, task)  # the first pass alone copies buffers
     with Peak() as selection:
-        loader._runner.score(candidates, epoch=0)
+        scorer.score(candidates, task)
     assert 0 < selection.peak < training.peak / 3
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from selective_backprop.forward_reuse import gradient as module
+from selective_backprop.forward_reuse import gradient
 from selective_backprop.forward_reuse.row_gradients import RowGradient, weighted_sum
 from selective_backprop.forward_reuse.rows import Rows
 
@@ -172,14 +172,14 @@ FASTER = [name for name in NETWORKS if name not in SLOWER]
 @pytest.mark.parametrize("name", FASTER)
 def test_nothing_goes_over_all_examples(name, caplog):
     """The point of it: every operation has a rule, so that none falls back to all rows."""
-    module._told.clear()
+    gradient.without_rule.clear()
     with caplog.at_level(logging.INFO, logger="selective_backprop"):
         gradients(name, reused)
     assert not caplog.records
 
 
 def test_what_has_no_rule_is_told_once(caplog):
-    module._told.clear()
+    gradient.without_rule.clear()
     with caplog.at_level(logging.INFO, logger="selective_backprop"):
         gradients("an operation without a rule", reused)
         gradients("an operation without a rule", reused)

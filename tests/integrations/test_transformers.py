@@ -36,12 +36,22 @@ def arguments(folder, **options):
     return TrainingArguments(output_dir=str(folder), **defaults | options)
 
 
-def make(folder, method=None, *, task="classification", collator=texts.collate, count=203, options=None, **settings):
+def make(
+    folder,
+    method=None,
+    *,
+    task="classification",
+    collator=texts.collate,
+    count=203,
+    options=None,
+    model=None,
+    **settings,
+):
     """A SelectiveTrainer, or without a method Trainer itself."""
-    model, data = TASKS[task]
+    make_model, data = TASKS[task]
     settings |= {} if method is None else {"method": method}
     return (Trainer if method is None else SelectiveTrainer)(
-        model=model(),
+        model=(model or make_model)(),
         args=arguments(folder, **(options or {})),
         train_dataset=data(count),
         data_collator=collator,
@@ -56,14 +66,25 @@ class Spy(TrainerCallback):
         self.trainer = trainer
         self.sizes, self.rates, self.gradients, self.batches, self.weights = [], [], [], [], []
         self._step = []
-        inner = trainer.training_step
+        inner, get_train_dataloader = trainer.training_step, trainer.get_train_dataloader
+
+        def watched_dataloader():
+            loader, take = get_train_dataloader(), trainer.steps.take
+
+            def watched_take(*args):
+                self.weights += (batches := take(*args))
+                return batches
+
+            trainer.steps.take = watched_take
+            return loader
 
         def training_step(model, inputs, num_items_in_batch=None):
-            self.weights.append(getattr(trainer, "_taken", [None])[0])
             self._step.append({key: value.clone() for key, value in inputs.items()})
             return inner(model, inputs, num_items_in_batch)
 
         trainer.training_step = training_step
+        if isinstance(trainer, SelectiveTrainer):
+            trainer.get_train_dataloader = watched_dataloader
         trainer.add_callback(self)
 
     def on_pre_optimizer_step(self, args, state, control, **rest):
@@ -169,9 +190,8 @@ def test_weights_multiply_each_examples_part_of_the_loss(accumulation, tmp_path)
 
 @pytest.mark.parametrize("model", [texts.language_model, texts.gpt2], ids=["Llama", "GPT-2"])
 def test_scores_are_the_models_own_loss_of_each_example(model, tmp_path):
-    trainer = make(tmp_path, sb.top_k(0.5), task="language", options={"max_steps": 1, "learning_rate": 0.0})
-    trainer.model = trainer.model_wrapped = model().eval()
-    trainer._is_causal = SelectiveTrainer(model=trainer.model, args=trainer.args, method=sb.top_k(0.5))._is_causal
+    options = {"max_steps": 1, "learning_rate": 0.0}
+    trainer = make(tmp_path, sb.top_k(0.5), task="language", options=options, model=model)
     trainer.train()
     ledger = trainer.selective_loader.ledger
     known = ledger.scores[:, 0].isfinite().nonzero().flatten().tolist()

@@ -1,5 +1,6 @@
 """Broken files, full disks and folders in use, as a user of `train` meets them: told in a sentence, nothing lost."""
 
+import fcntl
 import json
 import os
 import resource
@@ -16,7 +17,6 @@ import pytest
 from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.datasets import load_images
-from selective_backprop.lab.decoding import _locked
 from selective_backprop.lab.records import RunFolder
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
@@ -232,12 +232,15 @@ def test_what_a_killed_decode_left_is_removed_at_the_next(tmp_path, own_cache):
     for name in (".decoding-killed", ".decoding-in-use", "other"):
         (own_cache / name).mkdir()
         (own_cache / name / "file").write_text("images")
-    with _locked(own_cache / ".decoding-in-use", wait=False) as locked:
-        assert locked
+    in_use = os.open(own_cache / ".decoding-in-use", os.O_RDONLY)
+    try:
+        fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
         load_images(write_folders(tmp_path / "insects"))
         names = sorted(path.name for path in own_cache.iterdir())
-        assert [name[:8] for name in names] == [".decodin", "insects-", "other"]
-        assert names[0] == ".decoding-in-use"
+    finally:
+        os.close(in_use)
+    assert [name[:8] for name in names] == [".decodin", "insects-", "other"]
+    assert names[0] == ".decoding-in-use"
 
 
 def test_without_locks_nothing_is_removed(tmp_path, own_cache, monkeypatch):

@@ -16,6 +16,7 @@ from selective_backprop.lab.datasets import ImageDataset, load_images
 from selective_backprop.lab.diet import diet_from_file, score_by_network, summarise
 from selective_backprop.lab.recipes import find_recipe
 from selective_backprop.lab.training import Settings, Training, start
+from tests.lab.test_datasets import random_pixels, write_parquet
 
 DIGITS = load_images("digits")
 SETTINGS = Settings(recipe=find_recipe("digits"), method="traditional", selectivity=1.0)
@@ -121,15 +122,13 @@ def test_classes_are_summed_up_as_by_hand(scored):
         assert (row.examples, row.pruned) == (len(mine), sum(not keep[i] for i in mine))
 
 
-def test_many_classes_are_cut_to_the_easiest_and_the_hardest(capsys):
-    from rich.console import Console
-
-    from selective_backprop.lab.cli.diet import _show_classes
-
-    many = type("Data", (), {"train_labels": torch.arange(50), "classes": [f"class-{i}" for i in range(50)]})
-    scores = torch.arange(50.0)
-    _show_classes(Console(), scores, scores > 10, many, "left out")
-    printed = capsys.readouterr().out
+def test_many_classes_are_cut_to_the_easiest_and_the_hardest(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    classes = [f"class-{i}" for i in range(50)]
+    for part in ("train", "test"):
+        write_parquet(tmp_path / "many" / f"{part}.parquet", random_pixels(50), range(50), classes=classes)
+    sb.pruning.save_scores(torch.arange(50.0), tmp_path / "scores.pt")
+    printed = run("prune", tmp_path / "scores.pt", "--dataset", tmp_path / "many")
     assert "... 30 more" in printed
     assert [f"class-{i} " in printed for i in range(50)] == [i < 10 or i >= 40 for i in range(50)]
 

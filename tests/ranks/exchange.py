@@ -2,11 +2,16 @@
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import selective_backprop as sb
 from selective_backprop.distributed.ledger import ShardedLedger
 from selective_backprop.distributed.ranks import current_ranks
+from selective_backprop.distributed.team import Team
+from selective_backprop.loader.runner import Runner
+from selective_backprop.loader.stats import Stats
+from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.ranks.numbers import Losses, cut, go_through, make
 
 CANDIDATES, BATCHES = 6, 5
@@ -51,11 +56,13 @@ def rounds(scope):
 def plan(scope):
     """Selecting before loading, from 30 examples of each rank."""
     ids = range(dist.get_rank() * 30, dist.get_rank() * 30 + 30)
-    model, loader = make(sb.ledger_backprop(0.5), 30 * dist.get_world_size(), cut(ids, 6), epochs=3, scope=scope)
-    go_through(model, loader, 1)
-    ranks, scores = loader.team.ranks, torch.rand(30)
+    ranks = current_ranks()
+    task = sb.types.Task(Losses(), default_forward, PerExampleLoss(nn.MSELoss()))
+    ledger = ShardedLedger(30 * ranks.size, 0, ranks)
+    team = Team(ranks, scope)
+    runner = Runner(sb.ledger_backprop(0.5), task, ledger, Stats(), num_epochs=3, seed=0, team=team)
     before = ranks.bytes_sent
-    loader._runner.select_planned(scores, torch.as_tensor(ids))
+    runner.select_planned(torch.rand(30), torch.as_tensor(ids))
     return ranks.bytes_sent - before
 
 

@@ -4,9 +4,11 @@ import io
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import selective_backprop as sb
+from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.testing import model_trace, same
 from tests.helpers import Noisy, digits
 from tests.ranks.runs import Ids, Run
@@ -71,9 +73,10 @@ def uneven():
 def no_trace():
     run = Run(sb.selective_backprop(0.5), dataset=Noisy(), wrap=sharded, epochs=1)
     run.train()
-    runner, (inputs, targets) = run.loader._runner, digits()[:16]
+    candidates = sb.types.Candidates(digits()[:16], torch.arange(16), 16)
+    task = sb.types.Task(run.model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
     before = model_trace(run.model), torch.get_rng_state()
-    scores = runner.score(sb.types.Candidates((inputs, targets), torch.arange(16), 16), 0)
+    scores = run.loader.scorer.score(candidates, task)
     return same(before, (model_trace(run.model), torch.get_rng_state())) and bool(scores.isfinite().all())
 
 

@@ -240,7 +240,7 @@ def guarded():
     run = Run(sb.selective_backprop(0.4).guard(window=3, patience=6), dataset=digits(), epochs=6)
     schedule = run.loader.schedule
     object.__setattr__(schedule, "clock", lambda: float(next(ticks)) ** 2 if slows_down else 0.0)
-    return facts(run.train()) | {"settled on": schedule._state["settled_on"]}
+    return facts(run.train()) | {"settled on": schedule.state_dict()["settled_on"]}
 
 
 def logged():

@@ -217,7 +217,9 @@ def test_ranks_that_decide_for_themselves_draw_numbers_of_their_own():
 
     def work(rank, seed):
         _, loader = make(sb.selective_backprop(0.5), 60, cut(range(60), 5), epochs=1, seed=seed, scope="local")
-        return tuple(torch.rand(4, generator=loader._runner.generator).tolist())
+        generator = torch.Generator()
+        generator.set_state(loader.state_dict()["selector"]["generator"])
+        return tuple(torch.rand(4, generator=generator).tolist())
 
     for seed in (0, 1, 2, -1):
         drawn |= set(run_loaders(3, lambda rank, seed=seed: work(rank, seed)))

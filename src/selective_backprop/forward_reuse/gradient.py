@@ -16,7 +16,8 @@ from selective_backprop.forward_reuse.registry import RULES
 from selective_backprop.forward_reuse.rows import Rows
 
 _log = logging.getLogger("selective_backprop")
-_told: set[str] = set()
+without_rule: set[str] = set()
+"""Operations that had no rule so far in this process, and went over all examples. The log names each once."""
 
 
 class RowGradient(Tensor):
@@ -78,8 +79,8 @@ def _whole(value: Any) -> Any:
 
 
 def _tell_once(name: str) -> None:
-    if name not in _told:
-        _told.add(name)
+    if name not in without_rule:
+        without_rule.add(name)
         _log.info("forward reuse: %s goes over all examples of the batch, selected or not: exact, not faster", name)
 
 

@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 
-from selective_backprop.lab.report import build_report, find_runs, serving, write_report
+from selective_backprop.lab.report import build_report, find_runs, write_report
 from selective_backprop.lab.report.export import export
 from selective_backprop.lab.report.figures import Figure
 from selective_backprop.lab.report.serving import Server
@@ -133,42 +133,34 @@ def test_the_server_sends_its_policy_with_everything(server):
         connection.close()
 
 
-def test_the_server_bounds_its_connections(server, monkeypatch):
-    """Who connects and asks nothing is let go, however slowly it sends; meanwhile there are 16 at most."""
-    monkeypatch.setattr(serving, "_SECONDS_TO_ASK", 3.0)
-    idle = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(16)]
+def connect(server):
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
+    connection.sendall(b"GET / HTTP/1.0\r\nX: ")  # and no end of it
+    return connection
+
+
+def test_the_server_takes_16_connections_at_a_time(server):
+    server.seconds_to_ask = 600.0
+    idle = [connect(server) for _ in range(16)]  # taken in this order
+    with contextlib.suppress(ConnectionResetError), connect(server) as one_too_many:
+        assert one_too_many.recv(100) == b"", "closed at once"
     for connection in idle:
-        connection.sendall(b"GET / HTTP/1.0\r\nX: ")
-    began = time.monotonic()
-    while threading.active_count() < 16:
-        assert time.monotonic() < began + 30
-        time.sleep(0.01)
-    with socket.create_connection(("127.0.0.1", server.server_port)) as one_too_many:
-        one_too_many.settimeout(30)
-        with contextlib.suppress(ConnectionResetError):
-            assert one_too_many.recv(100) == b"", "closed at once"
-    alive = list(idle)
-    while alive:
-        assert time.monotonic() < began + 30, "a byte now and then keeps a connection"
-        for connection in list(alive):
-            try:
-                connection.sendall(b"a")
-                connection.settimeout(0.05)
-                gone = connection.recv(100) == b""
-            except TimeoutError:
-                gone = False
-            except OSError:
-                gone = True
-            if gone:
-                alive.remove(connection)
-                connection.close()
+        connection.close()
     while True:  # a place is free again, as soon as a thread has ended
-        try:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
             assert ask(server.url) == "page 1"
             break
-        except (urllib.error.URLError, ConnectionError):
-            assert time.monotonic() < began + 60
-            time.sleep(0.05)
+
+
+def test_the_server_lets_go_of_who_asks_too_slowly(server):
+    server.seconds_to_ask = 0.5
+    with contextlib.suppress(ConnectionError), connect(server) as connection:
+        connection.settimeout(0.05)
+        while True:
+            connection.sendall(b"a")  # a byte now and then does not keep it
+            with contextlib.suppress(TimeoutError):
+                assert connection.recv(100) == b""
+                break
 
 
 def test_watch_shows_damage(experiment, tmp_path):

@@ -37,7 +37,6 @@ _POLICY = (
 )
 """As in the page itself, which asks this server alone. As a header it is also for pages that have no such line."""
 _MOST_CONNECTIONS = 16
-_SECONDS_TO_ASK = 10.0  # from the connection to the end of the request, however slowly it comes
 _SECONDS_TO_TAKE = 30.0  # for each part of the answer
 
 
@@ -51,6 +50,8 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    seconds_to_ask = 10.0
+    """Seconds from a connection to the end of its request, however slowly that comes. Later it is closed."""
 
     def __init__(self, port: int, paths: Sequence[Path], make: Callable[[str], str]) -> None:
         super().__init__((HOST, port), _Handler)
@@ -99,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         # A timeout of the socket is for each byte: who sends one every few seconds would never be done.
-        self._deadline = Timer(_SECONDS_TO_ASK, self._give_up)
+        self._deadline = Timer(self.server.seconds_to_ask, self._give_up)
         self._deadline.daemon = True
         self._deadline.start()
         try:
