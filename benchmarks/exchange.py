@@ -5,7 +5,7 @@
 1. The time of one round's messages (header and scores) as a share of a training step: ResNet-20, 32x32, batch 128 on
    each of two ranks, one thread each. And how much of it is hidden by loading the next candidates meanwhile.
 2. The time of selecting from the candidates of k ranks, which each rank does by itself.
-3. Bytes and memory per rank, computed; `tests/ranks/test_exchange.py` compares the formulas with what was sent.
+3. Bytes and memory per rank, computed; `tests/distributed/test_exchange.py` compares the formulas with what was sent.
 
 # M = examples, k = ranks, N = candidates of a rank in a round, s = selectivity
 """

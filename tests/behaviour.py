@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from tests.contracts.methods import METHODS
+from tests.distributed.launch import run as run_on_ranks
 from tests.helpers import Noisy, digits, make_loader, make_model, train
-from tests.ranks.launch import run as run_on_ranks
 
 SEEDS = (0, 1, 2)
 EPOCHS = 4

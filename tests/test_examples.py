@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tests.test_processes import ENVIRONMENT, ROOT
+from tests.processes import ENVIRONMENT, ROOT
 
 STATS = re.compile(r"offered ([\d,]+), scored [\d,]+, trained ([\d,]+) in (\d+) batches")
 

@@ -1,4 +1,4 @@
-"""What check_policy and check_scorer find."""
+"""What check_policy and check_scorer find, and `same`, which all tests of "to the bit" rest on."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch import nn
 
 import selective_backprop as sb
 from selective_backprop.losses import PerExampleLoss, default_forward
+from selective_backprop.testing import same
 
 
 class Uniform(sb.policies.Policy):
@@ -95,3 +96,25 @@ def test_a_scorer_that_overrides_nothing_says_so():
         scorer.recall(torch.arange(2), None, 0)
     with pytest.raises(TypeError, match="Scorer cannot measure it"):
         sb.kath18(score="gradient_norm", scoring=scorer)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (torch.tensor([1.0, NAN]), torch.tensor([1.0, NAN]), True),
+        (torch.tensor([0.0]), torch.tensor([NAN]), False),
+        (torch.tensor([float("inf")]), torch.tensor([torch.finfo(torch.float32).max]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0]).double(), False),
+        (torch.tensor(3), torch.tensor(3), True),
+        (torch.tensor([True, False]), torch.tensor([True, False]), True),
+        (torch.ones(2, 3).T, torch.ones(3, 2), True),
+        ({"a": [NAN, None, "x"]}, {"a": [NAN, None, "x"]}, True),
+        ({"a": NAN}, {"a": 0.0}, False),
+        ([None], [0], False),
+    ],
+)
+def test_equal_to_the_bit(a, b, expected):
+    assert same(a, b) == expected

@@ -1,4 +1,4 @@
-"""Checkpoints of one process: exactness, damage, malice. Those of several ranks are in tests/ranks."""
+"""Checkpoints of one process: exactness, damage, malice. Those of several ranks are in tests/distributed."""
 
 import json
 import os

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from selective_backprop.distributed.ledger import ShardedLedger
 from selective_backprop.ledger import COLUMNS, Ledger
 from selective_backprop.testing import same
-from tests.ranks.threads import run_processes, run_threads
+from tests.distributed.threads import run_processes, run_threads
 
 KINDS = ["scores", "losses", "probabilities", "offered", "selected"]
 

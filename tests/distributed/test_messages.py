@@ -6,7 +6,7 @@ import torch
 from selective_backprop.distributed.messages import collect, gather, hand_out
 from selective_backprop.distributed.ranks import Alone
 from selective_backprop.testing import same
-from tests.ranks.threads import run_threads
+from tests.distributed.threads import run_threads
 
 
 def test_a_process_alone_talks_to_itself():

@@ -14,7 +14,7 @@ import accelerate
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.helpers import digits, make_loader, make_model
-from tests.test_processes import ENVIRONMENT, ROOT
+from tests.processes import ENVIRONMENT, ROOT
 
 
 class Run:

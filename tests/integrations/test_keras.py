@@ -18,7 +18,7 @@ import selective_backprop as sb
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
 from selective_backprop.integrations.keras_scoring import PerExampleLosses
 from tests.integrations.keras_run import METHODS, Replay, Watch, arrays, fit, make_model, same_state, state_of
-from tests.test_processes import ENVIRONMENT, ROOT
+from tests.processes import ENVIRONMENT, ROOT
 
 # Keras' own, when it turns torch tensors into arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

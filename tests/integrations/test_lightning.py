@@ -20,7 +20,7 @@ from selective_backprop.integrations.lightning import SelectiveBackprop
 from selective_backprop.testing import same
 from tests.helpers import digits
 from tests.integrations.lightning_run import Digits, fit
-from tests.test_processes import ENVIRONMENT, ROOT
+from tests.processes import ENVIRONMENT, ROOT
 
 # Lightning's own: what it says of torch 2.13, of few workers, and of the frozen BatchNorm of the tests' model.
 pytestmark = [

@@ -16,7 +16,7 @@ import selective_backprop as sb
 from selective_backprop.integrations.transformers import SelectiveTrainer
 from selective_backprop.testing import same
 from tests.integrations import texts
-from tests.test_processes import ENVIRONMENT, ROOT
+from tests.processes import ENVIRONMENT, ROOT
 
 TASKS = {"classification": (texts.classifier, texts.classification), "language": (texts.language_model, texts.language)}
 

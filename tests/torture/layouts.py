@@ -1,7 +1,7 @@
 """Random layouts on 2 to 4 ranks, many in one start of real processes."""
 
-from tests.ranks import launch
-from tests.ranks.layouts import SIZES, check, layouts_of
+from tests.distributed import launch
+from tests.distributed.layouts import SIZES, check, layouts_of
 
 AT_ONCE = 10
 """Layouts in one start of ranks: starting them takes longer than a layout."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from tests.ranks.launch import SAFETY_NET
+from tests.distributed.launch import SAFETY_NET
 
 ENDS = "TORTURE_ENDS"
 _OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")

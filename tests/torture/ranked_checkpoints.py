@@ -6,8 +6,8 @@ import warnings
 
 import selective_backprop as sb
 from selective_backprop.testing import same
-from tests.ranks.test_checkpoints import EPOCHS, Run, by_percentile, check_nothing_lost, resume
-from tests.ranks.threads import run_phases
+from tests.distributed.test_checkpoints import EPOCHS, Run, by_percentile, check_nothing_lost, resume
+from tests.distributed.threads import run_phases
 from tests.torture.files import DAMAGES
 
 FIRST, SECOND = 2, 4  # steps after which there are checkpoints, both in the first epoch

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from selective_backprop.testing import same
+from tests.distributed import launch
 from tests.lab.command_line import ENVIRONMENT, start, text_of, workers_of
-from tests.ranks import launch
 from tests.torture import kills, mortal, runs
 from tests.torture.mortal import End
 
@@ -26,7 +26,7 @@ def torchrun(method, folder, *ends, restarts=0):
     """Begin a run of two ranks or go on with it; what they print goes to a file beside the folder."""
     if method == LOOP:
         folder.mkdir(exist_ok=True)
-        module = ["tests.ranks.elastic_run", str(folder)]
+        module = ["tests.distributed.elastic_run", str(folder)]
     else:
         module = ["selective_backprop.lab", *map(str, runs.command(method, folder))]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

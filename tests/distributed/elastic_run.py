@@ -1,6 +1,6 @@
 """What torchrun starts in a test: a run that loads, trains, saves, and may be killed.
 
-    torchrun --nproc-per-node=2 --max-restarts=2 -m tests.ranks.elastic_run FOLDER [RANK:STEP ...]
+    torchrun --nproc-per-node=2 --max-restarts=2 -m tests.distributed.elastic_run FOLDER [RANK:STEP ...]
 
 Rank RANK is killed after step STEP, the first at the first start, the second at the second one.
 """
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import current_ranks
-from tests.ranks.test_checkpoints import EPOCHS, Run, by_percentile
+from tests.distributed.test_checkpoints import EPOCHS, Run, by_percentile
 
 
 def main(folder, *kills):

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import fully_shard
 import selective_backprop as sb
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.testing import model_trace, same
+from tests.distributed.runs import Ids, Run
 from tests.helpers import Noisy, digits
-from tests.ranks.runs import Ids, Run
 
 
 def sharded(model):

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 import selective_backprop as sb
-from tests.ranks import numbers
-from tests.ranks.numbers import Numbers, cut, go_through, make
-from tests.ranks.runs import Run
+from tests.distributed import numbers
+from tests.distributed.numbers import Numbers, cut, go_through, make
+from tests.distributed.runs import Run
 
 
 def loader_of_both(method, count, **options):

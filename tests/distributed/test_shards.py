@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.ranks.launch import run
+from tests.distributed.launch import run
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.launch import ENVIRONMENT, ROOT, SAFETY_NET, finish, start
+from tests.distributed.launch import ENVIRONMENT, ROOT, SAFETY_NET, finish, start
 
 LOST = "rank 0 of 2 lost another rank while they agreed on what to train on"
 
@@ -70,7 +70,7 @@ def test_7_a_rank_that_stands_still_ends_the_others_within_the_timeout_of_the_us
 
 def test_7_the_job_of_torchrun_ends():
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    command += ["-m", "tests.ranks.failures"]
+    command += ["-m", "tests.distributed.failures"]
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=SAFETY_NET)
     assert result.returncode != 0
     assert "Signal 9 (SIGKILL)" in result.stderr

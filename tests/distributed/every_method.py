@@ -5,7 +5,7 @@ import random
 import torch
 
 from tests.contracts.methods import METHODS
-from tests.ranks.runs import Run
+from tests.distributed.runs import Run
 
 
 def names():

@@ -1,20 +1,14 @@
 """Across processes: a run killed for real goes on in another process; DDP is scored without its wrapper."""
 
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from selective_backprop.testing import same
-
-ROOT = Path(__file__).parent.parent
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])
-}  # this code, installed or not
+from tests.processes import ENVIRONMENT, ROOT
 
 RUN = """
 import os, signal, sys

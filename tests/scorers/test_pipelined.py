@@ -21,7 +21,7 @@ from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.scorers import pipelined, scorer_from
 from selective_backprop.testing import same
 from tests.helpers import Noisy, digits, make_loader, make_model, train
-from tests.test_processes import ENVIRONMENT, ROOT
+from tests.processes import ENVIRONMENT, ROOT
 
 WAIT = 30  # seconds after which a test gives up; none waits that long when it passes
 

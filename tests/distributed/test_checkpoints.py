@@ -23,8 +23,8 @@ from selective_backprop.files.writing import FolderLock
 from selective_backprop.ledger import COLUMNS
 from selective_backprop.testing import same
 from tests.checkpoint.test_saving import RandomState
+from tests.distributed.threads import run_phases
 from tests.helpers import digits, make_model
-from tests.ranks.threads import run_phases
 
 EXAMPLES = 120  # as many for each of two or three ranks
 ROWS = 121  # of the ledger: blocks of ranks differ in size
@@ -304,7 +304,7 @@ def torchrun(folder, *kills):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     # Or ranks that start again may find addresses of those that died (pytorch issue 135712).
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    command += ["-m", "tests.ranks.elastic_run", str(folder), *kills]
+    command += ["-m", "tests.distributed.elastic_run", str(folder), *kills]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.helpers import digits, make_model
-from tests.test_loader_kinds import CRITERION, matches
+from tests.loader.test_loader_kinds import CRITERION, matches
 
 METHODS = {
     "traditional": sb.traditional,

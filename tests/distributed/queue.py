@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import selective_backprop as sb
-from tests.ranks.runs import Ids
+from tests.distributed.runs import Ids
 
 NUM_EXAMPLES, BATCH, EPOCHS = 420, 32, 12
 

@@ -19,7 +19,7 @@ SAFETY_NET = 300  # seconds; nothing is expected to take that long, and no test 
 
 
 def start(job, folder, size, *arguments, timeout=None):
-    """Start `module:function` of tests.ranks on each rank.
+    """Start `module:function` of tests.distributed on each rank.
 
     timeout: that of init_process_group, in seconds; torch's own if not given.
     """
@@ -27,7 +27,7 @@ def start(job, folder, size, *arguments, timeout=None):
     store = folder / f"store-{uuid.uuid4().hex}"
     processes = []
     for rank in range(size):
-        command = [sys.executable, "-m", "tests.ranks.launch", job, str(store), str(rank), str(size), *arguments]
+        command = [sys.executable, "-m", "tests.distributed.launch", job, str(store), str(rank), str(size), *arguments]
         with open(f"{store}-{rank}.err", "w") as errors:
             processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=errors, stderr=errors))
     return store, processes
@@ -58,7 +58,7 @@ def main(job, store, rank, size, *arguments):
     where = {"init_method": f"file://{store}", "rank": int(rank), "world_size": int(size)}
     dist.init_process_group("gloo", **where, timeout=timeout)
     module, function = job.split(":")
-    result = getattr(importlib.import_module(f"tests.ranks.{module}"), function)(*arguments)
+    result = getattr(importlib.import_module(f"tests.distributed.{module}"), function)(*arguments)
     torch.save(result, f"{store}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ from selective_backprop.distributed.team import Team
 from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import PerExampleLoss, default_forward
-from tests.ranks.numbers import Losses, cut, go_through, make
+from tests.distributed.numbers import Losses, cut, go_through, make
 
 CANDIDATES, BATCHES = 6, 5
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ranks.launch import run
+from tests.distributed.launch import run
 
 
 @pytest.fixture(scope="module")

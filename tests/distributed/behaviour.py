@@ -3,7 +3,7 @@
 import torch
 
 from tests.behaviour import METHODS, SELECTIVITY, digest, parameters
-from tests.ranks.runs import Run
+from tests.distributed.runs import Run
 
 
 def job(seed, only):

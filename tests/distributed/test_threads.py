@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop.testing import same
-from tests.ranks.numbers import Losses, Numbers, cut, go_through, make
-from tests.ranks.runs import Ids
-from tests.ranks.threads import run_loaders
+from tests.distributed.numbers import Losses, Numbers, cut, go_through, make
+from tests.distributed.runs import Ids
+from tests.distributed.threads import run_loaders
 
 ROUNDWISE = {
     "selective_backprop": sb.selective_backprop,

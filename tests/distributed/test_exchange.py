@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.ranks.exchange import BATCHES, CANDIDATES
-from tests.ranks.launch import run
+from tests.distributed.exchange import BATCHES, CANDIDATES
+from tests.distributed.launch import run
 from tests.test_benchmarks import load
 
 

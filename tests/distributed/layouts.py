@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from tests.contracts.methods import METHODS
+from tests.distributed.runs import Ids
+from tests.distributed.sharded_model import sharded
 from tests.helpers import NUM_DIGITS, Noisy
-from tests.ranks.runs import Ids
-from tests.ranks.sharded_model import sharded
 
 SIZES = (2, 3, 4)
 _MORE_THAN_ONCE = ("kath18", "expected_selective_backprop")  # draw with replacement

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.ranks.every_method import names
-from tests.ranks.launch import run
-from tests.ranks.runs import BATCH, EPOCHS
+from tests.distributed.every_method import names
+from tests.distributed.launch import run
+from tests.distributed.runs import BATCH, EPOCHS
 
 
 @pytest.fixture(scope="module")

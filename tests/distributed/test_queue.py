@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from tests.ranks.launch import run
-from tests.ranks.queue import BATCH, EPOCHS, METHODS, NUM_EXAMPLES
+from tests.distributed.launch import run
+from tests.distributed.queue import BATCH, EPOCHS, METHODS, NUM_EXAMPLES
 
 cases = [f"{name}, {scope}{data}" for name in METHODS for scope in ("global", "local") for data in ("", ", uneven")]
 

@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import selective_backprop as sb
-from tests.ranks.runs import Ids, spy_on
+from tests.distributed.runs import Ids, spy_on
 
 
 class Numbers(Dataset):

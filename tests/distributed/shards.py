@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import selective_backprop as sb
 from selective_backprop.testing import same
+from tests.distributed import failures
+from tests.distributed.runs import BATCH, Ids, Run
 from tests.helpers import digits, make_loader, make_model
-from tests.ranks import failures
-from tests.ranks.runs import BATCH, Ids, Run
 
 COUNTS = ("offered", "scored", "trained", "queued", "skipped_before_loading")
 
