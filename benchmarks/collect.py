@@ -13,8 +13,8 @@ import shutil
 from pathlib import Path
 from statistics import fmean
 
-from selective_backprop.lab.curves import Curve, speed_up
-from selective_backprop.lab.tables import TextTable
+from selective_backprop.lab.study.curves import Curve, speed_up
+from selective_backprop.lab.study.tables import TextTable
 
 KEPT = ("config.json", "environment.json", "records.jsonl")
 NAMES = {

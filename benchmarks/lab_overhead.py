@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.datasets import ImageDataset, ImageSet, load_images
+from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
+from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, load_images
 from selective_backprop.lab.models import make_model
-from selective_backprop.lab.recipes import find_recipe
-from selective_backprop.lab.training import Settings, Training
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.training import Settings, Training
 
 CPU, SEED = torch.device("cpu"), 0
 

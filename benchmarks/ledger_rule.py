@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop import functional
-from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
+from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
+from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models.small import small_resnet
-from selective_backprop.lab.recipes import RECIPES
+from selective_backprop.lab.runs.recipes import RECIPES
 from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import TrainingLossScorer
 from selective_backprop.types import Policy, Selection

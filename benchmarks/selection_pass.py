@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import selective_backprop as sb
-from selective_backprop.lab.augment import Normalise, measure_mean_std
-from selective_backprop.lab.datasets import load_images
+from selective_backprop.lab.data.augment import Normalise, measure_mean_std
+from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.models import make_model
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.scorers import scorer_from

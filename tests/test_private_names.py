@@ -14,16 +14,16 @@ BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 
 # Private names of others that there is no public way around, each with the reason.
 ALLOWED = {
-    ("integrations/keras.py", "_selective_backprop"): "our own attribute of a Keras model, by which it saves our state",
-    ("integrations/keras_scoring.py", "_keras_mask"): "where Keras keeps the mask of an output",
+    ("integrations/keras/__init__.py", "_selective_backprop"): "our attribute of a Keras model, which saves it",
+    ("integrations/keras/scoring.py", "_keras_mask"): "where Keras keeps the mask of an output",
     ("integrations/lightning.py", "_process_dataloader"): "Lightning's own preparation of a loader, with its samplers",
     ("integrations/lightning.py", "_pytree"): "tree_map of torch, which torch 2.6 has under no public name",
     ("integrations/transformers.py", "_get_num_items_in_batch"): "how Trainer counts what a loss is the mean of",
     ("integrations/transformers.py", "_save_rng_state"): "a hook of Trainer, called whenever it saves its own state",
     ("integrations/transformers.py", "_load_rng_state"): "a hook of Trainer, called when it resumes",
     ("integrations/transformers.py", "_init_training_state"): "a hook of Trainer, which decides where to resume",
-    ("lab/launch.py", "_exit"): "documented by Python: ends a process at once",
-    ("lab/launch.py", "_run_exitfuncs"): "what Python calls at its end, which os._exit leaves out",
+    ("lab/runs/launch.py", "_exit"): "documented by Python: ends a process at once",
+    ("lab/runs/launch.py", "_run_exitfuncs"): "what Python calls at its end, which os._exit leaves out",
     ("tests/checkpoint/test_folders.py", "_exit"): "documented by Python: ends a process at once",
     ("tests/conftest.py", "_fixtureinfo"): "pytest has no public list of the fixtures of a test",
     ("tests/loader/test_own_iteration.py", "_get_iterator"): "a method of torch's DataLoader that users override",

@@ -12,7 +12,7 @@ import numpy as np
 
 import selective_backprop as sb
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
-from selective_backprop.integrations.keras_data import to_numpy
+from selective_backprop.integrations.keras.data import to_numpy
 from tests.helpers import digits
 
 METHODS = {

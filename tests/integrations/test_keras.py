@@ -16,7 +16,7 @@ import keras
 
 import selective_backprop as sb
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
-from selective_backprop.integrations.keras_scoring import PerExampleLosses
+from selective_backprop.integrations.keras.scoring import PerExampleLosses
 from tests.integrations.keras_run import METHODS, Replay, Watch, arrays, fit, make_model, same_state, state_of
 from tests.processes import ENVIRONMENT, ROOT
 

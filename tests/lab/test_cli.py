@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from selective_backprop.lab.ledger_log import read_ledger_log
 from selective_backprop.lab.probes import read_confidence, read_examples, read_gradients
+from selective_backprop.lab.runs.ledger_log import read_ledger_log
 from tests.lab.command_line import records, run, start, text_of
 
 SHORT = ("--epochs", 3, "--model", "small_cnn")

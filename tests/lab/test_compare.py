@@ -7,13 +7,13 @@ import time
 import pytest
 import torch
 
-from selective_backprop.lab.choices import Choice
-from selective_backprop.lab.comparison import settings_for
-from selective_backprop.lab.curves import Curve, speed_up
-from selective_backprop.lab.datasets import load_images
-from selective_backprop.lab.experiment import Entry, run_in_turns
-from selective_backprop.lab.recipes import find_recipe
-from selective_backprop.lab.training import train
+from selective_backprop.lab.data.datasets import load_images
+from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.experiment import Entry, run_in_turns
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.training import train
+from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop.lab.study.curves import Curve, speed_up
 from selective_backprop.testing import global_random_states, same
 from tests.lab.command_line import records, run, start, text_of, without_seconds
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selective_backprop.lab.curves import Curve, pareto_frontier, speed_up
+from selective_backprop.lab.study.curves import Curve, pareto_frontier, speed_up
 
 
 def curve(*errors, pace=1.0):

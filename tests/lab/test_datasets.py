@@ -19,7 +19,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.lab.datasets import NAMES, ImageDataset, ImageSet, flip_labels, load_images, split_validation
+from selective_backprop.lab.data.datasets import (
+    NAMES,
+    ImageDataset,
+    ImageSet,
+    flip_labels,
+    load_images,
+    split_validation,
+)
 from selective_backprop.testing import global_random_states, same
 
 HUB_COLUMNS = {"cifar10": ("img", "label"), "cifar100": ("img", "fine_label")}
@@ -177,7 +184,7 @@ def test_what_is_asked_of_the_hub(tmp_path, monkeypatch, name, arguments, test_s
 
 
 def test_without_the_hub_the_error_says_what_to_do(tmp_path):
-    code = "from selective_backprop.lab.datasets import load_images; load_images('cifar10')"
+    code = "from selective_backprop.lab.data.datasets import load_images; load_images('cifar10')"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert (
@@ -251,7 +258,7 @@ def test_a_killed_decode_leaves_nothing_half_done(tmp_path):
     code = f"""
         import os, signal
         from PIL import Image
-        from selective_backprop.lab.datasets import load_images
+        from selective_backprop.lab.data.datasets import load_images
         convert, calls = Image.Image.convert, []
 
         def convert_some(*arguments):

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import selective_backprop as sb
 from selective_backprop.lab.cli.diet import diet_app
-from selective_backprop.lab.datasets import ImageDataset, load_images
-from selective_backprop.lab.diet import diet_from_file, score_by_network, summarise
-from selective_backprop.lab.recipes import find_recipe
-from selective_backprop.lab.training import Settings, Training, start
+from selective_backprop.lab.data.datasets import ImageDataset, load_images
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.training import Settings, Training, start
+from selective_backprop.lab.study.diet import diet_from_file, score_by_network, summarise
 from tests.lab.test_datasets import random_pixels, write_parquet
 
 DIGITS = load_images("digits")
@@ -167,7 +167,7 @@ def test_the_method_prunes_and_then_selects(scored):
 
 
 def test_a_run_trains_on_what_is_left(scored):
-    from selective_backprop.lab.choices import METHODS
+    from selective_backprop.lab.runs.choices import METHODS
 
     if "diet" not in METHODS:
         pytest.skip("diet is no named method yet")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from selective_backprop.lab.datasets import load_images
-from selective_backprop.lab.ledger_log import LedgerLog, read_ledger_log
-from selective_backprop.lab.recipes import RECIPES
-from selective_backprop.lab.records import RunFolder
-from selective_backprop.lab.training import Settings, Training, advance, train
+from selective_backprop.lab.data.datasets import load_images
+from selective_backprop.lab.runs.ledger_log import LedgerLog, read_ledger_log
+from selective_backprop.lab.runs.recipes import RECIPES
+from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop.lab.runs.training import Settings, Training, advance, train
 from selective_backprop.ledger import Ledger
 
 DIGITS = load_images("digits")

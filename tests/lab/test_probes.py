@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from selective_backprop.lab.datasets import flip_labels
-from selective_backprop.lab.ledger_log import LedgerLog
+from selective_backprop.lab.data.datasets import flip_labels
 from selective_backprop.lab.probes import (
     AtEpochs,
     ConfidenceProbe,
@@ -23,9 +22,10 @@ from selective_backprop.lab.probes import (
     read_gradients,
 )
 from selective_backprop.lab.probes.files import read_rows, replace_rows
-from selective_backprop.lab.recipes import RECIPES
-from selective_backprop.lab.records import RunFolder
-from selective_backprop.lab.training import Training, advance, train
+from selective_backprop.lab.runs.ledger_log import LedgerLog
+from selective_backprop.lab.runs.recipes import RECIPES
+from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop.lab.runs.training import Training, advance, train
 from selective_backprop.testing import global_random_states, model_trace, same
 from tests.lab.test_ledger_log import CPU, DIGITS, NUM_EXAMPLES, crash_at, settings_for, train_with_crash
 

@@ -11,11 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from selective_backprop.lab.cli import app
-from selective_backprop.lab.ledger_log import read_ledger_log
 from selective_backprop.lab.probes import read_confidence, read_examples, read_gradients
-from selective_backprop.lab.ranks import Share, from_first, in_turn, own_part, total
-from selective_backprop.lab.recipes import find_recipe
-from selective_backprop.lab.training import Settings
+from selective_backprop.lab.runs.ledger_log import read_ledger_log
+from selective_backprop.lab.runs.ranks import Share, from_first, in_turn, own_part, total
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.training import Settings
 from selective_backprop.testing import same
 from tests.lab.command_line import (
     records,
@@ -51,7 +51,7 @@ def test_a_process_alone_does_all_by_itself():
 
 def test_ranks_share_the_order_of_one_process_and_the_test_set(monkeypatch):
     def on(rank, size):
-        monkeypatch.setattr("selective_backprop.lab.ranks.place", lambda: (rank, size))
+        monkeypatch.setattr("selective_backprop.lab.runs.ranks.place", lambda: (rank, size))
         share = Share(range(100, 111))
         assert len(list(share)) == len(share)
         return list(share), own_part(11)
@@ -63,7 +63,7 @@ def test_ranks_share_the_order_of_one_process_and_the_test_set(monkeypatch):
 
 @pytest.mark.parametrize("command", ["demo", "list", "advise", "diet", "report", "watch"])
 def test_what_works_in_one_process_says_so(command, monkeypatch):
-    monkeypatch.setattr("selective_backprop.lab.ranks.place", lambda: (0, 2))
+    monkeypatch.setattr("selective_backprop.lab.runs.ranks.place", lambda: (0, 2))
     result = CliRunner().invoke(app, [command])
     assert result.exit_code == 2
     said = " ".join(result.output.replace("│", " ").split())
@@ -131,10 +131,10 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.datasets import load_images
+from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
+from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.models import make_model
-from selective_backprop.lab.recipes import find_recipe
+from selective_backprop.lab.runs.recipes import find_recipe
 
 dist.init_process_group("gloo")
 rank, seed, epochs, batch, steps = dist.get_rank(), 0, 4, 16, 45
@@ -227,8 +227,8 @@ def test_a_batch_that_ranks_cannot_share_is_told_once(tmp_path):
 
 
 ALONE = """
-from selective_backprop.lab.launch import joined
-from selective_backprop.lab.ranks import place, total
+from selective_backprop.lab.runs.launch import joined
+from selective_backprop.lab.runs.ranks import place, total
 
 with joined():
     if place()[0] == 1:
@@ -261,10 +261,10 @@ def test_ctrl_c_says_once_how_to_go_on(tmp_path):
 THREE = """
 import copy
 import torch
-from selective_backprop.lab.launch import joined
-from selective_backprop.lab.ranks import total
-from selective_backprop.lab.recipes import find_recipe
-from selective_backprop.lab.training import Settings, Training, load_data
+from selective_backprop.lab.runs.launch import joined
+from selective_backprop.lab.runs.ranks import total
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.training import Settings, Training, load_data
 from selective_backprop.testing import same
 
 with joined():

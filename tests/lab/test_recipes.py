@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from selective_backprop.lab.recipes import RECIPES, Decay, find_recipe
+from selective_backprop.lab.runs.recipes import RECIPES, Decay, find_recipe
 
 
 def rates(recipe, *epochs):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from selective_backprop.checkpoint.sealed import read_sealed, seal
-from selective_backprop.lab.choices import METHODS, make_method
-from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.runs.choices import METHODS, make_method
+from selective_backprop.lab.runs.records import RunFolder
 
 SETTINGS = {"method": "traditional", "seed": 0}
 
@@ -45,7 +45,7 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
 def test_two_processes_on_one_folder(tmp_path):
     folder = RunFolder(tmp_path, SETTINGS)
     code = (
-        "import pathlib, sys; from selective_backprop.lab.records import RunFolder\n"
+        "import pathlib, sys; from selective_backprop.lab.runs.records import RunFolder\n"
         f"RunFolder(pathlib.Path(sys.argv[1]), {SETTINGS!r}).close()"
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from selective_backprop.lab.datasets import load_images
+from selective_backprop.lab.data.datasets import load_images
 from tests.lab.command_line import run, start, text_of
 from tests.lab.test_datasets import write_folders, write_set
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from selective_backprop.lab.tensorboard import TensorBoardEvents
-from selective_backprop.lab.training import Training, advance, train
+from selective_backprop.lab.runs.tensorboard import TensorBoardEvents
+from selective_backprop.lab.runs.training import Training, advance, train
 from tests.lab.test_ledger_log import CPU, DIGITS, settings_for, train_with_crash
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -2,7 +2,7 @@
 
 import sys
 
-from selective_backprop.lab.launch import alone, joined, leave
+from selective_backprop.lab.runs.launch import alone, joined, leave
 
 
 def main() -> None:

@@ -8,14 +8,14 @@ import subprocess
 
 import pytest
 
-from selective_backprop.lab.choices import Choice
-from selective_backprop.lab.comparison import settings_for
-from selective_backprop.lab.datasets import ImageSet, load_images
-from selective_backprop.lab.experiment import Entry, run_in_turns
-from selective_backprop.lab.ledger_log import LedgerLog
+from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.probes import make_probes
-from selective_backprop.lab.recipes import find_recipe
 from selective_backprop.lab.report import write_report
+from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.experiment import Entry, run_in_turns
+from selective_backprop.lab.runs.ledger_log import LedgerLog
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.study.comparison import settings_for
 
 HOSTILE = "<script>alert(1)</script>&\"'`${1}"
 HOSTILE_DATA = '"><img src=x onerror=alert(2)>'

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selective_backprop.lab.datasets import load_images
-from selective_backprop.lab.ledger_log import LedgerHistory
+from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.report import find_runs
 from selective_backprop.lab.report.build import build_report
 from selective_backprop.lab.report.comparisons import compare_runs
@@ -22,6 +21,7 @@ from selective_backprop.lab.report.ranking import combined_rank, overlaps, suspi
 from selective_backprop.lab.report.seconds import batch_rows, epoch_rows, phase_rows
 from selective_backprop.lab.report.selection import chance_rows, loss_rows, times_rows
 from selective_backprop.lab.report.sensitivity import varied_rows
+from selective_backprop.lab.runs.ledger_log import LedgerHistory
 from tests.lab.report.conftest import small_digits, train
 from tests.lab.report.made_up import made_up_run
 

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 import selective_backprop as sb
-from selective_backprop.lab.choices import Choice
 from selective_backprop.lab.cli.options import ModelOptions, told_plainly, with_option_groups
-from selective_backprop.lab.comparison import settings_for
-from selective_backprop.lab.training import Training, load_data
+from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.training import Training, load_data
+from selective_backprop.lab.study.comparison import settings_for
 
 
 @with_option_groups

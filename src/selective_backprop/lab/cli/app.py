@@ -11,7 +11,7 @@ from selective_backprop.lab.cli.report import report, watch
 from selective_backprop.lab.cli.show import demo, list_names
 from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
-from selective_backprop.lab.ranks import number_of_ranks
+from selective_backprop.lab.runs.ranks import number_of_ranks
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from selective_backprop.lab.experiment import Entry
-from selective_backprop.lab.training import Record
+from selective_backprop.lab.runs.experiment import Entry
+from selective_backprop.lab.runs.training import Record
 
 
 def describe(record: Record, epochs: int) -> str:

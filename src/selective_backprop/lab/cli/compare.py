@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 
 from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.choices import Choice, make_method, name_choices
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
     LabelNoise,
@@ -22,13 +21,14 @@ from selective_backprop.lab.cli.options import (
     with_option_groups,
 )
 from selective_backprop.lab.cli.report import data_of, tell_left_out
-from selective_backprop.lab.comparison import compare as run_comparison
-from selective_backprop.lab.comparison import settings_for
-from selective_backprop.lab.curves import AXES
-from selective_backprop.lab.ranks import is_first
-from selective_backprop.lab.recipes import Recipe
 from selective_backprop.lab.report import write_report
-from selective_backprop.lab.tables import READING, comparison_table
+from selective_backprop.lab.runs.choices import Choice, make_method, name_choices
+from selective_backprop.lab.runs.ranks import is_first
+from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.lab.study.comparison import compare as run_comparison
+from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop.lab.study.curves import AXES
+from selective_backprop.lab.study.tables import READING, comparison_table
 
 Methods = Annotated[
     list[str] | None,

@@ -29,12 +29,12 @@ from selective_backprop.lab.cli.options import (
     told_plainly,
     with_option_groups,
 )
-from selective_backprop.lab.datasets import ImageSet
-from selective_backprop.lab.diet import score_by_network, summarise
-from selective_backprop.lab.experiment import Entry
+from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.models import make_model
-from selective_backprop.lab.recipes import Recipe
-from selective_backprop.lab.training import Record, Settings, Training
+from selective_backprop.lab.runs.experiment import Entry
+from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.lab.runs.training import Record, Settings, Training
+from selective_backprop.lab.study.diet import score_by_network, summarise
 from selective_backprop.pruning.scores import Measure
 
 _FRACTION = 0.25  # what Diet-SB prunes

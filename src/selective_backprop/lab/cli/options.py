@@ -13,9 +13,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from selective_backprop.lab.cli.watching import watching
-from selective_backprop.lab.datasets import ImageSet
-from selective_backprop.lab.recipes import Recipe, find_recipe
-from selective_backprop.lab.training import Observer, Settings, load_data
+from selective_backprop.lab.data.datasets import ImageSet
+from selective_backprop.lab.runs.recipes import Recipe, find_recipe
+from selective_backprop.lab.runs.training import Observer, Settings, load_data
 
 Seeds = Annotated[int, typer.Option(min=1, help="Runs per method.")]
 LabelNoise = Annotated[float, typer.Option(help="Fraction of training labels to make wrong.")]

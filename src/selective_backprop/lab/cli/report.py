@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from selective_backprop.lab.cli.options import DataDir, told_plainly
-from selective_backprop.lab.datasets import ImageSet, load_images, split_validation
+from selective_backprop.lab.data.datasets import ImageSet, load_images, split_validation
 from selective_backprop.lab.report import Report, Run, build_report, find_runs, write_report
 from selective_backprop.lab.report.images import LoadData
 

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from selective_backprop.lab import demo as digits_demo
-from selective_backprop.lab.choices import METHODS, SHORT_NAMES
 from selective_backprop.lab.cli.options import Seeds
-from selective_backprop.lab.datasets import NAMES
+from selective_backprop.lab.data.datasets import NAMES
 from selective_backprop.lab.models import MODELS
-from selective_backprop.lab.recipes import RECIPES
+from selective_backprop.lab.runs.choices import METHODS, SHORT_NAMES
+from selective_backprop.lab.runs.recipes import RECIPES
+from selective_backprop.lab.study import demo as digits_demo
 
 
 def list_names() -> None:

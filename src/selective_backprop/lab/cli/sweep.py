@@ -19,12 +19,12 @@ from selective_backprop.lab.cli.options import (
     told_plainly,
     with_option_groups,
 )
-from selective_backprop.lab.comparison import Curves
-from selective_backprop.lab.curves import AXES, Curve
-from selective_backprop.lab.experiment import run_in_turns
-from selective_backprop.lab.ranks import is_first
-from selective_backprop.lab.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
-from selective_backprop.lab.tables import frontier_table, sweep_table
+from selective_backprop.lab.runs.experiment import run_in_turns
+from selective_backprop.lab.runs.ranks import is_first
+from selective_backprop.lab.study.comparison import Curves
+from selective_backprop.lab.study.curves import AXES, Curve
+from selective_backprop.lab.study.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
+from selective_backprop.lab.study.tables import frontier_table, sweep_table
 
 
 @with_option_groups

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from selective_backprop.lab.choices import Choice, full_name, make_method, parse_option, with_selectivity
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
     LabelNoise,
@@ -17,13 +16,14 @@ from selective_backprop.lab.cli.options import (
     told_plainly,
     with_option_groups,
 )
-from selective_backprop.lab.comparison import settings_for
-from selective_backprop.lab.curves import Curve
-from selective_backprop.lab.experiment import Entry
-from selective_backprop.lab.ranked_folder import open_folder
-from selective_backprop.lab.ranks import from_first
-from selective_backprop.lab.training import Record, Settings, check, load_data
-from selective_backprop.lab.training import train as train_run
+from selective_backprop.lab.runs.choices import Choice, full_name, make_method, parse_option, with_selectivity
+from selective_backprop.lab.runs.experiment import Entry
+from selective_backprop.lab.runs.ranked_folder import open_folder
+from selective_backprop.lab.runs.ranks import from_first
+from selective_backprop.lab.runs.training import Record, Settings, check, load_data
+from selective_backprop.lab.runs.training import train as train_run
+from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop.lab.study.curves import Curve
 
 
 @with_option_groups

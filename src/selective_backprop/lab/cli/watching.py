@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from selective_backprop.lab.ledger_log import LedgerLog
 from selective_backprop.lab.probes import make_probes
-from selective_backprop.lab.tensorboard import TensorBoardEvents
-from selective_backprop.lab.training import Observer, Settings
+from selective_backprop.lab.runs.ledger_log import LedgerLog
+from selective_backprop.lab.runs.tensorboard import TensorBoardEvents
+from selective_backprop.lab.runs.training import Observer, Settings
 
 
 def watching(

@@ -16,7 +16,7 @@ from selective_backprop.lab.probes.examples import read_examples as read_example
 from selective_backprop.lab.probes.gradients import Agreement as Agreement
 from selective_backprop.lab.probes.gradients import GradientProbe as GradientProbe
 from selective_backprop.lab.probes.gradients import read_gradients as read_gradients
-from selective_backprop.lab.training import Observer, Record, Training
+from selective_backprop.lab.runs.training import Observer, Record, Training
 
 NAMES = ("gradients", "confidence", "examples")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.lab.probes.files import Row, read_rows, replace_rows, require_columns, require_number
-from selective_backprop.lab.training import Record, Training
+from selective_backprop.lab.runs.training import Record, Training
 from selective_backprop.ledger import Ledger
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from selective_backprop.files.writing import FolderLock, write_whole
-from selective_backprop.lab.decoding import import_extra
+from selective_backprop.lab.data.decoding import import_extra
 
 _PATIENCE = 600.0  # seconds, on a machine with much else to do
 

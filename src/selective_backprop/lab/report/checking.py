@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from selective_backprop.lab.training import Record
+from selective_backprop.lab.runs.training import Record
 
 _OF_RECORDS = ("epoch", "test_error", "offered", "scored", "trained", "skipped_before_loading", "batches", "compute")
 _PHASES = ("loading", "selection", "forward", "backward", "other", "evaluation")

@@ -10,8 +10,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.lab.curves import Axis, Curve, SpeedUp, speed_up
 from selective_backprop.lab.report.runs import Run, split_label, with_folder
+from selective_backprop.lab.study.curves import Axis, Curve, SpeedUp, speed_up
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from selective_backprop.lab.datasets import ImageSet
+from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.report import ranking
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, Text, rounded

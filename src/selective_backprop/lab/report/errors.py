@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from selective_backprop.lab.curves import AXES, Axis, pareto_frontier
 from selective_backprop.lab.report.charts import HIDDEN, PERCENT, SHOWN, Palette, axis, log_ticks, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.runs import running_means, split_label
+from selective_backprop.lab.study.curves import AXES, Axis, pareto_frontier
 
 READING = (
     "Lower and further left is better: a curve that reaches the same error further left got there with less; lines are "

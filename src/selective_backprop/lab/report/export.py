@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.decoding import import_extra
+from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.build import Report
 from selective_backprop.lab.report.figures import Figure, Row, Spec, Table, as_csv, columns_of, rounded

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from selective_backprop.lab.curves import AXES, FACTORS, Axis, Curve, SpeedUp
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Part, Section, Table, Text
 from selective_backprop.lab.report.runs import Run, split_label
-from selective_backprop.lab.tables import cost, final_error
+from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, Curve, SpeedUp
+from selective_backprop.lab.study.tables import cost, final_error
 
 READING = (
     "A speed-up is how many times less was spent than by Traditional until the error came within 1.1x, 1.2x or 1.4x of "

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.lab.datasets import ImageSet, flip_labels
-from selective_backprop.lab.decoding import import_extra
+from selective_backprop.lab.data.datasets import ImageSet, flip_labels
+from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report.runs import Run
 
 LoadData = Callable[[Run], ImageSet]

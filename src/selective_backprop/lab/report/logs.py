@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from selective_backprop.lab.ledger_log import LedgerHistory, read_ledger_log
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run
+from selective_backprop.lab.runs.ledger_log import LedgerHistory, read_ledger_log
 
 MOST_LOGS = 8
 """Most ledgers shown per comparison. A sweep has many runs, and their ledgers would fill the page."""

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from selective_backprop.lab.decoding import import_extra
+from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.bundle import javascript
 from selective_backprop.lab.report.charts import DASHES, Palette

@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any
 
 from selective_backprop.files.reading import read_json
-from selective_backprop.lab.curves import Curve
-from selective_backprop.lab.records import read_records
 from selective_backprop.lab.report.checking import check_config, check_record
-from selective_backprop.lab.training import Record
+from selective_backprop.lab.runs.records import read_records
+from selective_backprop.lab.runs.training import Record
+from selective_backprop.lab.study.curves import Curve
 
 _BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
 _SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")

@@ -11,7 +11,7 @@ from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.projection import projection
 from selective_backprop.lab.report.runs import Run, running_means, split_label
-from selective_backprop.lab.training import Record
+from selective_backprop.lab.runs.training import Record
 
 READING = (
     "Selection pays if its own passes take less than what it takes off the forward and backward passes of training."

@@ -23,7 +23,7 @@ from selective_backprop.lab.probes.files import (
     stack,
     write_arrays,
 )
-from selective_backprop.lab.training import Record, Training
+from selective_backprop.lab.runs.training import Record, Training
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from selective_backprop.files.reading import read_json
-from selective_backprop.lab.decoding import NAMES as NAMES
-from selective_backprop.lab.decoding import AnyPath, check_labels, decode, import_extra, locate
+from selective_backprop.lab.data.decoding import NAMES as NAMES
+from selective_backprop.lab.data.decoding import AnyPath, check_labels, decode, import_extra, locate
 
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 _CACHE_VERSION = 1

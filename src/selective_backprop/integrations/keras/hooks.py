@@ -11,7 +11,7 @@ import torch
 from keras.src.saving.keras_saveable import KerasSaveable  # what Keras looks for in a model that it saves
 
 from selective_backprop.files.states import pack, unpack
-from selective_backprop.integrations.keras_data import to_numpy
+from selective_backprop.integrations.keras.data import to_numpy
 
 if TYPE_CHECKING:
     from selective_backprop.integrations.keras import SelectiveDataset

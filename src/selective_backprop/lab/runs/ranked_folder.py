@@ -7,8 +7,8 @@ from typing import Any
 
 from selective_backprop.distributed.messages import collect, hand_out
 from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.lab.ranks import from_first, number_of_ranks
-from selective_backprop.lab.records import RunFolder
+from selective_backprop.lab.runs.ranks import from_first, number_of_ranks
+from selective_backprop.lab.runs.records import RunFolder
 
 _OF_EACH = ("loader", "random")  # parts of a checkpoint that differ between ranks; the model and the optimizer do not
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from selective_backprop.files.writing import make_subfolder
-from selective_backprop.lab.training import Record, Training
+from selective_backprop.lab.runs.training import Record, Training
 
 _TAGS = {
     "test/loss": "test_loss",

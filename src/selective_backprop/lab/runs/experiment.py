@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from selective_backprop.files.writing import make_subfolder
-from selective_backprop.lab.datasets import ImageSet
-from selective_backprop.lab.ranked_folder import Folder, open_folder
-from selective_backprop.lab.ranks import from_first
-from selective_backprop.lab.training import Observer, Record, Settings, Training, advance, check, start
+from selective_backprop.lab.data.datasets import ImageSet
+from selective_backprop.lab.runs.ranked_folder import Folder, open_folder
+from selective_backprop.lab.runs.ranks import from_first
+from selective_backprop.lab.runs.training import Observer, Record, Settings, Training, advance, check, start
 
 
 @dataclass(frozen=True, eq=False)

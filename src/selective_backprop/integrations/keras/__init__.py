@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.integrations import is_missing
-from selective_backprop.integrations.keras_steps import SelectedSteps
+from selective_backprop.integrations.keras.steps import SelectedSteps
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.loader.stats import Stats
 from selective_backprop.method import Method
@@ -21,10 +21,10 @@ except ImportError as error:
         raise
     raise ImportError(f"{error}: pip install 'selective-backprop[keras]', and set KERAS_BACKEND") from error
 
-from selective_backprop.integrations.keras_data import PyDatasetBatches, example, rows_loader, to_numpy
-from selective_backprop.integrations.keras_hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
-from selective_backprop.integrations.keras_methods import check_method
-from selective_backprop.integrations.keras_scoring import PerExampleLosses, StandIn
+from selective_backprop.integrations.keras.data import PyDatasetBatches, example, rows_loader, to_numpy
+from selective_backprop.integrations.keras.hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
+from selective_backprop.integrations.keras.methods import check_method
+from selective_backprop.integrations.keras.scoring import PerExampleLosses, StandIn
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
 

@@ -15,7 +15,7 @@ import torch
 from keras.src.losses.losses import LossFunctionWrapper  # what compile() wraps functions in; has no public name
 from torch import Tensor, nn
 
-from selective_backprop.integrations.keras_data import to_numpy
+from selective_backprop.integrations.keras.data import to_numpy
 
 
 class PerExampleLosses:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.lab.choices import make_method
-from selective_backprop.lab.datasets import ImageDataset, ImageSet
-from selective_backprop.lab.records import RunFolder
-from selective_backprop.lab.training import Observer, Settings, Training, advance, start
+from selective_backprop.lab.data.datasets import ImageDataset, ImageSet
+from selective_backprop.lab.runs.choices import make_method
+from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop.lab.runs.training import Observer, Settings, Training, advance, start
 from selective_backprop.pruning.scores import Measure
 
 _SCORING_BATCH = 500  # as fast as larger ones, in little memory

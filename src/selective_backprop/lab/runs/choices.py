@@ -27,13 +27,13 @@ _for_any_data: MakeNetwork = partial(make_model, num_classes=10, channels=3, see
 
 
 def _diet(selectivity: float, /, **options: Any) -> sb.Method:
-    from selective_backprop.lab.diet import diet_from_file  # late: it trains networks, by methods that are named here
+    from selective_backprop.lab.study.diet import diet_from_file  # late: it trains networks, by methods that are named here
 
     return diet_from_file(selectivity, **options)
 
 
 def _recorded(selectivity: float, /, *, run: str | None = None, **options: Any) -> sb.Method:
-    from selective_backprop.lab.ledger_log import read_selections  # late, for the same reason
+    from selective_backprop.lab.runs.ledger_log import read_selections  # late, for the same reason
 
     if not isinstance(run, str):
         raise ValueError(f"recorded_backprop needs run=FOLDER, an earlier run whose selection to repeat, got {run!r}")

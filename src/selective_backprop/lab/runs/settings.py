@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from selective_backprop.lab.ranks import number_of_ranks
-from selective_backprop.lab.recipes import Recipe
+from selective_backprop.lab.runs.ranks import number_of_ranks
+from selective_backprop.lab.runs.recipes import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

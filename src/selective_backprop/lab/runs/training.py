@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.lab.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.choices import make_method
-from selective_backprop.lab.clock import Clock
-from selective_backprop.lab.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
+from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
+from selective_backprop.lab.runs.choices import make_method
+from selective_backprop.lab.runs.clock import Clock
+from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models import make_model
-from selective_backprop.lab.ranked_folder import Folder
-from selective_backprop.lab.ranks import (
+from selective_backprop.lab.runs.ranked_folder import Folder
+from selective_backprop.lab.runs.ranks import (
     Share,
     arrange_gradients,
     for_training,
@@ -30,7 +30,7 @@ from selective_backprop.lab.ranks import (
     share_buffers,
     total,
 )
-from selective_backprop.lab.settings import Settings as Settings
+from selective_backprop.lab.runs.settings import Settings as Settings
 from selective_backprop.loader.checks import check_ranks
 from selective_backprop.loader.stats import COMBINATIONS
 

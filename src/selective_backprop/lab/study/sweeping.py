@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from selective_backprop.lab.choices import Choice, make_method, parse_option, with_selectivity
-from selective_backprop.lab.comparison import Curves, settings_for
-from selective_backprop.lab.curves import Axis, Curve, pareto_frontier
-from selective_backprop.lab.experiment import Entry
-from selective_backprop.lab.recipes import Decay, Recipe, find_recipe
-from selective_backprop.lab.training import Settings
+from selective_backprop.lab.runs.choices import Choice, make_method, parse_option, with_selectivity
+from selective_backprop.lab.runs.experiment import Entry
+from selective_backprop.lab.runs.recipes import Decay, Recipe, find_recipe
+from selective_backprop.lab.runs.training import Settings
+from selective_backprop.lab.study.comparison import Curves, settings_for
+from selective_backprop.lab.study.curves import Axis, Curve, pareto_frontier
 
 Point = dict[str, object]
 """A value for each setting that is varied."""

@@ -9,18 +9,18 @@ from tempfile import TemporaryDirectory
 import torch
 from rich.console import Console
 
-from selective_backprop.lab.choices import Choice
 from selective_backprop.lab.cli.bars import Bars
-from selective_backprop.lab.comparison import settings_for
-from selective_backprop.lab.curves import Curve, speed_up
-from selective_backprop.lab.datasets import ImageSet, load_images
-from selective_backprop.lab.experiment import Entry, Results, run_in_turns
-from selective_backprop.lab.ledger_log import LedgerLog
+from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.probes import make_probes
-from selective_backprop.lab.recipes import find_recipe
 from selective_backprop.lab.report import write_report
-from selective_backprop.lab.tables import TextTable, final_error
-from selective_backprop.lab.training import Observer, Settings
+from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.experiment import Entry, Results, run_in_turns
+from selective_backprop.lab.runs.ledger_log import LedgerLog
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.training import Observer, Settings
+from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop.lab.study.curves import Curve, speed_up
+from selective_backprop.lab.study.tables import TextTable, final_error
 
 _OPTIONS = {"history_size": 512, "warmup_epochs": 1}
 METHODS = [

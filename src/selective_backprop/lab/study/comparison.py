@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from selective_backprop.lab.choices import Choice
-from selective_backprop.lab.curves import Curve
-from selective_backprop.lab.datasets import ImageSet
-from selective_backprop.lab.experiment import Entry, Results, Show, run_in_turns
-from selective_backprop.lab.recipes import Recipe
-from selective_backprop.lab.training import Observer, Settings
+from selective_backprop.lab.data.datasets import ImageSet
+from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.experiment import Entry, Results, Show, run_in_turns
+from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.lab.runs.training import Observer, Settings
+from selective_backprop.lab.study.curves import Curve
 
 Curves = dict[str, list[Curve]]
 """By label; of each label by seed."""
@@ -20,7 +20,7 @@ Curves = dict[str, list[Curve]]
 def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
     """Settings of a run with this method. Options that a recipe has (lr, epochs, ...) change the recipe.
 
-    >>> from selective_backprop.lab.recipes import find_recipe
+    >>> from selective_backprop.lab.runs.recipes import find_recipe
     >>> settings = settings_for(Choice.parse("ledger:loss_share=0.8,lr=0.2"), find_recipe("digits"))
     >>> settings.recipe.lr, settings.options
     (0.2, {'loss_share': 0.8})

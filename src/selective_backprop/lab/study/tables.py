@@ -10,8 +10,8 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from selective_backprop.lab.comparison import Curves
-from selective_backprop.lab.curves import AXES, FACTORS, Axis, Curve, speed_up
+from selective_backprop.lab.study.comparison import Curves
+from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, Curve, speed_up
 
 
 @dataclass(frozen=True)
