@@ -220,9 +220,13 @@ def verdict(against: Sequence[Interval | None]) -> Verdict:
 
 def _is_above(interval: Interval) -> bool:
     low = interval.low
-    return low is not None and low.value > 1 and low.bound is not Bound.LESS
+    if low is None or low.bound is Bound.LESS:
+        return False
+    return low.value > 1 or (low.value == 1 and low.bound is Bound.MORE)
 
 
 def _is_below(interval: Interval) -> bool:
     high = interval.high
-    return high is not None and high.value < 1 and high.bound is not Bound.MORE
+    if high is None or high.bound is Bound.MORE:
+        return False
+    return high.value < 1 or (high.value == 1 and high.bound is Bound.LESS)

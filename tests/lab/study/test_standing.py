@@ -1,0 +1,86 @@
+"""Who won, in numbers and in words, on hand-made arms."""
+
+import pytest
+
+from selective_backprop.lab.study.frontier import Arm, Bound, Verdict
+from selective_backprop.lab.study.standing import NamedArm, alerts, standings, winner
+
+
+def arm(label, method, error, cost, seeds=3, spread=0.0, seconds=None):
+    """Runs whose errors lie around one value, and whose costs are the same."""
+    errors = tuple(error + spread * (i - (seeds - 1) / 2) for i in range(seeds))
+    clock = None if seconds is None else Arm(errors, (seconds,) * seeds)
+    return NamedArm(label, method, Arm(errors, (cost,) * seeds), clock)
+
+
+PLAIN = [arm(f"traditional, {e} epochs", "traditional", error, e) for e, error in ((2, 0.4), (4, 0.3), (8, 0.2))]
+RANDOM = [arm(f"random, {e}", "repeated_random", error, e) for e, error in ((2, 0.38), (4, 0.29))]
+
+
+def by_label(found):
+    return {standing.label: standing for standing in found}
+
+
+def test_a_method_that_beats_both_wins():
+    found = standings([*PLAIN, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)])
+    ledger = by_label(found)["ledger"]
+    assert ledger.plain.multiple.value == pytest.approx(2.0)
+    assert ledger.random.multiple.bound is Bound.MORE
+    assert ledger.lossless and ledger.verdict is Verdict.BETTER
+    assert winner(found).startswith("**ledger** wins: plain training needs **2.00x (2.00 to 2.00) its compute**")
+    assert alerts(found) == []
+
+
+def test_plain_training_is_named_where_it_is_not_beaten():
+    found = standings([*PLAIN, *RANDOM[:1], arm("sb", "selective_backprop", 0.3, 5)])
+    assert by_label(found)["sb"].plain.multiple.value == pytest.approx(4 / 5)
+    assert by_label(found)["sb"].verdict is Verdict.WORSE
+    assert not by_label(found)["sb"].lossless
+    assert "**Random subsets** win" in winner(found)  # 0.38 at 2, where plain training has 0.4
+    assert "No method is told apart from random subsets for the better. The closest is sb" in winner(found)
+    slower = [arm("random, 2", "repeated_random", 0.41, 2)]
+    assert winner(standings([*PLAIN, *slower, arm("sb", "selective_backprop", 0.3, 5)])).startswith(
+        "**Plain training is not beaten.**"
+    )
+
+
+def test_random_subsets_that_do_as_well_are_told():
+    as_good = [*RANDOM, arm("random, 3", "repeated_random", 0.25, 3)]
+    found = standings([*PLAIN, *as_good, arm("ledger", "ledger_backprop", 0.25, 3)])
+    assert by_label(found)["ledger"].verdict is Verdict.SAME
+    assert "Random subsets do as well as ledger." in alerts(found)
+    assert winner(found).startswith("**Random subsets** win")
+
+
+def test_seeds_that_overlap_are_not_told_apart():
+    spread = [arm(f"traditional, {e}", "traditional", error, e, spread=0.1) for e, error in ((2, 0.4), (8, 0.3))]
+    found = standings([*spread, *RANDOM, arm("sb", "selective_backprop", 0.34, 4, spread=0.1)])
+    assert by_label(found)["sb"].verdict is Verdict.SAME
+
+
+def test_without_baselines_nothing_is_claimed():
+    alone = standings([arm("ledger", "ledger_backprop", 0.2, 4)])
+    assert alone[0].plain is None and alone[0].lossless is None and alone[0].verdict is Verdict.NOT_CHECKED
+    assert winner(alone) == "Nothing can be said: plain training was not run."
+    assert alerts(alone)[0] == "Plain training was not run: no method can be judged."
+    unchecked = standings([*PLAIN, arm("ledger", "ledger_backprop", 0.2, 4)])
+    assert "Random subsets were not run, so nobody knows" in winner(unchecked)
+    assert unchecked[-1].verdict is Verdict.NOT_CHECKED
+
+
+def test_alerts_name_one_budget_and_few_seeds():
+    one = standings(
+        [arm("traditional", "traditional", 0.2, 8, seeds=2), arm("sb", "selective_backprop", 0.2, 4, seeds=2)]
+    )
+    text = " ".join(alerts(one))
+    assert "at one budget only" in text and "2 seeds only" in text and "Random subsets were not run" in text
+    single = standings([arm("traditional", "traditional", 0.2, 8, seeds=1), *PLAIN])
+    assert "1 seed only: differences may be chance." in alerts(single)
+
+
+def test_seconds_count_only_where_the_clock_was_undisturbed():
+    plain = [arm(f"t{e}", "traditional", error, e, seconds=10 * e) for e, error in ((2, 0.4), (8, 0.2))]
+    timed = arm("sb", "selective_backprop", 0.2, 4, seconds=60)
+    found = by_label(standings([*plain, timed, arm("untimed", "selective_backprop", 0.2, 4)]))
+    assert found["sb"].seconds.multiple.value == pytest.approx(80 / 60)
+    assert found["untimed"].seconds is None and found["untimed"].plain is not None
