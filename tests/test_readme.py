@@ -18,7 +18,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     for block in BLOCKS:
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert re.search(r"offered 6,144, scored 6,1\d\d, trained [\d,]+ in \d+ batches.*selectivity 0\.3", printed)
+    assert re.search(r"offered 10,240, scored 0, trained 7,\d\d\d in \d+ batches.*selectivity 0\.7", printed)
     assert names["loader"].progress == 1
     assert names["scheduler"].last_epoch == names["total_steps"]
     assert (tmp_path / "loader.pt").exists()
