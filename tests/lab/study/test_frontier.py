@@ -132,6 +132,17 @@ def test_interval_covers_the_truth_as_often_as_it_says():
     assert 0.8 <= covered / 200 <= 0.97
 
 
+def test_a_bound_may_be_anything_on_its_open_side():
+    """Half of the draws of this arm lie below the frontier's best, so that nothing limits the interval above."""
+    plain = Frontier([arm(0.4, 1.0, seeds=2), arm(0.2, 4.0, seeds=2)])
+    found = compute_multiplier(plain, Arm((0.1, 0.3), (4.0, 4.0)))
+    assert found.high.bound is Bound.MORE and found.low.bound is Bound.EXACT
+    never = compute_multiplier(plain, Arm((0.3, 0.6), (1.0, 1.0)))
+    assert never.low.bound is Bound.LESS and verdict([never]) is not Verdict.BETTER
+    same = compute_multiplier(plain, Arm((0.19, 0.21), (4.001, 4.001)))
+    assert verdict([same]) is Verdict.SAME, "a thousandth more compute is not worse"
+
+
 def test_the_same_seed_gives_the_same_interval():
     plain = Frontier([Arm((0.4, 0.5, 0.3), (1.0,) * 3), Arm((0.2, 0.3, 0.1), (4.0,) * 3)])
     method = Arm((0.3, 0.2, 0.35), (1.0,) * 3)
@@ -168,7 +179,10 @@ def interval(low, high, bound=Bound.EXACT):
         ([interval(0.5, 0.9), None], Verdict.WORSE),
         ([interval(1.2, 1.5), Interval(Multiple(2.0), None, None)], Verdict.NOT_CHECKED),
         ([interval(1.2, 1.5, Bound.MORE), interval(1.1, 1.3)], Verdict.BETTER),
-        ([interval(1.2, 1.5, Bound.LESS), interval(1.1, 1.3)], Verdict.SAME),
+        ([interval(1.2, 1.5, Bound.LESS), interval(1.1, 1.3)], Verdict.NOT_CHECKED),
+        ([interval(1.2, 1.5), interval(0.7, 0.8, Bound.MORE)], Verdict.NOT_CHECKED),
+        ([interval(1.2, 1.5), interval(0.99, 1.01, Bound.MORE)], Verdict.BETTER),  # as much spent, and not reached
+        ([interval(1.2, 1.5), interval(0.99, 1.01, Bound.LESS)], Verdict.WORSE),
     ],
 )
 def test_verdicts(against, expected):

@@ -3,7 +3,7 @@
 import pytest
 
 from selective_backprop.lab.study.frontier import Arm, Bound, Verdict
-from selective_backprop.lab.study.standing import NamedArm, alerts, standings, winner
+from selective_backprop.lab.study.standing import NamedArm, alerts, cheapest_lossless, standings, winner
 
 
 def arm(label, method, error, cost, seeds=3, spread=0.0, seconds=None):
@@ -74,8 +74,48 @@ def test_alerts_name_one_budget_and_few_seeds():
     )
     text = " ".join(alerts(one))
     assert "at one budget only" in text and "2 seeds only" in text and "Random subsets were not run" in text
-    single = standings([arm("traditional", "traditional", 0.2, 8, seeds=1), *PLAIN])
+    single = standings([arm("traditional", "traditional", 0.2, 8, seeds=1), arm("sb", "selective_backprop", 0.2, 4, 1)])
     assert "1 seed only: differences may be chance." in alerts(single)
+
+
+def test_a_single_seed_among_several_is_left_out_of_the_frontier():
+    lonely = arm("traditional, 3 epochs", "traditional", 0.1, 3, seeds=1)
+    found = standings([*PLAIN, lonely, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)])
+    assert by_label(found)["ledger"].plain.low is not None
+    assert by_label(found)["ledger"].plain.multiple.value == pytest.approx(2.0)
+    assert alerts(found)[0] == "One seed only, so not part of the frontier: traditional, 3 epochs."
+
+
+def test_bounds_that_tell_nothing_are_not_counted_for_or_against():
+    short = [arm("random, 2", "repeated_random", 0.38, 2)]
+    found = standings([*PLAIN, *short, arm("ledger", "ledger_backprop", 0.2, 4), arm("tiny", "top_k", 0.6, 0.5)])
+    assert by_label(found)["ledger"].random.multiple.bound is Bound.MORE  # than 0.5x: nobody knows
+    assert by_label(found)["ledger"].verdict is Verdict.NOT_CHECKED
+    assert by_label(found)["tiny"].verdict is Verdict.NOT_CHECKED
+    assert not any("do as well" in sentence for sentence in alerts(found))
+    assert "random subsets were not run with as much compute" in winner(
+        standings([*PLAIN, arm("r", "repeated_random", 0.5, 2), arm("ledger", "ledger_backprop", 0.2, 4)])
+    )
+    lonely = standings([*PLAIN, *RANDOM[1:], arm("tiny", "top_k", 0.6, 0.5)])
+    assert "No method can be compared" in winner(standings([*PLAIN, arm("tiny", "top_k", 0.6, 0.5)]))
+    assert "tiny" not in winner(lonely)
+
+
+def test_the_best_error_has_its_own_winner():
+    found = standings([*PLAIN, *RANDOM, arm("infobatch", "infobatch", 0.2, 9)])
+    assert "least compute by **plain training**: 20.00% ± 0.00 with 8.00 epochs; infobatch needs 9.00" in (
+        cheapest_lossless(found)
+    )
+    cheaper = standings([*PLAIN, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)])
+    assert "by **ledger**: 20.00% ± 0.00 with 4.00 epochs, plain training 8.00." in cheapest_lossless(cheaper)
+    nobody = standings([*PLAIN, arm("sb", "selective_backprop", 0.3, 2)])
+    assert cheapest_lossless(nobody).endswith("; no method reaches it.")
+    assert cheapest_lossless(standings([arm("sb", "selective_backprop", 0.3, 2)])) == ""
+
+
+def test_random_subsets_that_win_here_and_lose_there_are_no_winner():
+    mixed = [arm("random, 2", "repeated_random", 0.35, 2), arm("random, 8", "repeated_random", 0.3, 8)]
+    assert "Random subsets** win" not in winner(standings([*PLAIN, *mixed, arm("sb", "selective_backprop", 0.3, 5)]))
 
 
 def test_seconds_count_only_where_the_clock_was_undisturbed():

@@ -20,6 +20,8 @@ from statistics import fmean
 
 LOSSLESS = 1.02
 """A lossless error is at most this many times the best error of the frontier."""
+EQUAL_COST = 1.02
+"""Costs that differ by a smaller factor count as equal where a multiplier is a bound: budgets are met to a batch."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,12 @@ def compute_multiplier(
     if min(len(other.errors) for other in [arm, *frontier.arms]) < 2:
         return Interval(multiple, None, None)
     chance = random.Random(seed)
-    drawn = sorted(
-        (frontier.resampled(chance).multiple(arm.resampled(chance)) for _ in range(resamples)),
-        key=lambda found: found.value,
-    )
+    drawn = [frontier.resampled(chance).multiple(arm.resampled(chance)) for _ in range(resamples)]
     tail = (1 - confidence) / 2
-    return Interval(multiple, drawn[int(tail * resamples)], drawn[math.ceil((1 - tail) * resamples) - 1])
+    # "Less than 2x" may be anything down to nothing, "more than 2x" anything above: they go to the ends.
+    lowest = sorted(drawn, key=lambda found: (found.bound is not Bound.LESS, found.value))
+    highest = sorted(drawn, key=lambda found: (found.bound is Bound.MORE, found.value))
+    return Interval(multiple, lowest[int(tail * resamples)], highest[math.ceil((1 - tail) * resamples) - 1])
 
 
 class Verdict(StrEnum):
@@ -213,20 +215,33 @@ def verdict(against: Sequence[Interval | None]) -> Verdict:
     known = [interval for interval in against if interval is not None]
     if any(_is_below(interval) for interval in known):
         return Verdict.WORSE  # one baseline that beats it is enough
-    if len(known) < len(against) or any(interval.low is None for interval in known):
+    if len(known) < len(against) or any(interval.low is None or not says_anything(interval) for interval in known):
         return Verdict.NOT_CHECKED
     return Verdict.BETTER if all(_is_above(interval) for interval in known) else Verdict.SAME
+
+
+def says_anything(interval: Interval) -> bool:
+    """Whether a multiplier tells which of the two is cheaper. "Less than 2x" and "more than 0.5x" do not.
+
+    >>> says_anything(Interval(Multiple(2.0, Bound.LESS), None, None))
+    False
+    """
+    value, bound = interval.multiple.value, interval.multiple.bound
+    if bound is Bound.LESS:
+        return value <= EQUAL_COST
+    return bound is Bound.EXACT or value >= 1 / EQUAL_COST
 
 
 def _is_above(interval: Interval) -> bool:
     low = interval.low
     if low is None or low.bound is Bound.LESS:
         return False
-    return low.value > 1 or (low.value == 1 and low.bound is Bound.MORE)
+    # A baseline that spent as much and did not reach the error is worse, however little its budget is below ours.
+    return low.value > 1 or (low.value >= 1 / EQUAL_COST and low.bound is Bound.MORE)
 
 
 def _is_below(interval: Interval) -> bool:
     high = interval.high
     if high is None or high.bound is Bound.MORE:
         return False
-    return high.value < 1 or (high.value == 1 and high.bound is Bound.LESS)
+    return high.value < 1 or (high.value <= EQUAL_COST and high.bound is Bound.LESS)

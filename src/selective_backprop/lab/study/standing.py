@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
-from selective_backprop.lab.study.frontier import Arm, Bound, Frontier, Interval, Verdict, compute_multiplier, verdict
+from selective_backprop.lab.study.frontier import (
+    Arm,
+    Bound,
+    Frontier,
+    Interval,
+    Verdict,
+    compute_multiplier,
+    says_anything,
+    verdict,
+)
 
 PLAIN, RANDOM = "traditional", "repeated_random"
 """Methods whose arms are the frontiers."""
@@ -80,7 +89,9 @@ def standings(arms: Sequence[NamedArm]) -> list[Standing]:
 
 
 def _frontier(arms: Sequence[Arm]) -> Frontier | None:
-    return Frontier(arms) if arms else None
+    """Of budgets with several seeds, where there are any: one with a single seed would leave no interval at all."""
+    several = [arm for arm in arms if len(arm.errors) > 1]
+    return Frontier(several or arms) if arms else None
 
 
 # ---- in words
@@ -100,17 +111,24 @@ def winner(found: Sequence[Standing]) -> str:
         )
     random = [standing for standing in found if standing.named.method == RANDOM]
     ahead = [standing for standing in random if standing.verdict is Verdict.BETTER]
-    if ahead:
+    if ahead and not any(standing.verdict is Verdict.WORSE for standing in random):
         best = max(ahead, key=lambda standing: _at_least(standing.plain))
         return (
             f"**Random subsets** win: plain training needs {_times(best.plain)} compute for the error of {best.label}, "
             f"{error_of(best.named.compute)}. {_no_method(methods, 'random subsets')}"
         )
-    if not random and any(_is_above(standing.plain) for standing in methods):
-        best = max(methods, key=lambda standing: _at_least(standing.plain))
+    above = [standing for standing in methods if _is_above(standing.plain)]
+    if above:
+        best = max(above, key=lambda standing: _at_least(standing.plain))
+        lead = f"plain training needs {_times(best.plain)} compute for its error of {error_of(best.named.compute)}"
+        if not random:
+            return (
+                f"**{best.label}** is ahead of plain training: {lead}. Random subsets were not run, so nobody knows "
+                "whether they do as well."
+            )
         return (
-            f"**{best.label}** is ahead of plain training, which needs {_times(best.plain)} compute for its error of "
-            f"{error_of(best.named.compute)}. Random subsets were not run, so nobody knows whether they do as well."
+            f"**No method beats both** plain training and random subsets. {best.label} is ahead of plain training "
+            + (f"({lead}); {_against_random(best)}.")
         )
     return f"**Plain training is not beaten.** {_no_method(methods, 'plain training')}"
 
@@ -118,17 +136,60 @@ def winner(found: Sequence[Standing]) -> str:
 def _no_method(methods: Sequence[Standing], rival: str) -> str:
     if not methods:
         return "No other method was run."
-    best = max(methods, key=lambda standing: standing.plain.multiple.value if standing.plain else 0.0)
+    known = [standing for standing in methods if standing.plain is not None and says_anything(standing.plain)]
+    if not known:
+        return "No method can be compared: none has a compute at which plain training was run too."
+    best = max(known, key=lambda standing: standing.plain.multiple.value if standing.plain else 0.0)
     closest = f"The closest is {best.label}: plain training needs {_times(best.plain)} compute for its error."
     return f"No method is told apart from {rival} for the better. {closest}"
+
+
+def _against_random(standing: Standing) -> str:
+    if standing.random is None or not says_anything(standing.random):
+        return "random subsets were not run with as much compute"
+    if verdict([standing.random]) is Verdict.WORSE:
+        return f"random subsets do better, they need {_times(standing.random)} compute"
+    return f"it is not told apart from random subsets, which need {_times(standing.random)} compute"
+
+
+def cheapest_lossless(found: Sequence[Standing]) -> str:
+    """One sentence on who reaches the best error of plain training with the least compute; "" where nobody can tell."""
+    plain = [standing for standing in found if standing.named.method == PLAIN]
+    reached = [standing for standing in found if standing.lossless]
+    if not plain or not reached:
+        return ""
+    own = min((standing for standing in reached if standing.named.method == PLAIN), key=_cost, default=None)
+    best = min(reached, key=_cost)
+    if own is None or best.named.method != PLAIN:
+        rest = f", plain training {_cost(own):.2f}" if own is not None else ""
+        doubt = "" if best.verdict is Verdict.BETTER else f" ({best.verdict})"
+        return (
+            f"The best error of plain training is reached with the least compute by **{best.label}**{doubt}: "
+            f"{error_of(best.named.compute)} with {_cost(best):.2f} epochs{rest}."
+        )
+    others = [standing for standing in reached if not standing.is_baseline]
+    runner_up = min(others, key=_cost, default=None)
+    rest = (
+        f"; {runner_up.label} needs {_cost(runner_up):.2f} for {error_of(runner_up.named.compute)}"
+        if runner_up is not None
+        else "; no method reaches it"
+    )
+    return (
+        f"The best error is reached with the least compute by **plain training**: {error_of(own.named.compute)} with "
+        f"{_cost(own):.2f} epochs{rest}."
+    )
+
+
+def _cost(standing: Standing) -> float:
+    return standing.named.compute.cost
 
 
 def _times(interval: Interval | None) -> str:
     """A multiplier as it stands in a sentence."""
     if interval is None:
         return "an unknown multiple of its"
-    if interval.multiple.bound is Bound.EXACT and interval.low is not None and interval.high is not None:
-        return f"{interval.multiple.value:.2f}x ({interval.low.value:.2f} to {interval.high.value:.2f}) its"
+    if interval.multiple.bound is Bound.EXACT and interval.low is not None:
+        return f"{interval} its"
     return f"{interval.multiple} its"
 
 
@@ -167,11 +228,16 @@ def alerts(found: Sequence[Standing]) -> list[str]:
         )
     if methods and not random:
         sentences.append("Random subsets were not run: what looks like a gain of selection may be one of fewer steps.")
-    fewest = min((len(standing.named.compute.errors) for standing in found), default=0)
+    single = [standing.label for standing in found if len(standing.named.compute.errors) == 1]
+    if len(single) < len(found):
+        baselines = [standing.label for standing in [*plain, *random] if standing.label in single]
+        if baselines:
+            sentences.append(f"One seed only, so not part of the frontier: {', '.join(baselines)}.")
+    fewest = min((len(standing.named.compute.errors) for standing in found if standing.label not in single), default=1)
     if found and fewest < 3:
         sentences.append(f"{fewest} seed{'s' if fewest > 1 else ''} only: differences may be chance.")
     for standing in methods:
-        ahead_of_plain = _is_above(standing.plain)
-        if ahead_of_plain and standing.random is not None and not _is_above(standing.random):
+        known = standing.random is not None and standing.random.low is not None and says_anything(standing.random)
+        if _is_above(standing.plain) and known and not _is_above(standing.random):
             sentences.append(f"Random subsets do as well as {standing.label}.")
     return sentences
