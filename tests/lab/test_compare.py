@@ -1,6 +1,7 @@
 """Comparisons and sweeps as a user runs them, on digits."""
 
 import json
+import re
 import signal
 import time
 
@@ -14,92 +15,101 @@ from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import train
 from selective_backprop.lab.study.comparison import settings_for
 from selective_backprop.lab.study.curves import Curve, speed_up
+from selective_backprop.lab.study.frontier import Arm, Frontier, compute_multiplier
 from selective_backprop.testing import global_random_states, same
 from tests.lab.command_line import records, run, start, text_of, without_seconds
 
-METHODS = ("--method", "traditional", "--method", "sb@0.25", "--method", "ledger:loss_share=0.8,lr=0.05")
+METHODS = ("--method", "sb@0.25", "--method", "mine=ledger:loss_share=0.8,lr=0.05")
+PLAIN = ("traditional, 2 epochs", "traditional, 4 epochs")
+RANDOM = "repeated_random, 2 epochs of compute"
 
 
-def row_of(folder, label, axis):
-    part = (folder / "tables.md").read_text().split(f"Speed-up in {axis}")[1]
+def row_of(folder, label, title):
+    part = (folder / "tables.md").read_text().split(title)[1]
     lines = part.splitlines()
     return next([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(f"| {label} |"))
+
+
+def folder_of(out, label, seed=0):
+    return out / label.replace(", ", ",_").replace(" ", "_") / f"seed-{seed}"
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     out = tmp_path_factory.mktemp("compare")
-    command = ("compare", *METHODS, "--epochs", 4, "--budget", "ledger", "--out", out)
+    command = ("compare", *METHODS, "--epochs", "2,4", "--seeds", 2, "--out", out)
     result = run(*command)
     assert result.returncode == 0, text_of(result)
     return out, command, result
 
 
-def test_compare_runs_every_method_with_every_seed_in_turns(compared):
+def test_every_method_and_baseline_runs_at_every_length_with_every_seed(compared):
     out, _, result = compared
-    lines = [line for line in result.stdout.splitlines() if "epoch" in line and "examples/s" in line]
-    assert [line.split(":")[0] for line in lines[:6]] == ["traditional", "sb", "ledger"] * 2
-    for label in ("traditional", "sb", "ledger", "repeated_random,_ledger_s_time"):
+    for label in (*PLAIN, RANDOM, "sb, 2 epochs", "sb, 4 epochs", "mine, 2 epochs", "mine, 4 epochs"):
         for seed in range(2):
-            assert json.loads((out / label / f"seed-{seed}" / "config.json").read_text())["seed"] == seed
-    ledger = json.loads((out / "ledger/seed-0/config.json").read_text())
-    assert (ledger["recipe"]["lr"], ledger["options"]) == (0.05, {"loss_share": 0.8})
+            config = json.loads((folder_of(out, label, seed) / "config.json").read_text())
+            assert config["seed"] == seed and config["label"] == label
+    mine = json.loads((folder_of(out, "mine, 4 epochs") / "config.json").read_text())
+    assert (mine["recipe"]["lr"], mine["recipe"]["epochs"], mine["options"]) == (0.05, 4, {"loss_share": 0.8})
+    assert re.search(r"14 runs, of which at most \d+ epochs of compute are still to do: about", text_of(result))
 
 
-def test_the_table_is_what_the_records_say(compared):
+def test_short_runs_come_first_and_those_of_one_length_take_turns(compared):
+    lines = [line for line in compared[2].stdout.splitlines() if "examples/s" in line]
+    first = [line.split(":")[0] for line in lines[:6]]
+    assert first == ["traditional, 2 epochs", "sb, 2 epochs", "mine, 2 epochs"] * 2
+
+
+def test_every_run_decays_fully_and_baselines_have_their_compute(compared):
+    out, _, _ = compared
+    for label, epochs in ((PLAIN[0], 2), (PLAIN[1], 4), (RANDOM, 2)):
+        rows = records(folder_of(out, label))
+        assert sum(row["compute"] for row in rows) == pytest.approx(epochs, abs=0.1)
+        assert rows[-1]["lr"] == pytest.approx(0, abs=1e-3) and rows[0]["lr"] > 0.04
+
+
+def test_the_tables_are_what_the_records_say(compared):
     out, _, result = compared
-    curves = {
-        name: [Curve.of(records(out / name / f"seed-{seed}")) for seed in (0, 1)] for name in ("traditional", "sb")
-    }
-    assert row_of(out, "traditional", "seconds")[3:] == ["1.00 (1.00-1.00)"] * 3
-    row = row_of(out, "sb", "seconds")
-    mean = sum(curve.errors[-1] for curve in curves["sb"]) / 2
-    assert row[1].startswith(f"{100 * mean:.2f}% ±")
-    assert row[2] == f"{sum(curve.seconds[-1] for curve in curves['sb']) / 2:.1f}"
-    assert row[5] == str(speed_up(curves["traditional"], curves["sb"], 1.4, "seconds"))
-    row = row_of(out, "sb", "compute")
-    assert row[2] == f"{sum(curve.compute[-1] for curve in curves['sb']) / 2:.2f}"
-    assert row[5] == str(speed_up(curves["traditional"], curves["sb"], 1.4, "compute"))
-    assert "Error on the test set after the last epoch" in text_of(result)
+
+    def curves(label):
+        return [Curve.of(records(folder_of(out, label, seed))) for seed in (0, 1)]
+
+    def arm(label):
+        return Arm(tuple(c.errors[-1] for c in curves(label)), tuple(c.compute[-1] for c in curves(label)))
+
+    row = row_of(out, "mine, 4 epochs", "Compute multipliers")
+    expected = compute_multiplier(Frontier([arm(label) for label in PLAIN]), arm("mine, 4 epochs"))
+    assert row[1].startswith(f"{100 * arm('mine, 4 epochs').error:.2f}% ±")
+    assert row[2] == f"{arm('mine, 4 epochs').cost:.2f}"
+    assert row[3] == expected.short()
+    assert row_of(out, PLAIN[0], "Compute multipliers")[3] == "frontier"
+    slow, fast = curves(PLAIN[1]), curves("mine, 4 epochs")
+    assert row_of(out, "mine, 4 epochs", "Speed-up in compute")[5] == str(speed_up(slow, fast, 1.4, "compute"))
+    assert "Error on the test set of 360 examples after the last epoch" in text_of(result)
+    assert re.search(r"wins?: |Plain training is not beaten", text_of(result))
+    assert "2 seeds only: differences may be chance." in text_of(result)
 
 
 def test_compare_ends_with_a_report(compared):
     out, _, result = compared
     assert result.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
-    page = (out / "report.html").read_text()
-    for words in ("Baselines within the same budget", "Pareto frontier", "traditional, ledger&#39;s compute"):
-        assert words in page
+    assert "mine, 4 epochs" in (out / "report.html").read_text()
 
 
-@pytest.mark.parametrize("baseline", ["traditional", "repeated_random"])
-def test_baselines_have_the_same_compute_and_decay_fully(compared, baseline):
-    out, _, _ = compared
-    for seed in range(2):
-        spent = Curve.of(records(out / f"ledger/seed-{seed}")).compute[-1]
-        run_of_baseline = records(out / f"{baseline},_ledger_s_compute/seed-{seed}")
-        # Up to a training batch of 32 of the 1,437 examples.
-        assert sum(record["compute"] for record in run_of_baseline) == pytest.approx(spent, abs=1.05 * 32 / 1437)
-        assert run_of_baseline[-1]["lr"] == pytest.approx(0, abs=1e-3)
-        assert run_of_baseline[0]["lr"] > 0.05
-
-
-def test_the_time_budget_is_the_examples_that_traditional_trains_on_in_it(compared):
-    out, _, _ = compared
-    ledger, traditional = (Curve.of(records(out / f"{name}/seed-0")) for name in ("ledger", "traditional"))
-    expected = ledger.seconds[-1] / (traditional.seconds[-1] / 4)
-    config = json.loads((out / "traditional,_ledger_s_time/seed-0/config.json").read_text())
-    assert config["length"] == pytest.approx(expected, abs=0.001)
-
-
-def test_a_budget_by_compute_alone(tmp_path):
-    command = ("compare", "--method", "traditional", "--method", "ledger", "--epochs", 2, "--seeds", 1)
-    result = run(*command, "--budget", "ledger", "--budget-by", "compute", "--budget-times", 0.5, "--out", tmp_path)
+def test_without_baselines_every_table_says_so(tmp_path):
+    result = run("compare", *METHODS, "--epochs", 1, "--seeds", 1, "--no-baselines", "--out", tmp_path)
     assert result.returncode == 0, text_of(result)
-    labels = {path.name for path in tmp_path.iterdir() if path.is_dir()} - {"traditional", "ledger"}
-    assert labels == {"traditional,_0.5x_ledger_s_compute", "repeated_random,_0.5x_ledger_s_compute"}
-    shorter = json.loads((tmp_path / "traditional,_0.5x_ledger_s_compute/seed-0/config.json").read_text())
-    spent = Curve.of(records(tmp_path / "ledger/seed-0")).compute[-1]
-    assert shorter["length"] == pytest.approx(spent / 2, abs=0.001)
+    for text in (text_of(result), (tmp_path / "tables.md").read_text()):
+        assert "Plain training and random subsets were left out (--no-baselines)" in text
+        assert "Speed-up" not in text
+    assert row_of(tmp_path, "sb", "Compute multipliers")[3:5] == ["not run", "not run"]
+
+
+def test_targets_of_the_second_table(tmp_path):
+    result = run("compare", "--method", "sb", "--epochs", 2, "--seeds", 1, "--target", 1.5, "--out", tmp_path)
+    assert result.returncode == 0, text_of(result)
+    heading = (tmp_path / "tables.md").read_text().split("Speed-up in compute")[1].splitlines()[2]
+    assert heading == "| method | final error | compute | to 1.5x |"
 
 
 def test_running_it_again_does_nothing_but_the_table(compared):
@@ -112,11 +122,13 @@ def test_running_it_again_does_nothing_but_the_table(compared):
     again = run(*command)
     assert again.returncode == 0
     assert files == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
-    assert first.stdout.split("Speed-up in")[1:] == again.stdout.split("Speed-up in")[1:]
+    tables = "Compute multipliers"
+    assert first.stdout.split(tables)[1:] == again.stdout.split(tables)[1:]
+    assert "at most 0 epochs of compute are still to do" in text_of(again)
 
 
 def test_a_killed_comparison_goes_on_exactly(tmp_path):
-    command = ("compare", *METHODS, "--epochs", 6, "--seeds", 1, "--out")
+    command = ("compare", *METHODS, "--no-baselines", "--epochs", 6, "--seeds", 1, "--out")
     assert run(*command, tmp_path / "undisturbed").returncode == 0
     with start(*command, tmp_path / "killed") as process:
         while not (tmp_path / "killed/sb/seed-0/checkpoint.pt").exists():
@@ -127,14 +139,14 @@ def test_a_killed_comparison_goes_on_exactly(tmp_path):
     assert len(records(tmp_path / "killed/sb/seed-0")) < 6
     result = run(*command, tmp_path / "killed")
     assert result.returncode == 0, text_of(result)
-    for label in ("traditional", "sb", "ledger"):
+    for label in ("sb", "mine"):
         folders = [tmp_path / name / label / "seed-0" for name in ("killed", "undisturbed")]
         assert without_seconds(folders[0]) == without_seconds(folders[1])
         assert same(*(torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in folders))
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    with start("compare", *METHODS, "--epochs", 500, "--out", tmp_path) as process:
+    with start("compare", *METHODS, "--no-baselines", "--epochs", 500, "--out", tmp_path) as process:
         while not (tmp_path / "sb/seed-0/checkpoint.pt").exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -197,14 +209,16 @@ def test_sweep_over_models_and_schedules(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("compare", "--method", "sb"), "a comparison needs the method traditional"),
+        (("compare", "--method", "traditional", "--no-baselines"), "leaves nothing to train"),
+        (("compare", "--epochs", "2,x"), "--epochs takes whole numbers from 1 on, such as 8 or 2,4,8, got '2,x'"),
+        (("compare", "--epochs", "0"), "--epochs takes whole numbers from 1 on"),
         (("compare", "--method", "traditional", "--method", "traditional"), "each method can be given once"),
-        (("compare", "--method", "traditional", "--budget", "sb"), "--budget is one of the methods (traditional)"),
+        (("compare", "--method", "a=sb", "--method", "a=ledger"), "each method can be given once"),
         (("compare", "--method", "traditional", "--method", "sb@high"), "after @ goes a selectivity"),
         (("compare", "--method", "traditional@0.5"), "traditional has no selectivity of its own, got 0.5"),
         (("compare", "--method", "stale:evry=2"), "does not take these options"),
         (("compare", "--method", "ledger:loss_share=2"), "loss_share must be in (0, 1], got 2"),
-        (("compare", "--budget-times", "0"), "--budget-times must be positive"),
+        (("compare", "--target", "0.5"), "at least 1, got [0.5]"),
         (("compare", "--seeds", "0"), "Input should be greater than or equal to 1"),
         (("sweep", "--vary", "selectivity"), "--vary takes name=value"),
         (("sweep", "--vary", "every=2", "--vary", "every=3"), "each setting can be varied once, got every, every"),

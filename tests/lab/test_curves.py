@@ -16,19 +16,25 @@ def test_a_method_is_as_fast_as_itself():
     runs = [curve(0.3, 0.2, 0.1), curve(0.4, 0.1, 0.12)]
     for factor in (1.0, 1.1, 1.4):
         result = speed_up(runs, runs, factor, "seconds")
-        assert (result.mean, result.lowest, result.highest) == (1, 1, 1)
+        assert (result.median, result.lowest, result.highest) == (1, 1, 1)
 
 
-def test_speed_up_counts_to_the_first_epoch_at_the_target():
-    traditional, method = [curve(0.4, 0.2, 0.11, 0.1)], [curve(0.3, 0.11, 0.2, pace=0.5)]
-    assert speed_up(traditional, method, 1.1, "seconds").mean == pytest.approx(3 / 1)
-    assert speed_up(traditional, method, 3.0, "compute").mean == pytest.approx(2 / 0.5)
+def test_a_target_counts_once_the_run_stays_below_it():
+    traditional, method = [curve(0.4, 0.2, 0.11, 0.1)], [curve(0.3, 0.11, 0.2, 0.1, pace=0.5)]
+    assert speed_up(traditional, method, 1.1, "seconds").median == pytest.approx(3 / 2)  # not 3 / 1: it rose again
+    assert speed_up(traditional, method, 3.0, "compute").median == pytest.approx(2 / 0.5)
+
+
+def test_the_median_lies_within_its_own_brackets():
+    traditional = [curve(0.2, 0.1)] * 3
+    result = speed_up(traditional, [curve(0.1, pace=pace) for pace in (0.5, 4.0, 1.0)], 1.1, "compute")
+    assert (result.median, result.lowest, result.highest) == (2, 0.5, 4)
 
 
 def test_a_target_that_one_seed_never_reaches_is_no_speed_up_of_all():
     traditional = [curve(0.2, 0.1), curve(0.2, 0.1)]
     result = speed_up(traditional, [curve(0.1, 0.1), curve(0.3, 0.3)], 1.1, "seconds")
-    assert (result.mean, result.lowest, result.highest) == (None, None, 2)
+    assert (result.median, result.lowest, result.highest) == (None, None, 2)
     assert str(result) == "never (never-2.00)"
     assert str(speed_up(traditional, [curve(0.3), curve(0.3)], 1.1, "seconds")) == "never"
 

@@ -6,7 +6,7 @@ from selective_backprop.lab.study.frontier import Arm, Bound, Verdict
 from selective_backprop.lab.study.standing import NamedArm, alerts, cheapest_lossless, standings, winner
 
 
-def arm(label, method, error, cost, seeds=3, spread=0.0, seconds=None):
+def arm(label, method, error, cost, seeds=5, spread=0.0, seconds=None):
     """Runs whose errors lie around one value, and whose costs are the same."""
     errors = tuple(error + spread * (i - (seeds - 1) / 2) for i in range(seeds))
     clock = None if seconds is None else Arm(errors, (seconds,) * seeds)
@@ -25,7 +25,7 @@ def test_a_method_that_beats_both_wins():
     found = standings([*PLAIN, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)])
     ledger = by_label(found)["ledger"]
     assert ledger.plain.multiple.value == pytest.approx(2.0)
-    assert ledger.random.multiple.bound is Bound.MORE
+    assert ledger.random.multiple.value == pytest.approx(2.0)  # random subsets of everything are plain training
     assert ledger.lossless and ledger.verdict is Verdict.BETTER
     assert winner(found).startswith("**ledger** wins: plain training needs **2.00x (2.00 to 2.00) its compute**")
     assert alerts(found) == []

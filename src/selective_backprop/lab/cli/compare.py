@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +11,10 @@ from rich.console import Console
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.cli.bars import Bars, stopping_says
 from selective_backprop.lab.cli.options import (
+    ComparisonOptions,
     LabelNoise,
     RunsFolder,
     Seeds,
-    TrainingOptions,
     cached_loader,
     told_plainly,
     with_option_groups,
@@ -25,102 +24,120 @@ from selective_backprop.lab.report import write_report
 from selective_backprop.lab.runs.choices import Choice, make_method, name_choices
 from selective_backprop.lab.runs.ranks import is_first
 from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.lab.study.comparison import Design, Results, settings_for
 from selective_backprop.lab.study.comparison import compare as run_comparison
-from selective_backprop.lab.study.comparison import settings_for
-from selective_backprop.lab.study.curves import AXES
-from selective_backprop.lab.study.tables import READING, comparison_table
+from selective_backprop.lab.study.curves import AXES, FACTORS
+from selective_backprop.lab.study.estimate import in_words, seconds_left
+from selective_backprop.lab.study.standing import alerts, standings, winner
+from selective_backprop.lab.study.tables import READING, SPEED_READING, TextTable, speed_up_table, standing_table
 
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", help="NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable. Default: the field's main ones."),
+    typer.Option(
+        "--method",
+        help="[LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable. Default: the field's main ones.",
+    ),
 ]
 
-
-class BudgetBy(StrEnum):
-    """What a baseline may spend as much of."""
-
-    COMPUTE = "compute"
-    TIME = "time"
-
-
-DEFAULT_METHODS = ["traditional", "sb", "stale:every=3", "ledger", "kath18", "random", "infobatch"]
+DEFAULT_METHODS = ["sb", "stale:every=3", "ledger", "kath18", "random", "infobatch"]
+NO_BASELINES = (
+    "Plain training and random subsets were left out (--no-baselines): nothing here says that a method is worth it."
+)
 
 
 @with_option_groups
 def compare(
-    options: TrainingOptions,
+    options: ComparisonOptions,
     method: Methods = None,
-    seeds: Seeds = 2,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(help="A --method whose compute and time Traditional and repeated random get; repeatable."),
-    ] = None,
-    budget_times: Annotated[
+    seeds: Seeds = 3,
+    baselines: Annotated[
+        bool,
+        typer.Option("--baselines/--no-baselines", help="Also train plainly and on random subsets."),
+    ] = True,
+    target: Annotated[
         list[float] | None,
-        typer.Option(help="Multiples of that budget, e.g. 2: twice the compute; repeatable. Default: 1."),
-    ] = None,
-    budget_by: Annotated[
-        list[BudgetBy] | None, typer.Option(help="The same compute, the same time; repeatable. Default: both.")
+        typer.Option(help="For the table of speed-ups: multiples of plain training's final error; repeatable."),
     ] = None,
     label_noise: LabelNoise = 0.0,
     out: RunsFolder = Path("runs/compare"),
 ) -> None:
-    """Train several methods with several seeds, in turns, and print who reaches which error how soon.
+    """Train several methods with several seeds, and print how much compute each of them saves.
 
-    Options of a method that the recipe has (lr, epochs, ...) change the recipe for that method alone. Run the same
-    command again to go on after a stop: only what is missing is done. On several ranks as `train`.
+    Each method is measured by its compute multiplier: how many times more compute plain training, with its learning
+    rate fully decayed within the budget, needs for the same error; and random subsets likewise. Options of a method
+    that the recipe has (lr, ...) change the recipe for that method alone. Run the same command again to go on after a
+    stop, or with more seeds or methods: only what is missing is done. On several ranks as `train`.
 
     Examples:
 
-    `selective-backprop compare --seeds 3`
+    `selective-backprop compare`
 
-    `selective-backprop compare --method traditional --method sb@0.25 --method ledger --budget ledger`
+    `selective-backprop compare --method sb@0.25 --method ledger --epochs 3,6,12 --seeds 5`
 
-    `selective-backprop compare --recipe svhn_small --data-dir data --out runs/svhn`
+    `selective-backprop compare --method "EL2N + SB=diet:scores=el2n.pt,prune=0.25" --method sb`
+
+    `selective-backprop compare --recipe svhn_small --data-dir data --epochs 2,4,8 --out runs/svhn`
     """
     console = Console()
     with told_plainly():
         chosen = options.chosen()
-        choices = parse_methods(method or DEFAULT_METHODS, chosen)
-        traditional = next((choice.label for choice in choices if choice.method == "traditional"), None)
-        if traditional is None:
-            raise ValueError("a comparison needs the method traditional, which all others are measured against")
-        for label in budget or []:
-            if label not in [choice.label for choice in choices]:
-                names = ", ".join(choice.label for choice in choices)
-                raise ValueError(f"--budget is one of the methods ({names}), got {label!r}")
-        if any(times <= 0 for times in budget_times or []):
-            raise ValueError(f"--budget-times must be positive, got {budget_times}")
-        observers = options.observers()
+        lengths, choices = options.lengths(chosen), parse_methods(method or DEFAULT_METHODS, chosen)
+        factors = check_targets(target)
+        more: dict[str, object] = {"label_noise": label_noise, "validation": options.validation}
+        design = Design(choices, chosen, lengths, baselines, more)
+        if not baselines and not design.methods:
+            raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
+        observers, load = options.observers(), cached_loader(options.data_dir)
+        entries = [entry for seed in range(seeds) for entry in design.entries(seed)]
+        num_test = len(load(entries[0].settings).test_labels)
+        epochs_left, seconds = seconds_left(entries, load, out)
+        console.print(
+            f"{len(entries)} runs, of which at most {epochs_left:.0f} epochs of compute are still to do: "
+            f"about {in_words(seconds)}, by a few measured steps",
+            highlight=False,
+        )
         with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
-            curves = run_comparison(
-                choices,
-                chosen,
-                cached_loader(options.data_dir),
-                out,
-                seeds=seeds,
-                budgets=budget or [],
-                budget_times=budget_times or [1.0],
-                budget_by=budget_by or list(BudgetBy),
-                label_noise=label_noise,
-                validation=options.validation,
-                observers=observers,
-                show=bars.show,
-            )
-        tables = {f"Speed-up in {axis}": comparison_table(curves, traditional, axis) for axis in AXES}
-        reading = READING.format(split="validation split" if options.validation else "test set", seeds=seeds)
-        text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
+            results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=bars.show)
+        split = "validation split" if options.validation else "test set"
+        texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
+        found = standings(results.arms())
+        first = standing_table(found)
+        speeds = _speed_tables(results, design, factors)
+        words = [winner(found), *alerts(found)] if baselines else [NO_BASELINES]
         if is_first():
-            write_whole({out / "tables.md": f"{text}\n\n{reading}\n".encode()})
-    for title, table in tables.items():
-        console.print(table.rich(f"{title}: {chosen.dataset}, {chosen.model}, {chosen.epochs} epochs"))
-    console.print(reading)
+            with_clock = standing_table(found, clock=baselines)
+            markdown = [*words, f"## Compute multipliers\n\n{with_clock.markdown()}", READING.format(**texts)]
+            markdown += [f"## {title}\n\n{table.markdown()}" for title, table in speeds.items()]
+            markdown += [SPEED_READING] if speeds else []
+            write_whole({out / "tables.md": "\n\n".join([*markdown, ""]).encode()})
+    title = f"{chosen.dataset}, {chosen.model}, {', '.join(map(str, sorted(lengths)))} epochs"
+    console.print(first.rich(f"Compute multipliers: {title}"))
+    for sentence in words:
+        console.print(sentence.replace("**", ""), markup=False, highlight=False)
+    console.print(READING.format(**texts), highlight=False)
+    for name, table in speeds.items():
+        console.print(table.rich(f"{name}: {title}"))
+    if speeds:
+        console.print(SPEED_READING, highlight=False)
     console.print(f"runs and tables: {out}")
     if not is_first():
         return
     with told_plainly():  # last, so that nothing that goes wrong with it can hide the tables
         tell_left_out(write_report([out], out / "report.html", load=data_of(options.data_dir)))
     console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _speed_tables(results: Results, design: Design, factors: list[float]) -> dict[str, TextTable]:
+    if design.reference not in results.curves:
+        return {}
+    return {f"Speed-up in {axis}": speed_up_table(results.curves, design.reference, axis, factors) for axis in AXES}
+
+
+def check_targets(target: list[float] | None) -> list[float]:
+    """Multiples of the final error of plain training; the usual ones if none are given."""
+    if any(not factor >= 1 for factor in target or []):
+        raise ValueError(f"--target is a multiple of plain training's final error, at least 1, got {target}")
+    return target or list(FACTORS)
 
 
 def parse_methods(texts: list[str], recipe: Recipe) -> list[Choice]:

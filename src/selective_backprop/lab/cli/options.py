@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -49,10 +49,9 @@ class ModelOptions(DataOptions):
 
 
 @dataclass(frozen=True)
-class TrainingOptions(ModelOptions):
-    """Options of every command that trains methods."""
+class RunOptions(ModelOptions):
+    """Options of every command that trains methods, but for the length of the runs."""
 
-    epochs: Annotated[int | None, typer.Option(help="Length of the run; the schedule stretches with it.")] = None
     validation: Validation = 0.0
     probe: Annotated[
         str | None, typer.Option(help="What to look at, of gradients,confidence,examples; off the clock.")
@@ -67,6 +66,43 @@ class TrainingOptions(ModelOptions):
     def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
         """What is written beside a run, given its folder and settings. What is asked for wrongly is told at once."""
         return watching(self.probe, self.probe_at, self.tensorboard)
+
+
+@dataclass(frozen=True)
+class TrainingOptions(RunOptions):
+    """Options of commands whose runs have one length."""
+
+    epochs: Annotated[int | None, typer.Option(help="Length of the run; the schedule stretches with it.")] = None
+
+
+@dataclass(frozen=True)
+class ComparisonOptions(RunOptions):
+    """Options of commands whose methods are trained at several lengths."""
+
+    epochs: Annotated[
+        str | None,
+        typer.Option(
+            help="Lengths of the runs, such as 2,3,4,6,8: each method gets a run of every length, its learning rate "
+            "fully decayed. Default: the recipe's."
+        ),
+    ] = None
+
+    def chosen(self) -> Recipe:
+        """The recipe, at the longest of these lengths."""
+        recipe = replace(self, epochs=None).chosen() if self.epochs is not None else super().chosen()
+        return recipe.with_(epochs=max(self.lengths(recipe)))
+
+    def lengths(self, recipe: Recipe) -> list[int]:
+        """The lengths asked for, in epochs; the recipe's if none were."""
+        if self.epochs is None:
+            return [recipe.epochs]
+        try:
+            found = [int(part) for part in self.epochs.split(",")]
+        except ValueError:
+            found = [0]
+        if min(found) < 1:
+            raise ValueError(f"--epochs takes whole numbers from 1 on, such as 8 or 2,4,8, got {self.epochs!r}")
+        return found
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

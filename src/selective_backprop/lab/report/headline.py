@@ -50,7 +50,7 @@ def _leader(comparison: Comparison) -> str:
     baseline = f"Traditional, which ends at {final_error(_curves(comparison, reference))}"
     for factor in FACTORS:
         found = {label: comparison.speed_up(label, factor, "compute") for label in rivals}
-        means = {label: result.mean for label, result in found.items() if result and result.mean}
+        means = {label: result.median for label, result in found.items() if result and result.median}
         if not means:
             continue
         best = max(means, key=means.__getitem__)
@@ -67,7 +67,7 @@ def _leader(comparison: Comparison) -> str:
             else "one seed, so nothing is known of the spread"
         )
         clock = comparison.speed_up(best, factor, "seconds")
-        in_time = f", and {clock.mean:.2f}x less time" if clock and clock.mean else ""
+        in_time = f", and {clock.median:.2f}x less time" if clock and clock.median else ""
         return (
             f"**{best}** came within {factor}x of the final error of {baseline}, with **{means[best]:.2f}x less "
             f"compute** ({spread}){in_time}. It ends at {final_error(_curves(comparison, best))}."
@@ -124,7 +124,7 @@ def _words(up: SpeedUp | None, seeds: int) -> str:
     """Without a span where there is one seed."""
     if up is None:
         return "no common seed"
-    return f"{up.mean:.2f}" if seeds == 1 and up.mean is not None else str(up)
+    return f"{up.median:.2f}" if seeds == 1 and up.median is not None else str(up)
 
 
 _NOTES = {

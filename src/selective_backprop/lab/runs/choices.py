@@ -141,7 +141,12 @@ options={'every': 2, 'warmup_epochs': 1})
 
     @classmethod
     def parse(cls, text: str) -> Choice:
-        """From NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both."""
+        """From NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both, and LABEL= before it.
+
+        >>> Choice.parse("EL2N + SB=sb@0.5:warmup_epochs=1").label
+        'EL2N + SB'
+        """
+        label, text = split_off_label(text)
         head, _, tail = text.partition(":")
         name, at, selectivity = head.partition("@")
         try:
@@ -149,7 +154,17 @@ options={'every': 2, 'warmup_epochs': 1})
         except ValueError:
             raise ValueError(f"after @ goes a selectivity, a number in (0, 1], got {text!r}") from None
         options = dict(parse_option(part) for part in tail.split(",") if part)
-        return cls(text, *with_selectivity(full_name(name), share, options))
+        return cls(label or text, *with_selectivity(full_name(name), share, options))
+
+
+def split_off_label(text: str) -> tuple[str, str]:
+    """A label that the user gives, which ends with the first = before any option; and the rest.
+
+    >>> split_off_label("mine=sb:every=3"), split_off_label("sb:every=3")
+    (('mine', 'sb:every=3'), ('', 'sb:every=3'))
+    """
+    label, separator, rest = text.partition("=")
+    return (label.strip(), rest) if separator and ":" not in label and "@" not in label else ("", text)
 
 
 def name_choices(texts: list[str]) -> list[Choice]:
@@ -159,13 +174,15 @@ def name_choices(texts: list[str]) -> list[Choice]:
     ['sb', 'ledger:loss_share=0.8', 'ledger:loss_share=0.9']
     """
     choices = [Choice.parse(text) for text in texts]
-    if len(set(texts)) < len(texts):
-        raise ValueError(f"each method can be given once, got {', '.join(texts)}")
-    names = [re.split("[@:]", text)[0] for text in texts]
-    return [
+    names = [split_off_label(text)[0] or re.split("[@:]", text)[0] for text in texts]
+    named = [
         dataclasses.replace(choice, label=name) if names.count(name) == 1 else choice
         for choice, name in zip(choices, names, strict=True)
     ]
+    labels = [choice.label for choice in named]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"each method can be given once, got {', '.join(texts)}: tell them apart by LABEL=NAME")
+    return named
 
 
 def with_selectivity(

@@ -186,6 +186,7 @@ class Training:
         record = self._record(before, clock.read())
         loss_sum, num_wrong, num_trained = total([float(losses), float(wrong), given_out])
         record |= {"train_loss": loss_sum / max(1, num_trained), "train_error": num_wrong / max(1, num_trained)}
+        record["test_examples"] = len(self.test[1])
         record |= {"test_loss": test_loss, "test_error": test_error, "lr": self.optimizer.param_groups[0]["lr"]}
         return record
 

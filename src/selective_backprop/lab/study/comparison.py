@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.runs.choices import Choice
-from selective_backprop.lab.runs.experiment import Entry, Results, Show, run_in_turns
+from selective_backprop.lab.runs.experiment import Entry, Show, run_in_turns
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.curves import Curve
+from selective_backprop.lab.study.frontier import Arm
+from selective_backprop.lab.study.standing import PLAIN, RANDOM, NamedArm
 
 Curves = dict[str, list[Curve]]
 """By label; of each label by seed."""
+
+_BUDGETS = (0.25, 0.5, 0.75, 1.0)
+"""Lengths of plain training, as shares of the methods' length, where the methods have one length only."""
 
 
 def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
@@ -37,77 +43,123 @@ def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
     return dataclasses.replace(settings, **more)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Design:
+    """Which runs a comparison is made of, but for their seeds.
+
+    Args:
+        choices: the methods. Plain training without options of its own is a baseline, and left out here.
+        recipe: of all runs, but for what a choice changes.
+        epochs: how long each method is trained; a run of its own for each, with its learning rate fully decayed.
+        baselines: whether plain training and random subsets are trained, too, at several budgets.
+
+    >>> from selective_backprop.lab.runs.recipes import find_recipe
+    >>> design = Design([Choice.parse("sb")], find_recipe("digits"), epochs=[8])
+    >>> [entry.label for entry in design.entries(seed=0)][2:5]
+    ['traditional, 6 epochs', 'repeated_random, 2 epochs of compute', 'repeated_random, 4 epochs of compute']
+    """
+
+    choices: Sequence[Choice]
+    recipe: Recipe
+    epochs: Sequence[int]
+    baselines: bool = True
+    more: dict[str, object] = field(default_factory=dict)
+    """Further settings of all runs: label_noise, validation."""
+
+    @property
+    def methods(self) -> list[Choice]:
+        """Those that are no baseline."""
+        return [choice for choice in self.choices if choice.method != PLAIN or choice.options]
+
+    @property
+    def budgets(self) -> list[int]:
+        """Epochs of compute that the baselines get, rising."""
+        if len(self.epochs) > 1:
+            return sorted(set(self.epochs))
+        return sorted({max(1, round(share * self.epochs[0])) for share in _BUDGETS})
+
+    @property
+    def reference(self) -> str:
+        """Label of the longest plain run."""
+        return _plain_label(self.budgets[-1])
+
+    def entries(self, seed: int) -> list[Entry]:
+        """All runs of a seed, short ones first: they give a first answer early."""
+        found = [(entry.settings.epochs, entry) for entry in (*self._baselines(seed), *self._methods(seed))]
+        return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+
+    def _methods(self, seed: int) -> list[Entry]:
+        several = len(self.epochs) > 1
+        return [
+            Entry(
+                f"{choice.label}, {epochs} epochs" if several else choice.label,
+                settings_for(choice, self.recipe.with_(epochs=epochs), seed=seed, **self.more),
+            )
+            for epochs in sorted(set(self.epochs))
+            for choice in self.methods
+        ]
+
+    def _baselines(self, seed: int) -> list[Entry]:
+        if not self.baselines:
+            return []
+        longest, entries = self.budgets[-1], []
+        for epochs in self.budgets:
+            plain = settings_for(Choice(PLAIN, PLAIN), self.recipe.with_(epochs=epochs), seed=seed, **self.more)
+            entries.append(Entry(_plain_label(epochs), plain))
+            if epochs < longest:  # or it would be plain training
+                full = dataclasses.replace(plain, recipe=self.recipe.with_(epochs=longest))
+                random = dataclasses.replace(full, method=RANDOM, selectivity=epochs / longest)
+                entries.append(Entry(f"{RANDOM}, {epochs} epochs of compute", random))
+        return entries
+
+
+def _plain_label(epochs: int) -> str:
+    return f"{PLAIN}, {epochs} epoch{'' if epochs == 1 else 's'}"
+
+
+@dataclass
+class Results:
+    """Finished runs by label, each label by seed."""
+
+    curves: Curves = field(default_factory=dict)
+    methods: dict[str, str] = field(default_factory=dict)
+    """The full name of each label's method."""
+
+    def arms(self, *, clock: bool = True) -> list[NamedArm]:
+        """For `standings`. clock: nothing else ran on the machine, so that seconds count."""
+        found = []
+        for label, by_seed in self.curves.items():
+            errors = tuple(curve.errors[-1] for curve in by_seed)
+            compute, seconds = (tuple(getattr(c, axis)[-1] for c in by_seed) for axis in ("compute", "seconds"))
+            timed = Arm(errors, seconds) if clock else None
+            found.append(NamedArm(label, self.methods[label], Arm(errors, compute), timed))
+        return found
+
+
 def compare(
-    choices: Sequence[Choice],
-    recipe: Recipe,
+    design: Design,
     load: Callable[[Settings], ImageSet],
     out: Path | None = None,
     *,
     seeds: int = 2,
-    budgets: Sequence[str] = (),
-    budget_times: Sequence[float] = (1.0,),
-    budget_by: Sequence[str] = ("compute", "time"),
-    label_noise: float = 0.0,
-    validation: float = 0.0,
     observers: Callable[[Path, Settings], Sequence[Observer]] = lambda folder, settings: (),
     show: Show = lambda entry, record: None,
-) -> Curves:
-    """Train every method with every seed, and baselines within the budget of some of them.
+) -> Results:
+    """Train everything with every seed, one seed after the other and short runs first; only what is missing in `out`.
+
+    Runs of the same length take turns epoch by epoch, so that drift of the machine hits all alike.
 
     Args:
-        choices: the methods.
-        recipe: of all runs, but for what a choice changes.
+        design: what to train.
         load, out, observers, show: as for `run_in_turns`.
-        seeds: runs per method.
-        budgets: labels of methods. For each, Traditional and repeated random are trained within the same compute
-            and within the same time, their schedules fully decayed.
-        budget_times: multiples of those budgets; other than 1 of the compute alone.
-        budget_by: what counts as the same. For methods without selection passes both come to nearly the same.
-        label_noise, validation: of `Settings`.
+        seeds: runs per arm.
     """
-    curves: Curves = {}
+    results = Results()
     for seed in range(seeds):
-        more = {"seed": seed, "label_noise": label_noise, "validation": validation}
-        entries = [Entry(choice.label, settings_for(choice, recipe, **more)) for choice in choices]
-        results = run_in_turns(entries, load, out, observers=observers, show=show)
-        baselines = [
-            entry
-            for label in budgets
-            for times in budget_times
-            for entry in fair_baselines(results, label, times, budget_by)
-        ]
-        results |= run_in_turns(baselines, load, out, observers=observers, show=show)
-        for entry, records in results.items():
-            curves.setdefault(entry.label, []).append(Curve.of(records))
-    return curves
-
-
-def fair_baselines(
-    results: Results, label: str, times: float = 1.0, by: Sequence[str] = ("compute", "time")
-) -> list[Entry]:
-    """Traditional and repeated random within the compute and the time of a method, of one seed.
-
-    Time is given as the number of examples that Traditional trained on in it, so that the baseline can be resumed
-    and made again exactly. Multiples are of the compute alone.
-    """
-    _, curve = _find(results, lambda entry: entry.label == label)
-    traditional, reference = _find(results, lambda entry: entry.settings.method == "traditional")
-    seconds_per_epoch = reference.seconds[-1] / reference.compute[-1]
-    spent = {"compute": curve.compute[-1], "time": curve.seconds[-1] / seconds_per_epoch}
-    lengths = {f"{label}'s {kind}": spent[kind] for kind in by}
-    if times != 1:
-        lengths = {f"{times:g}x {label}'s compute": times * spent["compute"]}
-    baselines = []
-    for budget, length in lengths.items():
-        length = round(length, 3)
-        shorter = dataclasses.replace(traditional.settings, length=length)
-        baselines.append(Entry(f"traditional, {budget}", shorter))
-        share = length / traditional.settings.epochs
-        if share < 1:  # or it would be Traditional
-            random = dataclasses.replace(traditional.settings, method="repeated_random", selectivity=share)
-            baselines.append(Entry(f"repeated_random, {budget}", random))
-    return baselines
-
-
-def _find(results: Results, wanted: Callable[[Entry], bool]) -> tuple[Entry, Curve]:
-    return next((entry, Curve.of(records)) for entry, records in results.items() if wanted(entry))
+        entries = design.entries(seed)
+        for epochs in sorted({entry.settings.epochs for entry in entries}):
+            turn = [entry for entry in entries if entry.settings.epochs == epochs]
+            for entry, records in run_in_turns(turn, load, out, observers=observers, show=show).items():
+                results.curves.setdefault(entry.label, []).append(Curve.of(records))
+                results.methods[entry.label] = entry.settings.method
+    return results

@@ -10,7 +10,7 @@ from typing import Any, Literal
 Axis = Literal["seconds", "compute"]
 AXES: tuple[Axis, ...] = ("seconds", "compute")
 FACTORS = (1.1, 1.2, 1.4)
-"""Targets, as multiples of Traditional's final error."""
+"""Targets, as multiples of plain training's final error."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,15 @@ class Curve:
         )
 
     def cost_of(self, target: float, axis: Axis) -> float | None:
-        """What had been spent when the error was at the target or below for the first time."""
+        """What had been spent when the error came to the target or below and stayed there; None if it never did."""
         costs = self.seconds if axis == "seconds" else self.compute
-        return next((cost for cost, error in zip(costs, self.errors, strict=True) if error <= target), None)
+        reached = None
+        for cost, error in zip(costs, self.errors, strict=True):
+            if error > target:
+                reached = None
+            elif reached is None:
+                reached = cost
+        return reached
 
 
 def _running_sum(values: list[float]) -> list[float]:
@@ -62,20 +68,19 @@ def _running_sum(values: list[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times sooner a method reaches a target than Traditional; None: never.
+    """How many times sooner a method reaches a target than plain training; None: never.
 
-    The mean is that of the seeds' mean curves; the lowest and highest are of single seeds, each against
-    Traditional's run with the same seed and its final error.
+    Each seed is measured against the plain run with the same seed and its final error.
     """
 
-    mean: float | None
+    median: float | None
     lowest: float | None
     highest: float | None
 
     def __str__(self) -> str:
-        if self.mean is None and self.highest is None:
+        if self.highest is None:
             return "never"
-        return f"{_times(self.mean)} ({_times(self.lowest)}-{_times(self.highest)})"
+        return f"{_times(self.median)} ({_times(self.lowest)}-{_times(self.highest)})"
 
 
 def _times(ratio: float | None) -> str:
@@ -83,26 +88,29 @@ def _times(ratio: float | None) -> str:
 
 
 def speed_up(traditional: Sequence[Curve], curves: Sequence[Curve], factor: float, axis: Axis) -> SpeedUp:
-    """To a multiple of Traditional's final error; the curves of both are by seed.
+    """To a multiple of plain training's final error; the curves of both are by seed.
+
+    A seed that never gets there counts as slower than all others.
 
     >>> slow, fast = Curve([0.2, 0.1], [10, 20], [1, 2]), Curve([0.2, 0.1], [4, 8], [1, 2])
     >>> str(speed_up([slow], [fast], 1.1, "seconds"))
     '2.50 (2.50-2.50)'
     """
-    ratios = [_ratio(*pair, factor, axis) for pair in zip(traditional, curves, strict=True)]
-    reached = [ratio for ratio in ratios if ratio is not None]
-    return SpeedUp(
-        mean=_ratio(Curve.mean(traditional), Curve.mean(curves), factor, axis),
-        lowest=min(reached) if len(reached) == len(ratios) else None,
-        highest=max(reached, default=None),
-    )
+    ratios = sorted(_ratio(*pair, factor, axis) for pair in zip(traditional, curves, strict=True))
+    return SpeedUp(*(ratio or None for ratio in (_median(ratios), ratios[0], ratios[-1])))
 
 
-def _ratio(traditional: Curve, curve: Curve, factor: float, axis: Axis) -> float | None:
+def _ratio(traditional: Curve, curve: Curve, factor: float, axis: Axis) -> float:
     target = factor * traditional.errors[-1]
     theirs, ours = traditional.cost_of(target, axis), curve.cost_of(target, axis)
     assert theirs is not None  # its last error is within any factor of itself
-    return None if ours is None else theirs / ours
+    return 0.0 if ours is None else theirs / ours
+
+
+def _median(ratios: Sequence[float]) -> float:
+    """Of two in the middle, their mean, unless one of them is a run that never gets there."""
+    low, high = ratios[(len(ratios) - 1) // 2], ratios[len(ratios) // 2]
+    return (low + high) / 2 if low else 0.0
 
 
 def pareto_frontier(curves: dict[str, Curve], axis: Axis) -> list[tuple[str, float, float]]:

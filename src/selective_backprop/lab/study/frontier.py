@@ -91,6 +91,11 @@ class Multiple:
     def __str__(self) -> str:
         return f"{self.value:.2f}x" if self.bound is Bound.EXACT else f"{self.bound} {self.value:.2f}x"
 
+    def short(self) -> str:
+        """With a sign instead of words."""
+        sign = {Bound.EXACT: "", Bound.MORE: ">", Bound.LESS: "<"}[self.bound]
+        return f"{sign}{self.value:.2f}"
+
 
 class Frontier:
     """Mean error against mean cost, at several budgets.
@@ -159,12 +164,21 @@ class Interval:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{self.multiple} (one seed: no interval)"
-        return f"{self.multiple} ({_end(self.low)} to {_end(self.high)})"
+        if self.multiple.bound is not Bound.EXACT and self.low.bound is self.high.bound is self.multiple.bound:
+            return str(self.multiple)  # the ends say no more
+        return f"{self.multiple} ({self.low.short()} to {self.high.short()})"
 
+    def short(self) -> str:
+        """For tables, with signs instead of words.
 
-def _end(multiple: Multiple) -> str:
-    sign = {Bound.EXACT: "", Bound.MORE: ">", Bound.LESS: "<"}[multiple.bound]
-    return f"{sign}{multiple.value:.2f}"
+        >>> Interval(Multiple(1.5), Multiple(1.2), Multiple(1.9, Bound.MORE)).short()
+        '1.50x (1.20 to >1.90)'
+        """
+        if self.low is None or self.high is None:
+            return f"{self.multiple.short()}x (1 seed)"
+        if self.multiple.bound is not Bound.EXACT and self.low.bound is self.high.bound is self.multiple.bound:
+            return f"{self.multiple.short()}x"
+        return f"{self.multiple.short()}x ({self.low.short()} to {self.high.short()})"
 
 
 def compute_multiplier(

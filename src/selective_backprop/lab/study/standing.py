@@ -72,7 +72,11 @@ def standings(arms: Sequence[NamedArm]) -> list[Standing]:
     >>> str(standings(arms)[-1].plain), standings(arms)[-1].random
     ('2.00x (2.00 to 2.00)', None)
     """
-    plain, random = (_frontier([arm.compute for arm in arms if arm.method == name]) for name in (PLAIN, RANDOM))
+    plains = sorted((arm.compute for arm in arms if arm.method == PLAIN), key=lambda arm: arm.cost)
+    randoms = [arm.compute for arm in arms if arm.method == RANDOM]
+    if randoms and plains and plains[-1].cost > max(arm.cost for arm in randoms):
+        randoms.append(plains[-1])  # random subsets of everything are plain training
+    plain, random = _frontier(plains), _frontier(randoms)
     clock = _frontier([arm.seconds for arm in arms if arm.method == PLAIN and arm.seconds is not None])
     return [
         Standing(
@@ -234,7 +238,7 @@ def alerts(found: Sequence[Standing]) -> list[str]:
         if baselines:
             sentences.append(f"One seed only, so not part of the frontier: {', '.join(baselines)}.")
     fewest = min((len(standing.named.compute.errors) for standing in found if standing.label not in single), default=1)
-    if found and fewest < 3:
+    if found and fewest < 5:
         sentences.append(f"{fewest} seed{'s' if fewest > 1 else ''} only: differences may be chance.")
     for standing in methods:
         known = standing.random is not None and standing.random.low is not None and says_anything(standing.random)
