@@ -11,26 +11,13 @@ import argparse
 import json
 import shutil
 from pathlib import Path
-from statistics import fmean
 
-from selective_backprop.lab.study.curves import Curve, speed_up
-from selective_backprop.lab.study.tables import TextTable
+from selective_backprop.lab.study.comparison import Results
+from selective_backprop.lab.study.curves import Curve
+from selective_backprop.lab.study.standing import Standing, standings, winner
+from selective_backprop.lab.study.tables import TextTable, standing_table
 
 KEPT = ("config.json", "environment.json", "records.jsonl")
-NAMES = {
-    "sb": "SB",
-    "stale": "Stale-SB, every 3rd epoch",
-    "ledger": "`ledger_backprop`",
-    "infobatch": "InfoBatch",
-    "kath18": "Kath18",
-    "random": "Random-Backprop",
-}
-BASELINES = {
-    "traditional,_ledger_s_compute": "Traditional in the ledger's compute",
-    "repeated_random,_ledger_s_compute": "repeated random in the ledger's compute",
-    "traditional,_2x_ledger_s_compute": "Traditional in twice the ledger's compute",
-    "repeated_random,_2x_ledger_s_compute": "repeated random in twice the ledger's compute",
-}
 
 
 def collect(out: Path, target: Path) -> None:
@@ -48,46 +35,33 @@ def collect(out: Path, target: Path) -> None:
     shutil.copy(out / "tables.md", target / "tables.md")
 
 
-def curves_of(folder: Path) -> dict[str, list[Curve]]:
-    """Of each method by seed."""
-    curves: dict[str, list[Curve]] = {}
+def standings_of(folder: Path) -> list[Standing]:
+    """Of all complete runs in the folder."""
+    results = Results()
     for path in sorted(folder.glob("*/seed-*/records.jsonl")):
+        config = json.loads((path.parent / "config.json").read_text())
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        curves.setdefault(path.parent.parent.name, []).append(Curve.of(records))
-    return curves
+        label = config.get("label") or path.parent.parent.name
+        results.curves.setdefault(label, []).append(Curve.of(records))
+        results.methods[label] = config["method"]
+    return standings(results.arms())
 
 
-def summary(sets: dict[str, dict[str, list[Curve]]]) -> str:
-    def row(label, cell):
-        return [label, *(cell(curves) for curves in sets.values())]
-
-    def times(name, axis):
-        def cell(curves):
-            if name not in curves:
-                return ""
-            ratios = [speed_up(curves["traditional"], curves[name], factor, axis).mean for factor in (1.1, 1.2)]
-            return ", ".join("never" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
-
-        return cell
-
-    def error(name):
-        return lambda curves: f"{fmean(c.errors[-1] for c in curves[name]):.2%}" if name in curves else ""
-
-    def share(curves):
-        total = [fmean(c.compute[-1] for c in curves[name]) for name in ("ledger", "traditional")]
-        return f"{total[0] / total[1]:.0%}"
-
-    heading = ["", *sets]
-    names = {name: label for name, label in NAMES.items() if any(name in curves for curves in sets.values())}
-    speed_ups = [
-        TextTable(heading, [row(label, times(name, axis)) for name, label in names.items()]).markdown()
-        for axis in ("compute", "seconds")
-    ]
-    errors = [row("Traditional", error("traditional")), *(row(label, error(name)) for name, label in names.items())]
-    errors += [row("ledger's compute, of Traditional's", share)]
-    errors += [row(label, error(name)) for name, label in BASELINES.items()]
-    errors += [row("epochs, seeds", lambda c: f"{len(c['traditional'][0].errors)}, {len(c['traditional'])}")]
-    return "\n\n".join([*speed_ups, TextTable(heading, errors).markdown()])
+def summary(workloads: dict[str, list[Standing]]) -> str:
+    """A table of all workloads, and of each a sentence and a table."""
+    methods = dict.fromkeys(s.label for found in workloads.values() for s in found if not s.is_baseline)
+    rows = []
+    for label in methods:
+        cells = []
+        for found in workloads.values():
+            standing = next((s for s in found if s.label == label), None)
+            pair = [] if standing is None else [standing.plain, standing.random]
+            cells.append(" / ".join("not run" if interval is None else interval.short() for interval in pair))
+        rows.append([label, *cells])
+    parts = [TextTable(["M to plain / to random", *workloads], rows).markdown()] if rows else []
+    for name, found in workloads.items():
+        parts += [f"## {name}", winner(found), standing_table(found).markdown()]
+    return "\n\n".join(parts)
 
 
 def main() -> None:
@@ -99,7 +73,7 @@ def main() -> None:
         name, _, folder = text.partition("=")
         collect(Path(folder), arguments.results / name)
     folders = sorted(path for path in arguments.results.iterdir() if path.is_dir())
-    print(summary({folder.name: curves_of(folder) for folder in folders}))
+    print(summary({folder.name: standings_of(folder) for folder in folders}))
 
 
 if __name__ == "__main__":

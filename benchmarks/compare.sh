@@ -11,35 +11,17 @@
 set -euo pipefail
 data=$1 out=$2
 
-# ---- DATE-hardest: ledger_backprop as it is by default, and the baselines within its budget
+# The stored results of 2026-11-16 were made by an earlier form of `compare`, whose baselines got the compute of one method
+# (its commands are in each run's environment.json). These are the same methods and recipes, with baselines at the lengths
+# of all runs.
 
-hardest() {  # name, recipe, seeds, more
-    selective-backprop compare --recipe "$2" --data-dir "$data" --seeds "$3" --out "$out/hardest/$1" \
-        --method traditional --method ledger --budget ledger --budget-by compute "${@:4}"
-}
-# Twice the ledger's compute, too, where the goal is to need half as much as plain training.
-hardest mnist mnist_small 4 --budget-times 1 --budget-times 2
-hardest svhn svhn_small 3 --budget-times 1 --budget-times 2
-hardest cifar10 cifar10_small 2
-hardest fashion_mnist fashion_mnist_small 2
-
-# ---- DATE-comparisons: all methods, and the ledger by chance
-
-run() {  # name, recipe, share of the loss for the ledger, seeds, more
-    selective-backprop compare --recipe "$2" --data-dir "$data" --seeds "$4" --out "$out/comparisons/$1" \
-        --method traditional --method sb:warmup_epochs=1 --method stale:every=3,warmup_epochs=1 \
-        --method "ledger:loss_share=$3,soft=true" --method kath18 --method random --method infobatch \
-        --budget ledger --budget-by compute "${@:5}"
+run() {  # name, recipe, seeds, lengths, more
+    selective-backprop compare --recipe "$2" --data-dir "$data" --seeds "$3" --epochs "$4" --out "$out/$1" \
+        --method ledger --method sb:warmup_epochs=1 --method stale:every=3,warmup_epochs=1 --method kath18 \
+        --method random --method infobatch "${@:5}"
 }
 
-for seeds in 1 2; do  # the second time only the second seed is missing
-    run mnist mnist_small 0.9 $seeds --budget-times 1 --budget-times 2
-    run svhn svhn_small 0.8 $seeds --budget-times 1 --budget-times 2
-    run cifar10 cifar10_small 0.9 $seeds
-    run fashion_mnist fashion_mnist_small 0.9 $seeds
-    run mnist_16_epochs mnist_small 0.9 $seeds --epochs 16 --budget-times 1 --budget-times 2
-done
-run mnist mnist_small 0.9 4 --budget-times 1 --budget-times 2
-selective-backprop compare --recipe svhn_small --model resnet20 --epochs 12 --data-dir "$data" --seeds 1 \
-    --out "$out/comparisons/svhn_resnet20" --method traditional --method ledger:loss_share=0.8,soft=true \
-    --budget ledger --budget-by compute --budget-times 2
+run mnist mnist_small 5 2,3,4,6,8
+run svhn svhn_small 5 2,3,4,6,8
+run fashion_mnist fashion_mnist_small 5 2,3,4,6
+run cifar10 cifar10_small 5 2,3,4,6

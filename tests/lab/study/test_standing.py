@@ -124,3 +124,9 @@ def test_seconds_count_only_where_the_clock_was_undisturbed():
     found = by_label(standings([*plain, timed, arm("untimed", "selective_backprop", 0.2, 4)]))
     assert found["sb"].seconds.multiple.value == pytest.approx(80 / 60)
     assert found["untimed"].seconds is None and found["untimed"].plain is not None
+
+
+def test_a_budget_with_one_seed_is_left_out_of_the_frontier():
+    odd = arm("traditional, 3 epochs", "traditional", 0.1, 3, seeds=1)
+    found = by_label(standings([*PLAIN, odd, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)]))
+    assert found["ledger"].plain.multiple.value == pytest.approx(2.0) and found["ledger"].plain.low is not None

@@ -72,12 +72,13 @@ def standings(arms: Sequence[NamedArm]) -> list[Standing]:
     >>> str(standings(arms)[-1].plain), standings(arms)[-1].random
     ('2.00x (2.00 to 2.00)', None)
     """
-    plains = sorted((arm.compute for arm in arms if arm.method == PLAIN), key=lambda arm: arm.cost)
-    randoms = [arm.compute for arm in arms if arm.method == RANDOM]
+    plains = sorted(_several_seeds([arm.compute for arm in arms if arm.method == PLAIN]), key=lambda arm: arm.cost)
+    randoms = _several_seeds([arm.compute for arm in arms if arm.method == RANDOM])
     if randoms and plains and plains[-1].cost > max(arm.cost for arm in randoms):
         randoms.append(plains[-1])  # random subsets of everything are plain training
     plain, random = _frontier(plains), _frontier(randoms)
-    clock = _frontier([arm.seconds for arm in arms if arm.method == PLAIN and arm.seconds is not None])
+    timed = [arm.seconds for arm in arms if arm.method == PLAIN and arm.seconds is not None]
+    clock = _frontier(_several_seeds(timed))
     return [
         Standing(
             named=arm,
@@ -92,10 +93,14 @@ def standings(arms: Sequence[NamedArm]) -> list[Standing]:
     ]
 
 
-def _frontier(arms: Sequence[Arm]) -> Frontier | None:
-    """Of budgets with several seeds, where there are any: one with a single seed would leave no interval at all."""
+def _several_seeds(arms: list[Arm]) -> list[Arm]:
+    """Without arms of a single seed, which have no spread to draw from, where there are others."""
     several = [arm for arm in arms if len(arm.errors) > 1]
-    return Frontier(several or arms) if arms else None
+    return several or arms
+
+
+def _frontier(arms: Sequence[Arm]) -> Frontier | None:
+    return Frontier(arms) if arms else None
 
 
 # ---- in words
