@@ -12,6 +12,7 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop.ledger import Ledger
+from selective_backprop.loader.index_stream import joined
 from selective_backprop.loader.planning import id_blocks, plan_epoch
 
 BATCH = 128
@@ -41,7 +42,7 @@ def seconds(method, ledger, batches):
     generator = torch.Generator().manual_seed(0)
     start = time.perf_counter()
     chunks, *_ = plan_epoch(
-        list(id_blocks(batches)),
+        list(id_blocks(joined(batches))),
         lambda number, num_batches: True,
         scorer=method.scorer,
         select=lambda scores, ids: method.policy.select(scores, generator),
