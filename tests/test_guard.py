@@ -134,11 +134,11 @@ def test_a_resumed_run_goes_on_exactly_if_the_clock_does():
 
 
 def test_only_methods_with_a_pass_for_every_candidate_have_one():
-    with pytest.raises(ValueError, match="ledger_backprop decides before loading"):
+    with pytest.raises(ValueError, match="ledger_backprop needs no guard: it decides before loading"):
         sb.ledger_backprop().guard()
-    with pytest.raises(ValueError, match="stale_selective_backprop decides before loading"):
+    with pytest.raises(ValueError, match="stale_selective_backprop needs no guard: it decides before loading"):
         sb.stale_selective_backprop().guard()
-    with pytest.raises(ValueError, match="kath18 decides by itself when selection is on"):
+    with pytest.raises(ValueError, match="kath18 cannot have a guard, because it already decides"):
         sb.kath18(3).guard()
     with pytest.raises(ValueError, match="window must be at least 1"):
         sb.selective_backprop(0.5).guard(window=0)

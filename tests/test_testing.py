@@ -94,7 +94,7 @@ def test_a_scorer_that_overrides_nothing_says_so():
         scorer.score(sb.types.Candidates(None, None, 0), None)
     with pytest.raises(RuntimeError, match="Scorer knows no scores of candidates that are not loaded"):
         scorer.recall(torch.arange(2), None, 0)
-    with pytest.raises(TypeError, match="Scorer cannot measure it"):
+    with pytest.raises(TypeError, match="Scorer cannot compute another score"):
         sb.kath18(score="gradient_norm", scoring=scorer)
 
 

@@ -16,7 +16,7 @@ from selective_backprop.types import Policy, Scorer
 
 @dataclass(frozen=True)
 class Method:
-    """A named combination of parts. A recipe: every loader works on copies of its parts.
+    """A named combination of scorer, policy and schedule. It is a recipe: every loader makes its own copies of them.
 
     >>> from selective_backprop.policies import UniformPolicy
     >>> from selective_backprop.scorers import ConstantScorer
@@ -29,28 +29,26 @@ class Method:
     policy: Policy
     schedule: Schedule = field(default_factory=Schedule)
     keep: Tensor | None = None
-    """(M,) bool by id: candidates for good; the others are pruned. None: all."""
+    """(M,) bool by id: False for examples that are pruned from every epoch. None keeps all."""
     groups: Tensor | None = None
-    """(M,) int64 by id, such as classes: what a `GroupedPolicy` keeps apart."""
+    """(M,) int64 by id: the group of each example, such as its class. A `GroupedPolicy` selects within groups."""
     batch_scale: float = 1.0
-    """Training batches are this many times larger than asked."""
+    """How many times larger training batches are than the batch size asked for."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.scorer, Scorer):
-            raise TypeError(
-                f"scorer must be a Scorer, that is, made by a subclass of sb.scorers.Scorer, got {self.scorer!r}"
-            )
+            raise TypeError(f"scorer must be an object of a subclass of sb.scorers.Scorer, got {self.scorer!r}")
         if not isinstance(self.policy, Policy):
-            raise TypeError(
-                f"policy must be a Policy, that is, made by a subclass of sb.policies.Policy, got {self.policy!r}"
-            )
+            raise TypeError(f"policy must be an object of a subclass of sb.policies.Policy, got {self.policy!r}")
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r}")
         if self.groups is not None and not self.policy.keeps_groups_apart:
-            raise TypeError(f"groups need a policy that keeps them apart, such as GroupedPolicy, got {self.policy!r}")
+            raise TypeError(
+                f"groups need a policy that selects within each group, such as GroupedPolicy, got {self.policy!r}"
+            )
 
     def __repr__(self) -> str:
-        """The name, and the options of all parts that are not their defaults.
+        """Show the name, and all options that are not the default.
 
         >>> from selective_backprop.methods import stale_selective_backprop
         >>> stale_selective_backprop(0.25, scoring="train")
@@ -62,7 +60,7 @@ class Method:
             options = [*(option for part in parts for option in part.options_in_method()), *arguments(self.schedule)]
         if self.groups is not None:
             options.append(f"classes=<{len(self.groups):,} labels>")
-        name = self.name.rstrip(")")  # diet(...) encloses what it is made of
+        name = self.name.rstrip(")")  # the name of a diet encloses that of another method: diet(top_k)
         inner, closing = f"{name}({', '.join(options)})", self.name[len(name) :]
         kept = "" if self.keep is None else f"keep=<{int(self.keep.sum()):,} of {len(self.keep):,}>"
         if kept and not closing:
@@ -76,11 +74,11 @@ class Method:
         return self.scorer.needs.ids or self.keep is not None or self.groups is not None
 
     def guard(self, *, window: int = 50, patience: int = 1000) -> Method:
-        """The same, with selection switched off while it costs more time than it saves, and on when that changes.
+        """Return the same method with a guard, which switches selection off while it costs more time than it saves.
 
         Args:
-            window: candidate batches over which time is measured.
-            patience: candidate batches after which what was slower is tried again.
+            window: number of candidate batches over which time is measured.
+            patience: number of candidate batches after which the slower way is tried again.
 
         >>> from selective_backprop.methods import selective_backprop
         >>> selective_backprop(1 / 3).guard().name
@@ -88,17 +86,20 @@ class Method:
         """
         if not self.scorer.needs.selection_pass or self.scorer.needs.ids:
             raise ValueError(
-                "a guard is for methods with a selection pass for every candidate, and what is skipped before loading "
-                f"costs nothing: {self.name} decides before loading"
+                f"{self.name} needs no guard: it decides before loading, and skipping an example costs nothing. A "
+                "guard is for methods with a selection pass for every candidate"
             )
         if type(self.schedule) is not Schedule:
-            raise ValueError(f"{self.name} decides by itself when selection is on, by {self.schedule!r}")
+            raise ValueError(
+                f"{self.name} cannot have a guard, because it already decides when selection is on, by "
+                f"{self.schedule!r}"
+            )
         timing = {item.name: getattr(self.schedule, item.name) for item in dataclasses.fields(Schedule)}
         return dataclasses.replace(self, schedule=Guard(**timing, window=window, patience=patience))
 
 
 def require_method(method: Any) -> None:
-    """Raise for what is not a Method, with the call that was probably meant."""
+    """Raise if this is not a Method, and suggest the call that was probably meant."""
     if isinstance(method, Method):
         return
     start = "method must be a Method, such as selective_backprop(selectivity=1/3)"

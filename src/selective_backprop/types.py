@@ -1,4 +1,4 @@
-"""The few types that the parts speak to each other with.
+"""The types that the parts of the library exchange: candidates, scores, selections, batches.
 
 # N = candidates, K = selected (an example may be selected more than once by methods that draw with replacement)
 """
@@ -31,46 +31,47 @@ __all__ = [
 ]
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
+"""How a batch goes through the model: a function from (model, batch) to (outputs, targets)."""
 Measure = Callable[[Any, Any], Tensor]
-"""Another score than the loss, from (outputs, targets) to one number per example."""
+"""A score other than the loss: a function from (outputs, targets) to one number per example."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is being trained, as a scorer needs it: loss(*forward(model, data))."""
+    """What is being trained. The losses of a batch are loss(*forward(model, data))."""
 
     model: nn.Module
     forward: Forward
     loss: PerExampleLoss
     step: int = 0
-    """Training batches given out so far."""
+    """Number of training batches given out so far."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Examples that the user's loader offers."""
+    """A batch of examples that the user's loader offers."""
 
     data: Any
     """The batch as the loader made it, on the device of the model."""
     ids: Tensor | None
-    """(N,) int64 on the CPU; None where the loader has no ids."""
+    """(N,) int64 on the CPU; None if the loader has no ids."""
     size: int
     """N."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which candidates to train on, all on the CPU."""
+    """Which candidates to train on. All tensors are on the CPU."""
 
     positions: Tensor
-    """(K,) int64, rising: which candidates."""
+    """(K,) int64, rising: positions of the selected candidates in their batch."""
     weights: Tensor
-    """(K,) float32: the weight of each in the training loss."""
+    """(K,) float32: the weight of each selected candidate in the training loss."""
     probabilities: Tensor
-    """(N,) float64: the chance that each candidate had."""
+    """(N,) float64: the chance that each candidate had to be selected."""
 
     def keeps_all(self, num_candidates: int) -> bool:
-        """Whether every candidate is selected, once: draws with replacement may be as many and leave some out.
+        """Whether every candidate is selected exactly once. Draws with replacement may leave some out.
 
         >>> Selection(torch.tensor([0, 0]), torch.ones(2), torch.ones(2)).keeps_all(2)
         False
@@ -80,53 +81,54 @@ class Selection:
 
 @dataclass(frozen=True)
 class Batch:
-    """Selected examples, ready to train on."""
+    """A training batch of B selected examples."""
 
     data: Any
+    """The batch in the form in which the user's loader makes batches."""
     ids: Tensor | None
-    """(B,) int64 on the CPU."""
+    """(B,) int64 on the CPU; None if the loader has no ids."""
     weights: Tensor
-    """(B,) float32 on the CPU."""
+    """(B,) float32 on the CPU: the weight of each example in the training loss."""
     probabilities: Tensor
-    """(B,) float64 on the CPU: the chance with which each was selected."""
+    """(B,) float64 on the CPU: the chance that each example had to be selected."""
 
     def __len__(self) -> int:
         return len(self.weights)
 
 
 class Policy(Described, ABC):
-    """Scores in, selection out. Sees neither the model nor the data.
+    """Turns scores into a selection. A policy sees neither the model nor the data.
 
-    A policy of your own overrides `select`, and of the rest only what differs from the defaults here.
+    Your own policy must override `select`. Everything else has a default.
     """
 
     gives_weights: bool = False
     """Whether a weight may differ from 1."""
     unbiased: bool = False
-    """Whether the weights make the expected weight of every example in an epoch 1."""
+    """Whether every example has an expected weight of 1 in an epoch."""
     with_replacement: bool = False
     """Whether an example may be selected twice, so that a training batch may hold it twice."""
     takes_negative_scores: bool = True
-    """If not, the loader refuses negative scores with their ids, from the first batch on."""
+    """Whether scores may be negative. If not, the loader raises at the first negative score, and names the ids."""
     selectivity: float | None = None
-    """Share of the candidates that was asked for; None if no share was. The loader logs a line if it gets another."""
+    """The share of candidates that the user asked for, if any. The loader logs a line if the actual share differs."""
     fixed_size: bool = False
-    """Whether it can be told how many to keep, as `GroupedPolicy` does: see `FixedSizePolicy`."""
+    """Whether the policy can be told how many candidates to keep; see `FixedSizePolicy`. `GroupedPolicy` does so."""
     paper: bool = False
-    """Whether it follows the rule of a paper to the letter, also where that keeps another share than asked for."""
+    """Whether the policy follows a paper's rule to the letter, even if that keeps another share than asked for."""
     keeps_groups_apart: bool = False
-    """Whether it has `select_in_groups`, as `GroupedPolicy` has."""
+    """Whether the policy has `select_in_groups`, like `GroupedPolicy`."""
 
     @abstractmethod
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        """Choose among (N,) finite scores on the CPU; all randomness comes from the generator."""
+        """Select among candidates by their (N,) finite scores, on the CPU. All randomness comes from the generator."""
 
     def select_in_groups(self, scores: Tensor, generator: torch.Generator, groups: Tensor) -> Selection:
-        """Choose within each group; groups holds the (N,) numbers of the candidates' groups, such as their classes."""
+        """Select within each group. groups: (N,) the number of each candidate's group, such as its class."""
         raise TypeError(f"{type(self).__name__} does not keep groups apart: wrap it in a GroupedPolicy")
 
     def state_dict(self) -> dict[str, Any]:
-        """What the policy remembers from one selection to the next; by default nothing."""
+        """Return what the policy remembers from one selection to the next; by default nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,82 +140,84 @@ class Needs:
     """What a scorer needs from the loader and the user's loop."""
 
     ids: bool = False
-    """Examples are known by id."""
+    """Whether the loader must know the id of each example."""
     selection_pass: bool = False
-    """Scoring a loaded candidate runs a model. Without it, a candidate whose score is not known is trained on."""
+    """Whether a model runs to score loaded candidates. If not, candidates without a known score are trained on."""
     training_losses: bool = False
-    """The user's loop computes its loss by `loader.loss`."""
+    """Whether the user's loop must compute its loss with `loader.loss`."""
     training_pass: bool = False
-    """Scores come out of the training pass: whole candidate batches are given out, and `loader.loss` selects."""
+    """Whether scores come from the training pass: whole candidate batches are given out, and `loader.loss` selects."""
     past_scores: int = 1
-    """How many scores of each example the ledger has to remember."""
+    """How many past scores of each example the ledger must keep."""
     num_examples: int | None = None
-    """The data set has just so many."""
+    """The size that the data set must have; None for any."""
     max_epochs: int | None = None
-    """The run is at most so long."""
+    """The most epochs that the run may have; None for any number."""
 
 
 class Scorer(Described):
-    """Where scores come from. Keeps nothing of its own about examples: that is in the ledger.
+    """Gives candidates their scores. What is known about examples is in the ledger, not in the scorer.
 
-    A scorer of your own overrides `score`, or `remembers` and `recall`, or all three. Every other hook has a default:
-    a scorer that learns nothing, does not work ahead, and whose scores are exact losses.
+    Your own scorer overrides `score`, or `remembers` and `recall`, or all three. Everything else has a default, for a
+    scorer that learns nothing, does not work ahead, and whose scores are exact losses.
     """
 
     needs: Needs = Needs()
-    """What it needs from the loader and the user's loop."""
+    """What the scorer needs from the loader and the user's loop."""
     works_ahead: bool = False
-    """Whether it begins to score before the candidates' turn, by `submit`."""
+    """Whether the loader calls `submit`, so that scoring begins before the candidates' turn."""
     watches: bool = False
-    """Whether it learns from candidates while selection is off, by `watch`."""
+    """Whether the loader calls `watch`, so that the scorer learns from candidates while selection is off."""
     must_train: bool = False
-    """Whether candidates without a known score have to be trained on in that very epoch."""
+    """Whether candidates without a known score must be trained on in the same epoch."""
     is_final: bool = False
-    """Whether nothing may be added to what it names, however few examples that are."""
+    """Whether the loader must not add examples to the selection, even if they do not fill a batch."""
     fidelity: float = 1.0
-    """Rank correlation of the scores with the exact ones on the last sample; NaN before there is one."""
+    """Rank correlation of the scores with exact ones, on the last sample; NaN before the first sample."""
     staleness: int = 0
-    """Training batches given out between the weights that made the last scores and the use of these."""
+    """How many training batches old the model's weights were when the last scores were used."""
     score_name: str = "loss"
-    """What errors call a score; "loss" if it is comparable with a training loss."""
+    """What errors call a score. It must be "loss" if scores are comparable with training losses."""
     fresh: Scorer | None = None
-    """The scorer that scores loaded candidates on this one's behalf, if there is one."""
+    """Another scorer that scores loaded candidates for this one, if there is one."""
 
     def remembers(self, epoch: int) -> bool:
-        """Whether scores can be known in this epoch before candidates are loaded."""
+        """Whether the scorer may know scores in this epoch before candidates are loaded, by `recall`."""
         return False
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
-        """(N,) scores of candidates not yet loaded; NaN where not known.
+        """Return (N,) scores of candidates that are not loaded yet; NaN where not known.
 
-        Row i of `rows` is what the ledger knows of ids[i]. Which columns are read, and in which order, must not depend
-        on what is in them: ranks that train together fetch them from each other.
+        Row i of `rows` is what the ledger knows about ids[i]. Always read the same columns in the same order, whatever
+        is in them: ranks that train together fetch columns from each other, all at the same time.
         """
         raise RuntimeError(f"{type(self).__name__} knows no scores of candidates that are not loaded")
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
-        """(N,) scores of loaded candidates, on any device. Leaves no trace on the model."""
+        """Return (N,) scores of loaded candidates, on any device. The model must be left as it was."""
         raise RuntimeError(f"{type(self).__name__} does not score loaded candidates")
 
     def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
-        """The same scores by a model that is the caller's own copy, in eval mode; in any thread.
+        """Return the same scores as `score`, in a background thread, with a copy of the model in eval mode.
 
-        Nothing has to be restored. Global random states must not be touched, as the main thread draws from them.
+        The copy need not be left as it was. Do not touch global random states: the main thread draws from them.
         """
         raise TypeError(f"{type(self).__name__} cannot score in the background: it has no score_copy")
 
     def measuring(self, measure: Measure) -> Self:
-        """The same scorer with another score than the loss."""
-        raise TypeError(f"this method's score is not the loss: {type(self).__name__} cannot measure it")
+        """Return the same scorer with another score than the loss."""
+        raise TypeError(
+            f"this method does not score by the loss, and {type(self).__name__} cannot compute another score"
+        )
 
     def submit(self, candidates: Candidates | None, task: Task) -> None:
-        """Begin with the candidates that are scored next; None: with none, after all. Asked if it works_ahead."""
+        """Begin to score the next candidates. None: drop those submitted before. Called only if it works_ahead."""
 
     def watch(self, candidates: Candidates, task: Task) -> None:
-        """Learn from candidates that are not selected from, as in a warm-up. Asked if it watches."""
+        """Learn from candidates while selection is off, as in a warm-up. Called only if it watches."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the scorer learns while it works, such as the weights of a proxy; by default nothing."""
+        """Return what the scorer has learned, such as the weights of a proxy; by default nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

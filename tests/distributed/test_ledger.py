@@ -135,7 +135,7 @@ def test_what_was_written_is_a_copy():
 
 def test_an_id_of_another_data_set_is_refused_at_once():
     def work(ranks):
-        with pytest.raises(IndexError, match="ids 2 to 5 in a ledger of 5 examples"):
+        with pytest.raises(IndexError, match="ids reach from 2 to 5, but the ledger has 5 examples"):
             ShardedLedger(5, 1, ranks).count_offered(torch.tensor([2, 5]))
 
     run_threads(2, work)
@@ -174,7 +174,7 @@ def test_states_of_others_are_refused():
         run_threads(2, lambda ranks: work(ranks, states[ranks.rank], examples=8))
     with pytest.raises(ValueError, match="shared by 2 ranks, this run has 3: save and load with save_checkpoint"):
         run_threads(3, lambda ranks: work(ranks, states[0]))
-    with pytest.raises(ValueError, match="saved ledger of rank 1, and here is rank 0"):
+    with pytest.raises(ValueError, match="saved ledger is that of rank 1, but this is rank 0"):
         run_threads(2, lambda ranks: work(ranks, states[1]))
     with pytest.raises(ValueError, match="of one process, this run has 2 ranks"):
         run_threads(2, lambda ranks: work(ranks, Ledger(7).state_dict()))

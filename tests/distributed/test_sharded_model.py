@@ -39,4 +39,4 @@ def test_what_cannot_work_is_refused(runs):
         *copies, reuse = ranks["refused"]
         assert len(copies) == 3
         assert all("sharded by FSDP" in message and "not with a copy of it" in message for message in copies)
-        assert "forward reuse works on one rank" in reuse
+        assert "forward reuse works with one rank only" in reuse

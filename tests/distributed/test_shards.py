@@ -130,8 +130,8 @@ def test_7_a_loss_that_is_not_finite(runs):
 def test_5_a_state_of_another_rank_is_refused(runs):
     for rank, result in enumerate(runs):
         other_rank, one_process = result["state of another rank"]
-        assert f"saved by rank {1 - rank} of 2, this is rank {rank} of 2" in other_rank
-        assert f"saved by rank 0 of 1, this is rank {rank} of 2" in one_process and "save_checkpoint" in one_process
+        assert f"saved by rank {1 - rank} of 2, but this is rank {rank} of 2" in other_rank
+        assert f"saved by rank 0 of 1, but this is rank {rank} of 2" in one_process and "save_checkpoint" in one_process
 
 
 def test_7_ranks_with_other_versions_of_the_library(runs):

@@ -150,7 +150,7 @@ def test_a_step_without_loader_loss_is_refused():
         (lambda: sb.stale_selective_backprop(scoring="reuse"), "StoredScorer needs a selection pass"),
         (lambda: sb.reducible_loss(torch.rand(203), scoring="reuse"), "ReducibleLossScorer needs a selection pass"),
         (lambda: make_loader(sb.top_k(scoring="reuse"), batch_size=4), "leave out batch_size="),
-        (lambda: make_loader(sb.expected_selective_backprop(scoring="reuse")), "forward reuse trains on part"),
+        (lambda: make_loader(sb.expected_selective_backprop(scoring="reuse")), "forward reuse trains on a part"),
     ],
 )
 def test_what_does_not_go_together(make, message):

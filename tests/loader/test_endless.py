@@ -30,7 +30,7 @@ def wrap(train_loader, method, **options):
 
 @pytest.mark.parametrize("make", [*PLANNING, sb.stale_selective_backprop])
 def test_a_sampler_too_long_to_plan_is_refused_at_once(make):
-    message = r"the sampler has 10,000,000,000 indices an epoch, of a data set of 203: .* such as selective_backprop"
+    message = r"your sampler has 10,000,000,000 indices per epoch, for a data set of 203 .* such as selective_backprop"
     with pytest.raises(ValueError, match=message):
         wrap(huge(), make())
 
@@ -38,7 +38,7 @@ def test_a_sampler_too_long_to_plan_is_refused_at_once(make):
 @pytest.mark.parametrize("make", PLANNING)
 def test_a_batch_sampler_without_an_end_is_refused(make):
     loader = wrap(DataLoader(digits(), batch_sampler=Endless()), make())
-    with pytest.raises(ValueError, match=r"has yielded 1,0\d+,\d+ indices without an end, of a data set of 203"):
+    with pytest.raises(ValueError, match=r"has yielded 1,0\d+,\d+ indices without an end, for a data set of 203"):
         next(iter(loader))
 
 
@@ -88,7 +88,7 @@ def test_a_generator_is_used_up_after_an_epoch(make):
     loader = wrap(generator(), make())
     assert len(list(loader)) > 0
     with pytest.raises(
-        ValueError, match=r"\(a generator\), which can be gone through once: .*starts anew for every epoch"
+        ValueError, match=r"\(a generator\), which can be used only once, .*starts anew for every epoch"
     ):
         list(loader)
 

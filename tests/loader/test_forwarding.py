@@ -18,7 +18,7 @@ def test_those_of_the_users_loader_for_reading(name):
     loader = sb.SelectiveLoader(train_loader, make_model(), torch.nn.CrossEntropyLoss(), sb.random_backprop(0.5))
     for _ in loader:
         assert getattr(loader, name) is getattr(train_loader, name)
-    with pytest.raises(AttributeError, match=f"{name} belongs to the loader inside and can only be read here"):
+    with pytest.raises(AttributeError, match=f"{name} belongs to your DataLoader and can only be read here"):
         setattr(loader, name, None)
 
 
@@ -57,7 +57,7 @@ def test_attributes_of_a_subclass_and_of_any_iterable():
     )
     for name in ("dataset", "vocabulary"):
         assert getattr(loader, name, None) is None
-        message = f"SelectiveLoader has no attribute '{name}', and neither has the loader inside, a list"
+        message = f"SelectiveLoader has no attribute '{name}', and neither has your loader, a list"
         with pytest.raises(AttributeError, match=message):
             getattr(loader, name)
 

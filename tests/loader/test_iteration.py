@@ -209,7 +209,7 @@ def test_epochs_beyond_the_end_are_told_once(caplog):
         assert "num_epochs" not in caplog.text
         list(loader)
         list(loader)
-    assert caplog.text.count("epoch 2 begins, and the loader was made for num_epochs=1") == 1
+    assert caplog.text.count("epoch 2 begins, but this SelectiveLoader was made for num_epochs=1") == 1
     assert caplog.text.count("num_epochs=1") == 1
 
 
@@ -256,7 +256,7 @@ def test_total_batches_of_a_loader_without_a_length(total, logged, caplog):
         ({"seed": 1.5}, TypeError, "seed must be a whole number, got 1.5"),
         ({"seed": None}, TypeError, "seed must be a whole number, got None"),
         ({"total_batches": 0}, ValueError, "total_batches must be at least 1, got 0"),
-        ({"total_batches": 5}, ValueError, "this one has 13 batches, and total_batches is 5: leave it out"),
+        ({"total_batches": 5}, ValueError, "your loader has 13 batches and total_batches is 5: leave it out"),
         (
             {"model": nn.Sequential(nn.LazyLinear(10))},
             ValueError,

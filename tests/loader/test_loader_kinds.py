@@ -129,7 +129,7 @@ def test_random_backprop_on_a_stream_makes_no_selection_pass():
 
 
 def test_a_method_that_needs_ids_says_so():
-    message = "stale_selective_backprop needs to know examples by id, which only a DataLoader over a map-style data set"
+    message = "stale_selective_backprop must know the id of each example, and your loader has no ids"
     with pytest.raises(ValueError, match=message):
         sb.SelectiveLoader(DataLoader(Stream(), 16), make_model(), CRITERION, sb.stale_selective_backprop(0.5))
 

@@ -59,7 +59,7 @@ def test_a_share_far_from_the_one_asked_for_is_logged_once(caplog):
     (record,) = [record for record in caplog.records if "asked" in record.message]
     assert record.message.startswith("selective_backprop was asked to select 0.333 of the candidates, and selected 0.2")
     assert "of 1200 in epoch 1" in record.message
-    assert record.message.endswith("leave out paper=True to get what you ask for")
+    assert record.message.endswith("Leave out paper=True to get the share you ask for")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_state_of_another_version_is_refused():
     loader = make_loader(sb.selective_backprop(1 / 3))
     state = loader.state_dict() | {"version": 2}
     with pytest.raises(
-        ValueError, match="version 2, expected 3: it was saved by another version of selective_backprop"
+        ValueError, match="version 2, expected 4: it was saved by another version of selective_backprop"
     ):
         loader.load_state_dict(state)
 

@@ -557,7 +557,7 @@ def test_every_example_is_trained_on_at_least_once_in_max_age_epochs():
 def test_losses_of_training_are_asked_for():
     for method in (sb.ledger_backprop(0.3), sb.infobatch(until=1.0)):
         loader = make_loader(method)
-        with pytest.raises(RuntimeError, match=rf"{method.name} selects by the losses of training.*by loader\.loss\("):
+        with pytest.raises(RuntimeError, match=rf"{method.name} selects by training losses.*with loader\.loss\("):
             for _ in loader:
                 pass
 
@@ -725,10 +725,14 @@ def test_scores_of_another_data_set():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: sb.ledger_backprop(0.5, loss_share=0.9), ValueError, "give selectivity, beta or loss_share, got"),
-        (lambda: sb.ledger_backprop(noise_guard=0.8), ValueError, "noise_guard would do nothing with a loss_share"),
+        (
+            lambda: sb.ledger_backprop(0.5, loss_share=0.9),
+            ValueError,
+            "give only one of selectivity, beta and loss_share, got",
+        ),
+        (lambda: sb.ledger_backprop(noise_guard=0.8), ValueError, "noise_guard has no effect with a loss_share"),
         (lambda: sb.ledger_backprop(soft="False"), ValueError, "soft must be true or false, got 'False'"),
-        (lambda: sb.ledger_backprop(0.5, soft=True), ValueError, "soft goes with a loss_share"),
+        (lambda: sb.ledger_backprop(0.5, soft=True), ValueError, "soft needs a loss_share"),
         (lambda: sb.ledger_backprop(loss_share=1.5), ValueError, r"loss_share must be in \(0, 1\], got 1.5"),
         (lambda: sb.ledger_backprop(max_age=0), ValueError, "max_age must be at least 1 epoch, got 0"),
         (lambda: sb.infobatch(1.0), ValueError, r"prune must be in \[0, 1\), got 1.0"),

@@ -155,7 +155,9 @@ def test_an_epoch_left_early_is_recorded_as_far_as_it_went():
 
 def test_a_run_longer_than_the_record():
     method = sb.recorded_backprop(record_of(range(100), range(50)))
-    with pytest.raises(ValueError, match="this recorded_backprop is for runs of at most 2 epochs, got num_epochs=3"):
+    with pytest.raises(
+        ValueError, match="this recorded_backprop has scores for runs of at most 2 epochs, got num_epochs=3"
+    ):
         make_loader(method, num_epochs=3)
     loader = make_loader(method)
     for _ in range(2):

@@ -130,7 +130,7 @@ def shorter_stream(scratch):
     state, shorter = loader.state_dict(), new(32)
     shorter.load_state_dict(state)
     message = _error_of(lambda: list(shorter))
-    assert "ended after 2 of the" in message, message
+    assert "ended after 2 batches" in message, message
 
 
 def _error_of(call):

@@ -1,4 +1,4 @@
-"""What ranks do together that may fail on one of them: then it fails on all, and none waits for it in vain."""
+"""Steps that all ranks take together. If one rank fails, all ranks raise, so that none waits for it forever."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ T = TypeVar("T")
 
 @contextmanager
 def together(ranks: Ranks, failed: str = "failed") -> Iterator[None]:
-    """What this block does on every rank; it must not talk to the others meanwhile. By all ranks.
+    """Run a block on every rank. If it raises on one rank, all ranks raise. All ranks must enter it.
 
-    Where it raises, that error goes on. The other ranks raise, too, and say which one failed and why.
+    The rank that failed raises its own error. The others raise one that says which rank failed and why. The block
+    must not send messages between ranks.
 
-    failed: the verb for it, such as "could not start".
+    failed: the verb for the error, such as "could not start".
     """
     failure = None
     try:
@@ -34,17 +35,17 @@ def together(ranks: Ranks, failed: str = "failed") -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    """What the error says, with its kind where the message was not written for users of this library."""
+    """Return the error's message. ValueError and TypeError come from this library's checks and need no name."""
     return str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
 
 
 def all_do(ranks: Ranks, work: Callable[[], T]) -> T:
-    """work() on every rank, which must not talk to the others meanwhile."""
+    """Run work() on every rank; see `together`. All ranks must call this."""
     with together(ranks):
         return work()
 
 
 def first_does(ranks: Ranks, work: Callable[[], Any]) -> Any:
-    """work() on rank 0, and its result, of what JSON knows, on all."""
+    """Run work() on rank 0 and return its result on all ranks. JSON must be able to hold the result."""
     result = all_do(ranks, lambda: work() if ranks.rank == 0 else None)
     return gather(ranks, result)[0]

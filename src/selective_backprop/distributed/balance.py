@@ -1,4 +1,4 @@
-"""Examples that wait, moved between ranks so that as many wait on each."""
+"""Moving waiting examples between ranks, so that equally many wait on each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from selective_backprop.batches.layout import Layout, move
 
 Move = tuple[int, int, int]
-"""From one rank, to another, how many examples."""
+"""(giving rank, receiving rank, number of examples)"""
 
 NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
 def moves_to_even_out(lengths: list[int]) -> list[Move]:
-    """The fewest examples to move so that no queue is longer than another by more than one.
+    """Find the moves that make all queues equally long, give or take one, and move as few examples as possible.
 
     >>> moves_to_even_out([300, 100, 200, 201])
     [(0, 1, 99), (3, 1, 1)]
@@ -39,10 +39,10 @@ def moves_to_even_out(lengths: list[int]) -> list[Move]:
 
 
 def pack(layout: Layout, pieces: list[Any]) -> torch.Tensor:
-    """Pieces of a queue as bytes: each has its columns first, then tensors with one entry per example."""
+    """Turn pieces of a queue into bytes. A piece has its columns first, then tensors with one entry per example."""
     cpu = torch.device("cpu")
     rows = [[[move(column, cpu) for column in columns], *notes] for columns, *notes in pieces]
-    # Slices would be saved with all that they are slices of.
+    # torch.save would write the whole tensor that a slice belongs to; a clone has the slice alone.
     rows = torch.utils._pytree.tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, rows)
     buffer = io.BytesIO()
     torch.save([layout.state_dict(), rows], buffer)
@@ -50,7 +50,7 @@ def pack(layout: Layout, pieces: list[Any]) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor) -> tuple[Layout, list[Any]]:
-    """What `pack` packed on another rank."""
-    # Lists may hold anything that can be pickled; as torch's own messages of objects, ranks trust each other.
+    """Read pieces that `pack` made on another rank."""
+    # Lists may hold anything that can be pickled. Ranks trust each other, as in torch's own messages of objects.
     layout, pieces = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=False)
     return Layout.from_state_dict(layout), pieces

@@ -1,4 +1,4 @@
-"""A ledger that ranks share: each holds the rows of its own block of ids.
+"""A ledger that ranks share: each rank holds the rows of one block of ids.
 
 # M = data set, k = number of ranks, H = past scores kept
 """
@@ -18,7 +18,7 @@ AnyLedger: TypeAlias = "Ledger | ShardedLedger"
 
 
 def make_ledger(num_examples: int, past_scores: int, ranks: Ranks) -> AnyLedger:
-    """A ledger for these ranks; the plain one for one rank, which sends nothing."""
+    """Make a ledger for these ranks: a plain one for a single rank, one that is shared for several."""
     return Ledger(num_examples, past_scores) if ranks.size == 1 else ShardedLedger(num_examples, past_scores, ranks)
 
 
@@ -27,12 +27,13 @@ _KINDS = (*_WITH_VALUES, "offered", "selected")
 
 
 class Write(NamedTuple):
-    """What one call wrote, to be applied later."""
+    """One write to the ledger, which is applied later."""
 
     kind: str
+    """One of `_KINDS`."""
     ids: Tensor
     values: Tensor
-    """Empty where ids are counted."""
+    """One value per id; empty for the kinds that only count ids."""
     epoch: int | Tensor
 
     def apply(self, ledger: Ledger) -> None:
@@ -49,16 +50,16 @@ class Write(NamedTuple):
 
 
 class ShardedLedger:
-    """As a `Ledger` that all ranks write to and read from; memory of a rank falls with their number.
+    """A `Ledger` that all ranks write to and read from. The more ranks there are, the less memory each needs.
 
-    Rank r owns the r-th of k blocks of ceil(M / k) ids, as `torch.chunk` makes them. What is written waits until
-    `deliver` sends it to the owners, who apply it in the order of writing, rank by rank. Methods that say so are to be
-    called by all ranks, in the same order; the others by any rank at any time.
+    Rank r owns the r-th of k blocks of ceil(M / k) ids, as `torch.chunk` makes them. Writes wait until `deliver` sends
+    them to the owners. An owner applies them rank by rank, in the order of writing. Where a docstring says so, all
+    ranks must call the method, in the same order; any rank can call the others at any time.
 
     Args:
         num_examples: M.
         past_scores: H.
-        ranks: those that share it.
+        ranks: the ranks that share the ledger.
     """
 
     def __init__(self, num_examples: int, past_scores: int, ranks: Ranks) -> None:
@@ -67,7 +68,7 @@ class ShardedLedger:
         self._block_size = max(1, -(-num_examples // ranks.size))
         self._first = min(ranks.rank * self._block_size, num_examples)
         self.block = Ledger(min(self._block_size, num_examples - self._first), past_scores)
-        """The rows that this rank owns, without what was not delivered yet."""
+        """The rows that this rank owns, without writes that are not delivered yet."""
         self._writes: list[Write] = []
 
     def __len__(self) -> int:
@@ -76,11 +77,11 @@ class ShardedLedger:
     # ---- writing
 
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int) -> None:
-        """Scores of a selection pass."""
+        """Store scores of a selection pass."""
         self._write("scores", ids, scores, epoch)
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
-        """Losses of a training step."""
+        """Store losses of a training step."""
         self._write("losses", ids, losses, epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
@@ -91,7 +92,13 @@ class ShardedLedger:
         self._write("offered", ids)
 
     def record_selection(self, ids: Tensor, probabilities: Tensor, selected: Tensor) -> None:
-        """It was decided about these candidates with these chances. selected: the ids that are trained on."""
+        """Store the candidates' selection probabilities, and count those that were selected.
+
+        Args:
+            ids: the candidates.
+            probabilities: the chance that each of them had.
+            selected: the ids of those that are trained on.
+        """
         self.record_probabilities(ids, probabilities)
         self.count_selected(selected)
 
@@ -102,14 +109,17 @@ class ShardedLedger:
         if not len(ids):
             return
         smallest, largest = ids.aminmax()
-        # Here, not at the delivery, where the other ranks would wait for this one in vain.
+        # Checked here and not at the delivery, where the other ranks would wait forever for a rank that raised.
         if int(smallest) < 0 or int(largest) >= len(self):
-            raise IndexError(f"ids {int(smallest)} to {int(largest)} in a ledger of {len(self)} examples")
+            raise IndexError(
+                f"the ids reach from {int(smallest)} to {int(largest)}, but the ledger has {len(self)} examples: ids "
+                f"must be from 0 to {len(self) - 1}"
+            )
         values = torch.empty(0) if values is None else values.to(torch.float32, copy=True)
         self._writes.append(Write(kind, ids.clone(), values, epoch))
 
     def deliver(self) -> None:
-        """Send what was written to the owners, who apply it. By all ranks."""
+        """Send the writes to the owners of the rows, which apply them. All ranks must call this."""
         self._deliver_to(self.block)
         self._writes = []
 
@@ -120,7 +130,7 @@ class ShardedLedger:
             for owner, (part, numbers) in enumerate(self._by_owner(kind)):
                 codes[owner].append(part)
                 values[owner].append(numbers)
-        # One message of whole numbers and one of values, whatever was written: the lengths go first.
+        # Two messages for all kinds: one of whole numbers, which begins with the lengths, and one of values.
         lengths = [torch.tensor([len(part) for part in parts]) for parts in codes]
         codes_in = self._ranks.exchange([torch.cat([n, *parts]) for n, parts in zip(lengths, codes, strict=True)])
         values_in = self._ranks.exchange([torch.cat(parts) for parts in values])
@@ -128,7 +138,7 @@ class ShardedLedger:
             self._apply(block, kind, torch.cat([code for code, _ in parts]), torch.cat([value for _, value in parts]))
 
     def _by_owner(self, kind: str) -> list[tuple[Tensor, Tensor]]:
-        """For each owner, what was written of its ids: epoch * M + id as one number, and the values."""
+        """Sort the writes of one kind by owner. Each owner gets codes, which are epoch * M + id, and the values."""
         writes = [write for write in self._writes if write.kind == kind]
         if not writes:
             nothing = torch.empty(0, dtype=torch.int64), torch.empty(0)
@@ -137,8 +147,8 @@ class ShardedLedger:
         sizes = torch.tensor([len(write.ids) for write in writes])
         codes = ids + len(self) * torch.tensor([write.epoch for write in writes]).repeat_interleave(sizes)
         if kind in _WITH_VALUES:
-            # Of an id that occurs twice in one write the last value counts, and it moves past scores back once. With
-            # the others left out, the owner need not know where a write ends.
+            # If an id occurs twice in one write, only the last value counts, and past scores move back once. Dropping
+            # the earlier values here means that the owner need not know where a write ends.
             rows = _last_of_each(ids + len(self) * torch.arange(len(writes)).repeat_interleave(sizes))
             ids, codes, values = ids[rows], codes[rows], values[rows]
         order, counts = self._routes(ids)
@@ -152,7 +162,7 @@ class ShardedLedger:
         if kind not in _WITH_VALUES:
             return Write(kind, ids, values, 0).apply(block)
         epochs = (codes // max(1, len(self))).to(torch.int32)
-        # All ids at once, and again for those that were written twice: not write by write, of which there are many.
+        # There are many writes, so all ids are applied at once; ids that were written twice are applied again.
         occurrence = _occurrence(ids)
         for number in range(int(occurrence.max()) + 1 if len(ids) else 0):
             rows = (occurrence == number).nonzero().flatten()
@@ -161,9 +171,9 @@ class ShardedLedger:
     # ---- reading
 
     def rows(self, ids: Tensor) -> LedgerRows:
-        """What is known of these ids, row by row, with all that was written before a column is first read.
+        """Look up these ids. The result includes every write made before its first column is read.
 
-        By all ranks, which may ask for any ids, also for none; and all read the same columns in the same order.
+        All ranks must call this, and read the same columns in the same order. Each may ask for any ids, or none.
         """
         routes: list[tuple[Tensor, list[Tensor]]] = []
 
@@ -181,18 +191,18 @@ class ShardedLedger:
         return LedgerRows(fetch)
 
     def _routes(self, ids: Tensor) -> tuple[Tensor, list[int]]:
-        """The order that puts ids of the same owner together, and how many each has."""
+        """Return the order that puts ids of the same owner together, and the number of ids of each owner."""
         owners = ids // self._block_size
         return owners.argsort(stable=True), owners.bincount(minlength=self._ranks.size).tolist()
 
     def has_losses(self) -> bool:
-        """Whether the loss of any example in training is known, delivered or not. By all ranks."""
+        """Whether the training loss of any example is known, delivered or not. All ranks must call this."""
         own = self.block.has_losses() or any(write.kind == "losses" for write in self._writes)
         return bool(torch.cat(self._ranks.gather(torch.tensor([own]), [1] * self._ranks.size)).any())
 
     def whole(self) -> Ledger:
-        """All rows, for reports; as large on every rank as a ledger that is not shared. By all ranks."""
-        # To a copy: a report must not change in which order the ranks' writes are applied, and so the run.
+        """Return all rows as a plain ledger, for reports. All ranks must call this; each needs memory for all rows."""
+        # Writes go to a copy: a report must not change the order in which writes are applied, and with it the run.
         block = copy.deepcopy(self.block)
         self._deliver_to(block)
         result = Ledger(len(self), block.scores.shape[1])
@@ -205,7 +215,7 @@ class ShardedLedger:
     # ---- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """State of this rank alone: its block, and what it wrote that was not delivered yet."""
+        """Return the state of this rank alone: its block, and its writes that are not delivered yet."""
         return {
             "num_examples": len(self),
             "rank": self._ranks.rank,
@@ -215,7 +225,7 @@ class ShardedLedger:
         }
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise for a state that does not fit."""
+        """Raise if a saved state does not fit this ledger."""
         if "block" not in state:
             raise ValueError(
                 f"the saved ledger is of one process, this run has {self._ranks.size} ranks: save and load with "
@@ -232,25 +242,28 @@ class ShardedLedger:
                 "with save_checkpoint and load_checkpoint, which deal it out again"
             )
         if state["rank"] != self._ranks.rank:
-            raise ValueError(f"this is the saved ledger of rank {state['rank']}, and here is rank {self._ranks.rank}")
+            raise ValueError(
+                f"the saved ledger is that of rank {state['rank']}, but this is rank {self._ranks.rank}: each rank "
+                "loads its own state"
+            )
         self.block.check_state_dict(state["block"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what the same one of as many ranks saved."""
+        """Load a state that the same rank saved, in a run with the same number of ranks."""
         self.check_state_dict(state)
         self.block.load_state_dict(state["block"])
         self._writes = [Write(*write) for write in state["writes"]]
 
 
 def _split(codes: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """What a rank sent, by kind."""
+    """Split what a rank sent by the kinds of writes."""
     lengths, codes = codes[: len(_KINDS)].tolist(), codes[len(_KINDS) :]
     of_values = [length if kind in _WITH_VALUES else 0 for kind, length in zip(_KINDS, lengths, strict=True)]
     return list(zip(torch.split(codes, lengths), torch.split(values, of_values), strict=True))
 
 
 def _last_of_each(keys: Tensor) -> Tensor:
-    """Where each key occurs last; by rising keys.
+    """Find the last place of each key, in the order of rising keys.
 
     >>> _last_of_each(torch.tensor([7, 3, 7, 3, 5])).tolist()
     [3, 4, 2]
@@ -260,7 +273,7 @@ def _last_of_each(keys: Tensor) -> Tensor:
 
 
 def _occurrence(ids: Tensor) -> Tensor:
-    """How often the id of each place occurs before it.
+    """Count, for each place, how often its id occurs before it.
 
     >>> _occurrence(torch.tensor([7, 3, 7, 7])).tolist()
     [0, 0, 1, 2]

@@ -1,4 +1,4 @@
-"""Messages of plain data between ranks. No code in a message is run; a process that trains alone sends none."""
+"""Messages of plain data between ranks. No code in a message is run. A process that trains alone sends none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selective_backprop.files.states import pack, unpack
 
 
 def gather(ranks: Ranks, value: Any) -> list[Any]:
-    """Every rank's value, in the order of ranks. The value is anything that JSON can hold. All ranks call it."""
+    """Return every rank's value, by rank. JSON must be able to hold the value. All ranks must call this."""
     if ranks.size == 1:
         return [value]
     text = json.dumps(value, default=str).encode()
@@ -22,7 +22,10 @@ def gather(ranks: Ranks, value: Any) -> list[Any]:
 
 
 def collect(ranks: Ranks, state: Any) -> list[Any]:
-    """Every rank's state, of plain data and tensors, on rank 0; an empty list on the others. All ranks call it."""
+    """Return every rank's state on rank 0, and an empty list on the others. All ranks must call this.
+
+    state: plain data and tensors.
+    """
     parts = [_as_tensor(b"")] * ranks.size
     if ranks.rank > 0:
         parts[0] = _as_tensor(pack(state))
@@ -31,7 +34,7 @@ def collect(ranks: Ranks, state: Any) -> list[Any]:
 
 
 def hand_out(ranks: Ranks, states: Sequence[Any]) -> Any:
-    """The inverse of `collect`: rank 0 gives a list with a state for each rank, and each rank gets its own."""
+    """Hand out the states in rank 0's list, one to each rank: the inverse of `collect`. All ranks must call this."""
     parts = [_as_tensor(b"")] * ranks.size
     if ranks.rank == 0:
         parts[1:] = [_as_tensor(pack(state)) for state in states[1:]]

@@ -1,4 +1,4 @@
-"""The processes that train together, and the few ways in which they talk about selection.
+"""Ranks: the processes that train together, and the messages they send each other about selection.
 
 # k = number of ranks
 """
@@ -19,10 +19,10 @@ from torch import Tensor
 
 
 class Ranks:
-    """All ranks of the default process group, connected by a group of their own over host memory.
+    """All ranks of the default process group, connected by a second process group for CPU tensors.
 
-    Decisions are made on the CPU, so scores need not go back to a GPU to be exchanged; and a group of its own keeps
-    these messages apart from those of gradients. Every method is to be called by all ranks, in the same order.
+    Selection happens on the CPU, so scores need not go back to a GPU to be exchanged. A group of its own keeps these
+    messages apart from the exchange of gradients. All ranks must call every method, in the same order.
 
     Args:
         group: a process group for CPU tensors.
@@ -33,17 +33,17 @@ class Ranks:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.bytes_sent = 0
-        """From this rank to others, so far: what `docs/scaling.md` counts."""
+        """Bytes sent from this rank to others so far. `docs/scaling.md` reports them."""
 
     def gather(self, values: Tensor, counts: list[int] | None = None) -> list[Tensor]:
-        """Every rank's (n,) tensor, by rank; all of one dtype, of any lengths.
+        """Return every rank's (n,) tensor, by rank. All have the same dtype; lengths may differ.
 
-        counts: the lengths, if they are known everywhere; it saves a message.
+        counts: the lengths, if all ranks know them. This saves a message.
         """
         return self.start_gather(values, counts)()
 
     def start_gather(self, values: Tensor, counts: list[int] | None = None) -> Callable[[], list[Tensor]]:
-        """As `gather`, with something else to do meanwhile: call what it returns for the result."""
+        """Begin a `gather`, and return a function that waits for its result. Other work can be done in between."""
         if counts is None:
             counts = [int(count) for count in self._all_gather(torch.tensor([len(values)]))()]
         longest = max(counts)
@@ -55,7 +55,7 @@ class Ranks:
         return lambda: [row[:count] for row, count in zip(finish(), lengths, strict=True)]
 
     def _all_gather(self, values: Tensor) -> Callable[[], list[Tensor]]:
-        """The (n,) tensors of all ranks, n being the same on each."""
+        """Begin to gather (n,) tensors, where n is the same on all ranks."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self.bytes_sent += values.nbytes * (self.size - 1)
         with self._reporting():
@@ -69,12 +69,15 @@ class Ranks:
         return finish
 
     def share(self, numbers: list[float]) -> list[list[float]]:
-        """Every rank's numbers, by rank; as many on each."""
+        """Return every rank's numbers, by rank. Each rank gives equally many."""
         values = torch.tensor(numbers, dtype=torch.float64)
-        return [told.tolist() for told in self._all_gather(values)()]
+        return [received.tolist() for received in self._all_gather(values)()]
 
     def exchange(self, parts: list[Tensor]) -> list[Tensor]:
-        """Part i goes to rank i, and what comes back is from rank i; (n,) tensors of one dtype and any lengths."""
+        """Send part i to rank i. Entry i of the result came from rank i.
+
+        Parts are (n,) tensors of the same dtype; lengths may differ.
+        """
         sizes = torch.tensor([len(part) for part in parts])
         coming = torch.empty_like(sizes)
         with self._reporting():
@@ -87,7 +90,7 @@ class Ranks:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Says in plain words what a broken connection means."""
+        """Replace torch's error for a broken connection by one that says what to do."""
         try:
             yield
         except RuntimeError as error:
@@ -95,7 +98,7 @@ class Ranks:
 
 
 class Alone(Ranks):
-    """One process that trains by itself: all that the others say is what it says itself."""
+    """A single process that trains alone: it sends no messages and receives what it gives."""
 
     def __init__(self) -> None:
         self.group, self.rank, self.size, self.bytes_sent = None, 0, 1, 0
@@ -111,7 +114,10 @@ class Alone(Ranks):
 
 
 def lost_another(rank: int, size: int, doing: str) -> RuntimeError:
-    """What a broken connection means, to be raised."""
+    """Make the error to raise when the connection to another rank broke.
+
+    doing: what the ranks were doing, such as "saved a checkpoint".
+    """
     return RuntimeError(
         f"rank {rank} of {size} lost another rank while they {doing}: it ended, or did not answer in time. See its own "
         "output for why; start again from the last checkpoint, or let torchrun do so (--max-restarts)"
@@ -119,9 +125,9 @@ def lost_another(rank: int, size: int, doing: str) -> RuntimeError:
 
 
 def seed_of_rank(seed: int, rank: int) -> int:
-    """A seed for one rank by itself: no two of them are the same, whatever the seed and the rank.
+    """Derive a seed for one rank. Different seeds or ranks give different results.
 
-    Not the sum: ranks 0 and 1 with seeds 1 and 0 would draw the same numbers.
+    The sum would not do: rank 0 with seed 1 and rank 1 with seed 0 would draw the same numbers.
 
     >>> len({seed_of_rank(seed, rank) for seed in range(-20, 20) for rank in range(40)})
     1600
@@ -133,14 +139,14 @@ _GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def _close_groups() -> None:
-    """While there is an interpreter: the threads of a group that is left to it end the process with an abort."""
+    """Close all groups before the interpreter shuts down: threads of an open group would abort the process."""
     for group in list(_GROUPS.values()):
-        with suppress(Exception):  # gone with the default group, as a rule
+        with suppress(Exception):  # usually closed already, together with the default group
             dist.destroy_process_group(group)
 
 
 def current_ranks() -> Ranks:
-    """The ranks that this process trains with."""
+    """Return the ranks that this process trains with."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return Alone()
     default = dist.group.WORLD
@@ -155,11 +161,11 @@ def current_ranks() -> Ranks:
 
 
 def timeout_of(group: Any) -> timedelta | None:
-    """How long the group waits for a rank that does not answer: the `timeout=` of `init_process_group`.
+    """Return how long the group waits for a rank that does not answer: the `timeout=` of `init_process_group`.
 
-    torch has no public way to ask. The options of the group's backend know it where the backend has any. Otherwise the
-    store by which ranks found each other does, which `init_process_group` gives the same timeout unless the caller
-    made the store. None, torch's own default of half an hour, where neither can be asked.
+    torch has no public way to ask. The options of the group's backend hold the timeout, if the backend has options.
+    Otherwise the store through which ranks found each other has it: `init_process_group` gives the store the same
+    timeout unless the caller made the store. If neither knows, the result is None: torch's default of half an hour.
     """
     for device in getattr(group, "_device_types", []):
         with suppress(RuntimeError, AttributeError):  # a device without a backend, a backend without options

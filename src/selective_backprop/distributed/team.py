@@ -1,4 +1,4 @@
-"""The processes that train together: they go through their candidates in rounds. One process is a team of one.
+"""The team: the processes that train together and select in rounds. One process is a team of one.
 
 # k = number of ranks
 """
@@ -16,131 +16,146 @@ from selective_backprop.types import Selection
 
 Scope = Literal["global", "local"]
 
-_BLOCK = 2**22  # how many candidates are selected from at once when a whole epoch is; 16 MB of scores
+_BLOCK = 2**22  # candidates of all ranks per selection when a whole epoch is planned; 16 MB of scores
 
 
-class Brought(NamedTuple):
+class Contribution(NamedTuple):
     """What one rank brings to a round."""
 
     size: int
-    """Candidates that it loaded; -1 when its epoch is over."""
+    """Number of candidates this rank loaded; -1 if it has none left in this epoch."""
     offered: int
-    """The same, with those that were skipped before loading, except where they wait in the queue already."""
+    """Number of candidates offered: loaded ones and skipped ones, without those that already wait in the queue."""
     undecided: int
-    """How many of the loaded ones have to be scored, whether selection is on or not; -1: all, if it is on."""
+    """Loaded candidates that must be scored in any case; -1 for all of them if selection is on, else none."""
     fraction: float
-    """How much of its epoch has been offered after this round."""
+    """Fraction of this rank's epoch offered after this round."""
     on: bool
-    """Whether its schedule says that selection is on."""
+    """Whether this rank's schedule says that selection is on."""
     probing: bool
-    """Whether its schedule wants scores although selection is off."""
+    """Whether this rank's schedule wants scores although selection is off."""
 
 
-class Round(NamedTuple):
-    """What all ranks bring to a round, as each of them knows it; lists are by rank."""
+class Meeting(NamedTuple):
+    """What all ranks bring to a round. Every rank gets the same; lists have one entry per rank."""
 
     sizes: list[int]
+    """Number of candidates each rank loaded."""
     offered: list[int]
+    """Number of candidates each rank offered: loaded and skipped, without those that already wait in the queue."""
     undecided: list[int]
+    """Number of loaded candidates that each rank has to score and select from."""
     on: bool
+    """Whether selection is on, for all ranks."""
     probing: bool
+    """Whether candidates are scored although selection is off, for all ranks."""
     fraction: float
+    """Fraction of the epoch offered after this round, on the slowest rank."""
     is_over: bool
     """Whether no rank has any candidates left in this epoch."""
 
 
 class Choice(NamedTuple):
-    """What a policy chose among the candidates of a round that were scored."""
+    """Which candidates of a round are trained on."""
 
     selection: Selection
-    """Of this rank's."""
+    """The selection among this rank's candidates."""
     counts: list[int]
-    """How many were selected, by rank."""
+    """Number of selected candidates on each rank."""
     keeps_all: bool
-    """Whether every one is selected, once, on all ranks."""
+    """Whether every candidate is selected exactly once, on all ranks."""
 
 
 class Team:
-    """One candidate batch of every rank at a time; a rank that has no more of them brings none.
+    """Lets ranks select in rounds. To a round each rank brings one candidate batch, or none if it has run out.
 
-    All ranks know of each other how many candidates they have and how many of these were selected, so that they agree
-    on how many training batches are full without a further message. Every method is to be called by all ranks, in the
-    same order.
+    Every rank knows how many candidates the others have and how many of these were selected. So all ranks agree on how
+    many training batches are full without a further message. All ranks must call every method, in the same order.
 
     Args:
-        ranks: who takes part.
-        scope: "global" selects among the candidates of all ranks together, as one process would: each rank does so for
-            all of them, with the same random numbers, and takes its own. "local" selects on each rank by itself.
+        ranks: the ranks of the team.
+        scope: "global" selects among the candidates of all ranks together, as one process would. Each rank makes the
+            whole selection, with the same random numbers, and takes its own part. "local" selects on each rank alone.
     """
 
     def __init__(self, ranks: Ranks, scope: Scope) -> None:
         self.ranks, self.rank, self.size, self.scope = ranks, ranks.rank, ranks.size, scope
         self.pools = scope == "global" and ranks.size > 1
-        """Whether scores go to other ranks."""
+        """Whether ranks send each other their scores and select from all of them."""
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank logs what concerns all: the first one does."""
+        """Whether this rank writes the log lines that concern the whole team. Only rank 0 does."""
         return self.rank == 0
 
-    def meet(self, own: Brought) -> Round:
-        """What every rank brings to the next round.
+    def meet(self, mine: Contribution) -> Meeting:
+        """Exchange what every rank brings to the next round.
 
-        Rank 0's schedule counts: a schedule may go by losses or by the clock, which differ. The slowest rank's fraction
-        counts, so that learning rates by progress are the same everywhere.
+        Rank 0's schedule decides for all ranks: schedules may follow losses or the clock, which differ between ranks.
+        The fraction is that of the slowest rank, so that learning rates by progress are the same everywhere.
         """
-        if self.size == 1:  # as below, without a word to anybody
-            undecided = own.undecided if own.undecided >= 0 else own.size * own.on
-            return Round(
-                [own.size], [own.offered], [undecided], own.on, own.probing, own.fraction, is_over=own.size < 0
+        if self.size == 1:  # the same as below, without messages
+            undecided = mine.undecided if mine.undecided >= 0 else mine.size * mine.on
+            return Meeting(
+                [mine.size], [mine.offered], [undecided], mine.on, mine.probing, mine.fraction, is_over=mine.size < 0
             )
-        vote = own.on + 2 * own.probing
-        told = self.ranks.share([own.size, own.offered, own.undecided, own.fraction, vote])
-        first_vote = int(told[0][4])
+        vote = mine.on + 2 * mine.probing
+        everyone = self.ranks.share([mine.size, mine.offered, mine.undecided, mine.fraction, vote])
+        first_vote = int(everyone[0][4])
         on = first_vote % 2 == 1
-        sizes = [max(0, int(size)) for size, *_ in told]
-        planned = [int(undecided) for _, _, undecided, *_ in told]
-        return Round(
+        sizes = [max(0, int(size)) for size, *_ in everyone]
+        planned = [int(undecided) for _, _, undecided, *_ in everyone]
+        return Meeting(
             sizes=sizes,
-            offered=[int(offered) for _, offered, *_ in told],
+            offered=[int(offered) for _, offered, *_ in everyone],
             undecided=[size * on if few < 0 else few for size, few in zip(sizes, planned, strict=True)],
             on=on,
             probing=first_vote >= 2,
-            fraction=min(numbers[3] for numbers in told),
-            is_over=all(size < 0 for size, *_ in told),
+            fraction=min(numbers[3] for numbers in everyone),
+            is_over=all(size < 0 for size, *_ in everyone),
         )
 
     def start_pooling(self, scores: Tensor, counts: list[int]) -> Callable[[], list[Tensor]]:
-        """Send this rank's scores to all others. Call the result for the scores of all, by rank.
+        """Begin to send this rank's scores to all others. Call the result to get every rank's scores, by rank.
 
-        There may be something else to do meanwhile.
+        The caller can do other work in between.
 
-        counts: how many scores each rank has.
+        counts: number of scores on each rank.
         """
         return self.ranks.start_gather(scores, counts)
 
     def check_pooled(self, parts: list[Tensor]) -> None:
-        """Raise for another rank's scores that cannot be selected from: that rank has said which examples these are."""
+        """Raise if another rank's scores are not finite. That rank's own error names the examples."""
         for rank, part in enumerate(parts):
             if rank != self.rank and not bool(part.isfinite().all()):
                 raise ValueError(f"rank {rank} has scores that are not finite: see its own error for which examples")
 
     def pool(self, values: Tensor, counts: list[int]) -> Tensor:
-        """All values to select from, such as the groups of pooled scores."""
+        """Join the values of all ranks if ranks select together; otherwise return this rank's values.
+
+        counts: number of values on each rank.
+        """
         return torch.cat(self.ranks.gather(values, counts)) if self.pools else values
 
     def divide(self, selection: Selection, counts: list[int]) -> Choice:
-        """This rank's part of a selection among pooled candidates, of which each rank has so many."""
+        """Give each rank its part of a selection, and count how many were selected on every rank.
+
+        counts: number of candidates on each rank.
+        """
         if self.size == 1:
             return Choice(selection, [selection.positions.numel()], selection.keeps_all(counts[0]))
         if not self.pools:
-            told = self._tell(2 * len(selection.positions) + selection.keeps_all(counts[self.rank]))
-            return Choice(selection, [number // 2 for number in told], all(number % 2 for number in told))
+            # One number says both: how many were selected, and whether all were.
+            numbers = self._share_count(2 * len(selection.positions) + selection.keeps_all(counts[self.rank]))
+            return Choice(selection, [number // 2 for number in numbers], all(number % 2 for number in numbers))
         bounds = torch.searchsorted(selection.positions, torch.tensor([0, *counts]).cumsum(0))
         return Choice(self.own_part(selection, counts), bounds.diff().tolist(), selection.keeps_all(sum(counts)))
 
     def own_part(self, selection: Selection, counts: list[int]) -> Selection:
-        """What of a selection among pooled candidates, of which each rank has so many, is about this rank's."""
+        """Cut this rank's part out of a selection among the candidates of all ranks.
+
+        counts: number of candidates on each rank.
+        """
         if not self.pools:
             return selection
         begin = sum(counts[: self.rank])
@@ -149,18 +164,19 @@ class Team:
         return Selection(selection.positions[own] - begin, selection.weights[own], selection.probabilities[begin:end])
 
     def give_up(self) -> None:
-        """This rank cannot choose, and its own error follows. Others that wait for its choice are told."""
+        """Tell the ranks that wait for this rank's selection that it failed. The caller raises its own error next."""
         if self.size > 1 and not self.pools:
             self.ranks.share([-1])
 
     def blocks(self, count: int) -> list[tuple[slice, list[int]]]:
-        """Which of this rank's `count` candidates of an epoch are selected from together with the other ranks' ones.
+        """Divide an epoch into blocks of candidates that all ranks select from together.
 
-        Returns each block of them, and how many candidates each rank has in it. One block if this rank selects alone.
+        Returns, for each block, the slice of this rank's `count` candidates and the number of candidates on each rank.
+        A rank that selects alone gets a single block.
         """
         if not self.pools:
             return [(slice(None), [count])]
-        counts = self._tell(count)
+        counts = self._share_count(count)
         share = max(1, _BLOCK // self.size)
         return [
             (slice(begin, begin + share), [min(max(0, other - begin), share) for other in counts])
@@ -168,12 +184,12 @@ class Team:
         ]
 
     def cannot_plan(self) -> None:
-        """This rank cannot select from its epoch, and its own error follows. The others are told."""
+        """Tell the other ranks that this rank cannot plan its epoch. The caller raises its own error next."""
         if self.pools:
             self.ranks.share([-1])
 
-    def _tell(self, count: int) -> list[int]:
-        """Every rank's number; an error if another rank could not give one."""
+    def _share_count(self, count: int) -> list[int]:
+        """Exchange one number between all ranks. Raises if another rank failed and could not give one."""
         counts = [int(number) for (number,) in self.ranks.share([count])]
         failed = [rank for rank, other in enumerate(counts) if other < 0]
         if failed:

@@ -1,4 +1,4 @@
-"""What SelectiveLoader refuses, at construction and not halfway through a run."""
+"""Checks that SelectiveLoader makes when it is constructed or loads a state, so that no run fails halfway through."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _logger = logging.getLogger(__name__)
 
 
 def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None) -> None:
-    """Raise for arguments that cannot work by themselves."""
+    """Raise if the loader, the model, the method or a size cannot work, or the method needs another setting."""
     if not isinstance(loader, Iterable):
         raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
     if getattr(loader, "_is_accelerate_prepared", False):
         raise TypeError(
-            "this loader went through accelerator.prepare, which reads ahead and hides the sampler: pass the "
+            "your loader went through accelerator.prepare, which reads ahead and hides the sampler: pass the "
             "DataLoader itself, and prepare only the model and the optimizer"
         )
     if not isinstance(model, nn.Module):
@@ -44,23 +44,25 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(
-            f"the model has lazy modules whose parameters have no shape yet ({', '.join(lazy[:3])}), and scoring must "
-            "not be what gives them one: call the model on one batch before you make the optimizer and the loader"
+            f"your model has lazy modules whose parameters have no shape before the first batch "
+            f"({', '.join(lazy[:3])}): call the model on one batch before you make the optimizer and the loader"
         )
     if method.schedule.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
     if method.scorer.needs.training_pass and (batch_size is not None or method.batch_scale != 1):
         raise ValueError(
-            f"{method.name} with forward reuse trains on part of each candidate batch, as it comes: leave out "
-            "batch_size=, and make the DataLoader's batches 1 / selectivity times larger"
+            f"{method.name} with forward reuse trains on a part of each candidate batch and cannot choose the size of "
+            "training batches: leave out batch_size=, and make the DataLoader's batches 1 / selectivity times larger"
         )
     max_epochs = method.scorer.needs.max_epochs
     if max_epochs is not None and num_epochs is not None and num_epochs > max_epochs:
-        raise ValueError(f"this {method.name} is for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}")
+        raise ValueError(
+            f"this {method.name} has scores for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}"
+        )
 
 
 def check_numbers(*, seed: Any, scope: Any, total_batches: Any, loader: Any) -> None:
-    """Raise for options of the wrong kind."""
+    """Raise if one of these options has a wrong type or value."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}")
     if scope not in ("global", "local"):
@@ -74,7 +76,7 @@ def check_numbers(*, seed: Any, scope: Any, total_batches: Any, loader: Any) -> 
         return
     if length != total_batches:
         raise ValueError(
-            f"total_batches is for loaders without a length; this one has {length} batches, and total_batches is "
+            f"total_batches is for loaders without a length, but your loader has {length} batches and total_batches is "
             f"{total_batches}: leave it out"
         )
 
@@ -89,68 +91,71 @@ def _check_whole(name: str, value: Any) -> None:
 
 
 def check_source(source: Source, method: Method, ranks: Ranks) -> None:
-    """Raise where the method and the user's loader do not go together."""
+    """Raise if the method cannot work with the user's loader."""
     if method.needs_ids and source.num_examples is None:
         raise ValueError(
-            f"{method.name} needs to know examples by id, which only a DataLoader over a map-style data set with "
-            "automatic batching can tell: this loader has none. Methods without that need, such as "
-            "selective_backprop, work with it"
+            f"{method.name} must know the id of each example, and your loader has no ids: only a DataLoader over a "
+            "map-style data set, with automatic batching, has them. Methods that need no ids, such as "
+            "selective_backprop, work with your loader"
         )
     if source.num_batches == 0 and (ranks.size == 1 or not source.is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
     count = num_candidates(source.user_loader) if source.stream is not None else None
     if count is not None and count > source.longest_plan and _plans_epochs(method):
         raise ValueError(
-            f"the sampler has {count:,} indices an epoch, of a data set of {source.num_examples:,}: {method.name} "
-            "decides about a whole epoch before it loads it. Make an epoch one pass over the data set, with "
-            "shuffle=True or RandomSampler(data, replacement=True, num_samples=len(data)), and count epochs; or use a "
-            "method that decides batch by batch, such as selective_backprop"
+            f"your sampler has {count:,} indices per epoch, for a data set of {source.num_examples:,} examples. That "
+            f"is too long for {method.name}, which decides about a whole epoch before it loads it. Make an epoch one "
+            "pass over the data set, with shuffle=True or RandomSampler(data, replacement=True, "
+            "num_samples=len(data)), and train for several epochs; or use a method that decides batch by batch, such "
+            "as selective_backprop"
         )
     by_id = {"keep": method.keep, "classes": method.groups}
     lengths = [(name, len(values)) for name, values in by_id.items() if values is not None]
     for name, length in [*lengths, *(("scores", length) for length in _lengths(method.scorer))]:
         if length != source.num_examples:
             raise ValueError(
-                f"{method.name} has {name} for {length} ids, but the data set has {source.num_examples} examples"
+                f"{method.name} has {name} for {length} ids, but the data set has {source.num_examples} examples: "
+                "there must be one entry per example, in the order of the data set"
             )
 
 
 def _lengths(scorer: Scorer | None) -> list[int]:
-    """For how many ids the scorer, and those that it hands candidates to, have values."""
+    """List the data set sizes that a scorer, and the scorers inside it, were made for."""
     if scorer is None:
         return []
-    own = scorer.needs.num_examples
-    return ([] if own is None else [own]) + _lengths(scorer.fresh)
+    num_examples = scorer.needs.num_examples
+    return ([] if num_examples is None else [num_examples]) + _lengths(scorer.fresh)
 
 
 def _plans_epochs(method: Method) -> bool:
-    """Whether it ever decides about an epoch before loading it."""
+    """Whether the method ever decides about a whole epoch before loading it."""
     return not method.schedule.never_on and any(method.scorer.remembers(epoch) for epoch in range(2))
 
 
 def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:
-    """Raise for what does not work with several ranks."""
+    """Raise if the model or the method does not work with several ranks."""
     if ranks.size == 1:
         return
     scorer = method.scorer
     if scorer.needs.training_pass:
         raise ValueError(
-            f"{method.name} with forward reuse works on one rank: ranks that select different numbers of examples "
-            "would weigh each other's gradients wrongly. Leave out scoring='reuse'"
+            f"{method.name} with forward reuse works with one rank only: if ranks select different numbers of "
+            "examples, the average of their gradients has wrong weights. Leave out scoring='reuse'"
         )
     if is_sharded(model) and scorer.needs.selection_pass and not runs_the_model_alone(scorer):
         raise ValueError(
-            f"the model is sharded by FSDP, which runs it on all ranks together: {method.name} can score with the "
-            "model itself (scoring='eval', 'train' or a scale factor), not with a copy of it"
+            f"your model is sharded by FSDP, which runs it on all ranks together, so {method.name} can score only with "
+            "the model itself, not with a copy of it: use scoring='eval', scoring='train' or a scale factor"
         )
 
 
 def to_agree_on(source: Source, method: Method, *, batch_size: int | None, **options: Any) -> dict[str, Any]:
-    """By name, what has to be the same on all ranks, for `agree`.
+    """Collect, by name, the settings that must be equal on all ranks, for `agree`.
 
-    options: of the loader. Numbers and words are compared. Of others, such as a transform, only whether there is one.
+    options: further options of the loader. Numbers and strings are compared. Other options, such as a transform, must
+        be given on all ranks or on none.
     """
-    import selective_backprop  # which imports this module, and has its version only then
+    import selective_backprop  # here, because it imports this module
 
     described = describe(method)
     return {
@@ -168,26 +173,27 @@ def _brief(value: Any) -> Any:
 
 
 def agree(team: Team, source: Source, agreed: dict[str, Any]) -> int | None:
-    """How many candidate batches the rank with most of them has; None if one does not know.
+    """Raise if the ranks differ in settings that must be equal. All ranks must call this.
 
-    To be called by all ranks. Raises where they differ in what all have to agree on: ranks that decide differently
-    would wait for each other forever, or not train on what the method says.
+    Ranks with different settings would wait for each other forever, or train on other examples than the method says.
+    Returns the number of candidate batches on the rank that has the most; None if a rank does not know its number.
     """
-    own = {"agreed": agreed, "num_batches": source.num_batches, "batch_size": source.batch_size or 0}
-    told = gather(team.ranks, own)
-    for rank, other in enumerate(told):
-        if found := differing(told[0]["agreed"], other["agreed"]):
+    mine = {"agreed": agreed, "num_batches": source.num_batches, "batch_size": source.batch_size or 0}
+    answers = gather(team.ranks, mine)
+    for rank, other in enumerate(answers):
+        if found := differing(answers[0]["agreed"], other["agreed"]):
             raise ValueError(_disagreement(rank, found))
-    batches = [other["num_batches"] for other in told]
+    batches = [other["num_batches"] for other in answers]
     num_batches = None if None in batches else max(batches)
     if num_batches == 0:
         raise ValueError("the loader is empty: it has no batch to offer, on any rank")
-    # Less than that many when each rank has its share, even if shares are padded to equal sizes.
-    offered = sum(((count or 0) - 1) * other["batch_size"] for count, other in zip(batches, told, strict=True))
+    # A lower bound. If each rank has its share of the data, it is below the size of the data set, even if shares are
+    # padded to equal sizes.
+    offered = sum(((count or 0) - 1) * other["batch_size"] for count, other in zip(batches, answers, strict=True))
     if team.size > 1 and team.speaks and source.num_examples and offered >= source.num_examples:
         _logger.warning(
-            "each of the %d ranks goes through all %d examples: an epoch offers every one of them %d times, as it "
-            "would without selection. To share them: DataLoader(data, sampler=DistributedSampler(data), ...)",
+            "each of the %d ranks goes through all %d examples, so an epoch offers every example %d times, as it would "
+            "without selection. To divide them among ranks: DataLoader(data, sampler=DistributedSampler(data), ...)",
             team.size,
             source.num_examples,
             team.size,
@@ -196,33 +202,35 @@ def agree(team: Team, source: Source, agreed: dict[str, Any]) -> int | None:
 
 
 def _disagreement(rank: int, found: list[tuple[str, str, str]]) -> str:
-    """Which option differs between rank 0 and this one, by its own name: max_age, not scorer.max_age."""
+    """Say which options differ between rank 0 and this rank, by their short names: max_age, not scorer.max_age."""
     (name, first, other), *more = [_by_own_name(*difference) for difference in found]
     text = f"all ranks need the same {name}; rank 0 has {first}, rank {rank} has {other}"
-    if name != "method" and more:  # other methods have other options, too
+    if name != "method" and more:  # if methods differ, their options do too, and need not be listed
         text += f". They also differ in {', '.join(f'{name} ({one} and {two})' for name, one, two in more[:4])}"
     return text
 
 
 def _by_own_name(path: str, one: str, two: str) -> tuple[str, str, str]:
     part, _, name = path.rpartition(".")
-    if name in ("true", "shape", "checksum"):  # by which a tensor is described
+    if name in ("true", "shape", "checksum"):  # the parts of a tensor's description
         return part.rpartition(".")[2], f"{name} {one}", f"{name} {two}"
     return name, one, two
 
 
 def runs_the_model_alone(scorer: Scorer) -> bool:
-    """Whether scores come from forward passes of the model itself, without a copy of it."""
+    """Whether scores come from forward passes of the model itself, not of a copy."""
     if scorer.works_ahead:
-        return False  # works ahead, by a snapshot of the model
+        return False  # it scores with a snapshot of the model
     inner = scorer if scorer.fresh is None else scorer.fresh
     return isinstance(inner, ForwardScorer) and inner.model_copy is None
 
 
 def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any, team: Team) -> None:
-    """Raise, before anything is loaded, for a saved state that does not fit."""
+    """Raise if a saved state does not fit, before anything is loaded from it."""
     if not isinstance(state, dict) or "version" not in state:
-        raise ValueError(f"this is no state of a SelectiveLoader, which is a dict with a version, but {state!r:.200}")
+        raise ValueError(
+            f"this is not the state of a SelectiveLoader, which is a dict with a version: got {state!r:.200}"
+        )
     if state["version"] != STATE_VERSION:
         raise ValueError(
             f"this state has version {state['version']}, expected {STATE_VERSION}: it was saved by another version of "
@@ -231,19 +239,28 @@ def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None
     if missing := _STATE_KEYS - state.keys():
         raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged")
     if state["method"]["name"] != method.name:
-        raise ValueError(f"saved by the method {state['method']['name']}, this loader has {method.name}")
+        raise ValueError(
+            f"the state was saved by the method {state['method']['name']}, but this loader has {method.name}"
+        )
     if found := differences(state["method"], describe(method)):
         raise ValueError(
-            f"saved by {method.name} with other options than this loader's. Saved, and here: {'; '.join(found)}"
+            f"the state was saved by {method.name} with other options than this loader's. Saved, and here: "
+            f"{'; '.join(found)}"
         )
-    saved, own = state["ranks"], {"rank": team.rank, "size": team.size}
-    if saved != own:
+    saved, here = state["ranks"], {"rank": team.rank, "size": team.size}
+    if saved != here:
         raise ValueError(
-            f"saved by rank {saved['rank']} of {saved['size']}, this is rank {own['rank']} of {own['size']}: each rank "
-            "has its own examples in its queue, and saves and loads its own state. To go on with another number of "
-            "ranks, use save_checkpoint and load_checkpoint"
+            f"the state was saved by rank {saved['rank']} of {saved['size']}, but this is rank {here['rank']} of "
+            f"{here['size']}: each rank saves and loads its own state, because each has other examples in its queue. "
+            "To resume with another number of ranks, use save_checkpoint and load_checkpoint"
         )
     if None not in (batch_size, state["batch_size"]) and batch_size != state["batch_size"]:
-        raise ValueError(f"saved with training batches of {state['batch_size']}, this loader has {batch_size}")
+        raise ValueError(
+            f"the state was saved with training batches of {state['batch_size']}, but this loader's have {batch_size} "
+            "examples: pass the same batch_size="
+        )
     if state["transform"] is not None and not hasattr(transform, "load_state_dict"):
-        raise ValueError("saved with a transform that has a state, which this loader's transform has not")
+        raise ValueError(
+            "the state was saved with a transform that has a state, but this loader's transform has no "
+            "load_state_dict: pass the same transform="
+        )

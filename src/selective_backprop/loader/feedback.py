@@ -1,4 +1,4 @@
-"""What comes back from the user's training steps: losses for the ledger, and whether weights were applied."""
+"""Feedback: collects losses from the user's training steps, and checks that weights were applied."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from selective_backprop.loader.runner import Runner
 from selective_backprop.types import Batch
 
 LOSS_CALL = "loader.loss(outputs, targets)"
-"""What errors tell users to call; a framework's users have another way to it."""
+"""What errors tell users to call. Integrations with frameworks replace it."""
 WEIGHTS_NAME = "loader.batch.weights"
-_MAX_WAITING = 16  # training steps whose losses may wait on a GPU
+_MAX_WAITING = 16  # training steps whose losses may stay on a GPU before they are read
 
 
 class WatchedBatch(Batch):
-    """A batch with weights, which notes when these are read; looking at anything else is not using them.
+    """A batch that notes when its weights are read. Reading other attributes, len() and repr() do not count.
 
     >>> ones = torch.ones(2)
     >>> "weights=tensor([1., 1.])" in repr(WatchedBatch(None, None, ones, ones))
@@ -53,69 +53,70 @@ class WatchedBatch(Batch):
 
 
 class Feedback:
-    """Collects the losses of training steps without making the host wait for the GPU at each of them.
+    """Collects the losses of training steps, without waiting for the GPU at every step.
 
-    Raises at the end of a step that left out what the method cannot do without.
+    At the end of a step it raises if the step did not apply weights or report losses although the method needs them.
     """
 
     def __init__(self, runner: Runner, device: torch.device) -> None:
         self._runner = runner
         self.device = device
-        # ids, losses on their way, epoch, whether all were kept
+        # For each step: ids, losses on their way to the CPU, epoch, whether every candidate was kept.
         self._steps: list[tuple[Tensor | None, tuple[Tensor, Any], int, bool]] = []
         self.weighted = False
-        """Whether the batch under way has weights other than 1."""
+        """Whether the current batch has weights other than 1."""
         self.weights_used = True
-        """Whether the weights of the batch under way were applied or read, if it has any."""
+        """Whether the current batch's weights were applied or read. True if all of them are 1."""
         self._losses_given = True
         self.loss_call, self.weights_name = LOSS_CALL, WEIGHTS_NAME
 
     def expect_for(self, batch: Batch) -> Batch:
-        """A step on this batch begins. Returns the batch to show to the caller."""
+        """Begin a training step on this batch. Returns the batch to give to the caller."""
         self._losses_given = not self._runner.scorer.needs.training_losses
         self.weighted = not bool((batch.weights == 1).all())
         self.weights_used = not self.weighted
         return WatchedBatch.of(batch, self) if self.weighted else batch
 
     def expect_nothing(self) -> None:
-        """The batch was taken ahead: the caller has its weights, and its step may end after others began."""
+        """Check nothing at the end of this step: the caller takes batches ahead, so steps may overlap."""
         self.weights_used = self._losses_given = True
 
     def add(self, batch: Batch, losses: Tensor | None, epoch: int) -> None:
-        """The losses of a step's examples; None where nobody needs them and finding them would cost extra."""
+        """Add the losses of a step's examples. None: nobody needs them, and computing them would cost extra."""
         if losses is not None:
-            everything = self._runner.scorer.needs.training_pass  # the losses of all candidates, selected or not
+            everything = self._runner.scorer.needs.training_pass  # losses of all candidates, not only of selected ones
             all_kept = self._runner.schedule.observes_losses and (everything or bool((batch.probabilities == 1).all()))
             self._steps.append((batch.ids, _sent(losses), epoch, all_kept))
         self._losses_given = True
 
     def step_is_over(self) -> None:
+        """End a training step. Raises if it did not use weights or report losses that the method needs."""
         name = self._runner.method.name
         if not self.weights_used:
             raise RuntimeError(
-                f"{name} gives examples weights, and this batch was trained on without them: compute the loss by "
+                f"{name} gives examples weights, but this batch was trained on without them: compute the loss with "
                 f"{self.loss_call}, or read {self.weights_name} and apply them yourself"
             )
         if not self._losses_given:
             raise RuntimeError(
-                f"{name} selects by the losses of training, and learned none from this batch: compute the loss by "
+                f"{name} selects by training losses, but got none from this batch: compute the loss with "
                 f"{self.loss_call}"
             )
         self._learn_if_due()
 
     def _learn_if_due(self) -> None:
-        """On the CPU learn at once; on a GPU wait once in a while, if nothing else did before."""
+        """Learn at once on the CPU. On a GPU, learn only when many steps have piled up, because that waits for it."""
         if self.device.type == "cpu" or len(self._steps) >= _MAX_WAITING:
             self.learn()
 
     def learn(self) -> None:
-        """Take in what was collected; costs no time when the device has caught up anyway."""
+        """Hand the collected losses to the runner. This waits for the device unless it has already finished them."""
         steps, self._steps = self._steps, []
         for ids, losses, epoch, all_kept in steps:
             self._runner.learn(ids, _received(losses), epoch, all_kept=all_kept)
 
     def state_dict(self) -> dict[str, Any]:
-        # Saving must not change when a GPU's losses are learned, or the run would differ from one without it.
+        # Saving must not change when losses on a GPU are learned. Otherwise a run that saves would differ from others.
         self._learn_if_due()
         return {"steps": [[ids, _received(losses), epoch, kept] for ids, losses, epoch, kept in self._steps]}
 
@@ -125,10 +126,10 @@ class Feedback:
 
 
 def _sent(losses: Tensor) -> tuple[Tensor, Any]:
-    """Begin to copy losses to the CPU; the second part tells when they have arrived, if that is to be waited for.
+    """Begin to copy losses to the CPU. Returns them and an event for their arrival; None if they are there already.
 
-    From a GPU the copy is queued behind the training step. The wait for the next scores is after it, so that reading
-    these losses then needs no wait of its own.
+    On a GPU the copy is queued behind the training step. The next scores are waited for anyway, and they come later, so
+    reading these losses then costs no wait of its own.
     """
     if not losses.is_cuda:
         return losses, None
@@ -140,6 +141,7 @@ def _sent(losses: Tensor) -> tuple[Tensor, Any]:
 
 
 def _received(sent: tuple[Tensor, Any]) -> Tensor:
+    """Return losses that `_sent` began to copy, waiting for them if needed."""
     losses, arrived = sent
     if arrived is not None:
         arrived.synchronize()

@@ -1,4 +1,4 @@
-"""The attributes of the user's loader, for loops and frameworks that ask for them."""
+"""Gives access to the attributes of the user's loader, for training loops and frameworks that read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from selective_backprop.loader.source import Source
 
 
 class _OfTheLoader:
-    """An attribute of the user's loader: read here, set there."""
+    """An attribute of the user's loader that can be read but not set on a SelectiveLoader."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -18,14 +18,15 @@ class _OfTheLoader:
 
     def __set__(self, instance: Any, value: Any) -> None:
         raise AttributeError(
-            f"{self.name} belongs to the loader inside and can only be read here: set it when you make your DataLoader"
+            f"{self.name} belongs to your DataLoader and can only be read here: set it when you make the DataLoader"
         )
 
 
 class LoaderAttributes:
-    """Whatever the user's loader has, read-only: `loader.dataset` is the user's data set, whole.
+    """Lets attributes of the user's loader be read: `loader.dataset` is the user's whole data set.
 
-    Its own names come first: `batch_size` is that of training.
+    Where SelectiveLoader has an attribute of the same name, that one counts: `batch_size` is the size of training
+    batches.
     """
 
     _source: Source
@@ -46,14 +47,14 @@ class LoaderAttributes:
     in_order = _OfTheLoader()
 
     def __getattr__(self, name: str) -> Any:
-        """What neither this class nor an instance of it has."""
-        if name.startswith("_"):  # also before there is a source
+        """Look up a name that SelectiveLoader does not have on the user's loader."""
+        if name.startswith("_"):  # includes `_source`, which may not be set yet
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         loader = self._source.user_loader
         try:
             return getattr(loader, name)
         except AttributeError:
             raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r}, and neither has the loader inside, a "
+                f"{type(self).__name__} has no attribute {name!r}, and neither has your loader, a "
                 f"{type(loader).__name__}"
             ) from None

@@ -1,4 +1,7 @@
-"""Which ids are loaded together: the batch sampler that stands between the user's one and the DataLoader."""
+"""The index stream: a batch sampler that stands between the user's batch sampler and the DataLoader.
+
+It decides which ids are loaded together, and knows the ids of every batch that the DataLoader returns.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,22 @@ from selective_backprop.loader.tagging import TORCH, overrides, untag, with_tags
 
 @dataclass(frozen=True)
 class Chunk:
-    """Ids that are loaded together, and what was decided about them beforehand."""
+    """Ids that are loaded together, and what was decided about them before loading."""
 
     ids: Tensor
-    """(n,) int64: what is loaded."""
+    """(n,) int64: the ids to load."""
     offered: Tensor
-    """The same, and the ids that were skipped since the chunk before; in the last chunk also those after it."""
+    """`ids` and the ids that were skipped since the chunk before; in the last chunk also those skipped after it."""
     fraction: float
-    """How much of the epoch's candidates have been offered once this chunk has."""
+    """Fraction of the epoch's candidates offered, this chunk included."""
     decided: Tensor | None = None
-    """(n,) bool: selected already; the others have to be scored. None: nothing is decided."""
+    """(n,) bool: whether each id is selected already; the others must be scored. None if no id is decided about."""
     weights: Tensor | None = None
+    """(n,) weights of the ids that are selected already."""
     probabilities: Tensor | None = None
+    """(n,) selection probabilities of the ids that are selected already."""
     num_waiting: int = 0
-    """How many of the skipped ids were skipped because they wait in the queue already."""
+    """Number of ids that were skipped because they already wait in the queue."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class IdBlock:
 
     @staticmethod
     def of(batches: list[Tensor]) -> IdBlock:
-        """Batches of ids of any integer type."""
+        """Make a block of batches of ids, of any integer type."""
         return IdBlock(torch.cat(batches).to(torch.int64), torch.tensor([ids.numel() for ids in batches]))
 
     @staticmethod
@@ -65,49 +70,50 @@ class IdBlock:
         return IdBlock(*(torch.cat([nothing, *column]) for column in columns))
 
     def cut(self, num_batches: int) -> tuple[IdBlock, IdBlock]:
-        """So many batches, and the others."""
+        """Split after `num_batches` batches."""
         end = int(self.sizes[:num_batches].sum())
         return IdBlock(self.ids[:end], self.sizes[:num_batches]), IdBlock(self.ids[end:], self.sizes[num_batches:])
 
 
 class IndexStream:
-    """A batch sampler that remembers what it handed out, so that each loaded batch finds its ids again.
+    """A batch sampler that remembers which chunks it handed out, so that the ids of each loaded batch are known.
 
-    DataLoader asks for indices ahead of time (workers) but returns batches in the order of asking.
+    A DataLoader with workers asks for indices ahead of time, but returns batches in the order of asking.
 
     Args:
-        batch_sampler: the user's. Its attributes can be read here, too: subclasses of DataLoader do.
-        num_examples: ids have to be below it.
-        loader_name: what to call the DataLoader in errors.
+        batch_sampler: the user's batch sampler. Its attributes can be read here too, as subclasses of DataLoader do.
+        num_examples: size of the data set. Ids must be below it.
+        loader_name: the name of the DataLoader's class, for errors.
     """
 
     def __init__(self, batch_sampler: Any, num_examples: int, loader_name: str) -> None:
         self.batch_sampler = batch_sampler
         self._loader_name = loader_name
         self._num_examples = num_examples
-        self.tail = torch.empty(0, dtype=torch.int64)  # ids offered after the last chunk, all of them skipped
-        self.tail_waiting = 0  # how many of them wait in the queue already
+        self.tail = torch.empty(0, dtype=torch.int64)  # ids after the last chunk, all of them skipped
+        self.tail_waiting = 0  # how many of these already wait in the queue
         self._source: Iterator[Chunk] = iter(())
-        self._handed_out: dict[int, Chunk] = {}  # by identity, in the order of asking
+        # Chunks whose batches have not been returned yet, by id(), in the order of asking.
+        self._handed_out: dict[int, Chunk] = {}
         self.asked: deque[Chunk] = deque()
-        """Where batches are tagged: what the DataLoader's newest iterator asked for and did not return yet."""
+        """If batches are tagged: chunks that the DataLoader's newest iterator asked for and has not returned yet."""
         self.tags = False
-        """Whether batches say by a tag which chunk they belong to, because they may come in another order."""
+        """Whether batches carry a tag with their chunk, because they may come in another order."""
         self._fraction = 0.0
         self.in_order = True
-        """Whether batches of this epoch came back in the order of asking, each once."""
+        """Whether the batches of this epoch came back in the order of asking, each once."""
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __getattr__(self, name: str) -> Any:
-        # Not its state: StatefulDataLoader would save and restore it beside ours.
+        # The user's sampler must seem to have no state here: StatefulDataLoader would save and restore it beside ours.
         if name == "batch_sampler" or name.startswith("__") or name in ("state_dict", "load_state_dict"):
             raise AttributeError(name)
         return getattr(self.batch_sampler, name)
 
     def begin(self, chunks: Iterator[Chunk]) -> None:
-        """Hand out these chunks in the next iteration. Nothing is drawn from the user's sampler before that."""
+        """Hand out these chunks in the next iteration. Until then nothing is drawn from the user's sampler."""
         self._source, self._handed_out, self._fraction, self.in_order = chunks, {}, 0.0, True
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -123,9 +129,9 @@ class IndexStream:
             yield chunk.ids.tolist()
 
     def batches(self, *, check: bool = True) -> Iterator[Tensor]:
-        """The user's batches of ids for one epoch.
+        """Yield the user's batches of ids for one epoch.
 
-        check: refuse ids outside the data set, and make them int64. Otherwise the caller does both, many at once.
+        check: refuse ids outside the data set and convert to int64. If False, the caller does both, for many at once.
         """
         for indices in self.batch_sampler:
             try:
@@ -134,20 +140,20 @@ class IndexStream:
             except (TypeError, ValueError):
                 ids = torch.empty(0)
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
-                raise TypeError(f"the sampler has to yield integer indices, which serve as ids; got {indices!r:.200}")
+                raise TypeError(f"your sampler must yield integer indices, which serve as ids; got {indices!r:.200}")
             if check:
                 ids = ids.to(torch.int64)
                 self.require_known(ids)
             yield ids
 
     def joined_batches(self) -> Iterator[IdBlock]:
-        """The same, many together: to convert and to check them one by one would take seconds."""
+        """Yield the user's batches in blocks: converting and checking them one by one would take seconds."""
         for block in joined(self.batches(check=False)):
             self.require_known(block.ids)
             yield block
 
     def require_known(self, ids: Tensor) -> None:
-        """Raise for ids outside the data set."""
+        """Raise if an id is outside the data set."""
         if ids.numel():
             lowest, highest = torch.aminmax(ids)
             if not 0 <= int(lowest) <= int(highest) < self._num_examples:
@@ -158,12 +164,12 @@ class IndexStream:
         shown = ", ".join(map(str, wrong[:5].tolist())) + (", ..." if len(wrong) > 5 else "")
         raise ValueError(
             f"the sampler yields the indices {shown}, but the data set had {self._num_examples} examples when the "
-            f"SelectiveLoader was made: indices serve as ids, from 0 to {self._num_examples - 1}. Count from the start "
-            "instead of using negative indices, and make a new SelectiveLoader when the data set has grown"
+            f"SelectiveLoader was made: indices serve as ids and must be from 0 to {self._num_examples - 1}. Do not "
+            "use negative indices, and make a new SelectiveLoader when the data set has grown"
         )
 
     def take(self, batch: Any) -> tuple[Chunk, Any]:
-        """The chunk of a batch that the DataLoader just returned, and the batch without a tag."""
+        """Find the chunk of a batch that the DataLoader has just returned. Returns it and the batch without tags."""
         oldest = next(iter(self._handed_out), None)
         if not self.tags:
             assert oldest is not None
@@ -176,20 +182,20 @@ class IndexStream:
             )
         if id(chunk) != oldest:
             self.in_order = False
-        self._fraction = max(self._fraction, chunk.fraction)  # in another order, too, it only grows
+        self._fraction = max(self._fraction, chunk.fraction)  # it must never fall, even if batches come out of order
         return replace(chunk, fraction=self._fraction), batch
 
     def remaining(self) -> list[Chunk]:
-        """Chunks of this epoch whose batches have not been returned yet."""
+        """List the chunks of this epoch whose batches have not been returned yet."""
         rest = list(self._source)
         self._source = iter(rest)
         return [*self._handed_out.values(), *rest]
 
 
 _ADVICE = (
-    ": which examples are in a batch would not be known. Pass torch's DataLoader itself: persistent_workers=True keeps "
-    "its workers from epoch to epoch, pin_memory=True lets copies to the device overlap, and SelectiveLoader moves "
-    "batches to the device and takes augmentation there as transform="
+    ": SelectiveLoader could not know which examples are in a batch. Pass torch's DataLoader itself: "
+    "persistent_workers=True keeps its workers from epoch to epoch, pin_memory=True lets copies to the device overlap, "
+    "and SelectiveLoader moves batches to the device and takes augmentation there as transform="
 )
 
 
@@ -202,17 +208,17 @@ def _unknown(chunks: list[Chunk]) -> str:
 
 
 def contained(ids: Tensor, values: Tensor) -> Tensor:
-    """(n,) bool: whether each id is among the values, which rise and are at least one.
+    """Return (n,) bool: whether each id is among the values. There must be at least one value, in rising order.
 
     >>> contained(torch.tensor([5, 2, 9]), torch.tensor([2, 9])).tolist()
     [False, True, True]
     """
-    # torch.isin sorts both; this takes half of its time, as the values are sorted once an epoch.
+    # torch.isin sorts both. This takes half the time, because the values are sorted once per epoch.
     return values[torch.searchsorted(values, ids).clamp_(max=len(values) - 1)] == ids
 
 
 def joined(batches: Iterable[Tensor], num_ids: int = 2**15) -> Iterator[IdBlock]:
-    """Batches of ids, joined into blocks of so many ids or a few more.
+    """Join batches of ids into blocks of `num_ids` ids or a few more.
 
     >>> [block.ids.tolist() for block in joined(torch.arange(5).split(2), num_ids=3)]
     [[0, 1, 2, 3], [4]]
@@ -230,17 +236,17 @@ def joined(batches: Iterable[Tensor], num_ids: int = 2**15) -> Iterator[IdBlock]
 
 
 def unless_waiting(batches: Iterator[tuple[Tensor, float]], waiting: Tensor, stream: IndexStream) -> Iterator[Chunk]:
-    """The user's batches without the ids that wait in the queue already; these count as offered and skipped.
+    """Leave out ids that already wait in the queue from the user's batches. These count as offered and skipped.
 
     Args:
-        batches: of ids, and how far into the epoch each is.
-        waiting: rising ids.
-        stream: is told what is skipped after the last chunk.
+        batches: batches of ids, with the fraction of the epoch at the end of each.
+        waiting: rising ids that wait.
+        stream: gets the ids that are skipped after the last chunk, as its tail.
     """
-    skipped: list[Tensor] = []  # batches of which nothing was left
+    skipped: list[Tensor] = []  # batches with nothing left to load
     for ids, fraction in batches:
         waits = contained(ids, waiting)
-        if not skipped and not waits.any():  # nearly always, in a large data set
+        if not skipped and not waits.any():  # the usual case in a large data set
             yield Chunk(ids, ids, fraction)
             continue
         left = ids[~waits]
@@ -272,7 +278,7 @@ def has_ids(loader: Any) -> bool:
 
 
 def with_index_stream(loader: Any) -> tuple[DataLoader[Any], IndexStream]:
-    """A copy of the user's DataLoader, of its own class, that takes its indices from an IndexStream."""
+    """Copy the user's DataLoader, keeping its class, and let the copy take its indices from an IndexStream."""
     if overrides(type(loader), "_get_iterator"):
         raise ValueError(
             f"{type(loader).__name__} replaces the iterator of torch's DataLoader by one of its own (_get_iterator), "
@@ -280,8 +286,8 @@ def with_index_stream(loader: Any) -> tuple[DataLoader[Any], IndexStream]:
         )
     stream = IndexStream(loader.batch_sampler, len(loader.dataset), type(loader).__name__)
     clone = copy.copy(loader)
-    # DataLoader refuses to have these set after construction, so that nobody changes a loader in use; this one
-    # is not in use yet. Out-of-order batches could not be matched with their ids.
+    # A DataLoader does not let these be set after construction, so that nobody changes a loader in use. The copy is not
+    # in use yet. in_order, because batches that come out of order could not be matched with their ids.
     clone.__dict__.update(batch_sampler=stream, _iterator=None, in_order=True)
     if overrides(type(loader), "__iter__"):
         object.__setattr__(clone, "__class__", with_tags(type(loader)))
@@ -290,7 +296,7 @@ def with_index_stream(loader: Any) -> tuple[DataLoader[Any], IndexStream]:
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Size of the batches, where the loader or its batch sampler says it."""
+    """Return the size of the batches; None if neither the loader nor its batch sampler says it."""
     for owner in (loader, getattr(loader, "batch_sampler", None)):
         size = getattr(owner, "batch_size", None)
         if isinstance(size, int) and not isinstance(size, bool):
@@ -299,12 +305,12 @@ def batch_size_of(loader: Any) -> int | None:
 
 
 def drops_last(loader: Any) -> bool:
-    """Whether a last batch that is not full is left out."""
+    """Whether the loader leaves out a last batch that is not full."""
     return any(bool(getattr(owner, "drop_last", False)) for owner in (loader, getattr(loader, "batch_sampler", None)))
 
 
 def num_candidates(loader: Any) -> int | None:
-    """Examples that an epoch of the loader offers, or a few more than that; None where that is not known."""
+    """Return how many examples an epoch of the loader offers, or slightly more than that; None if not known."""
     sampler, size = _index_sampler(loader), batch_size_of(loader)
     try:
         if sampler is not None:
@@ -316,9 +322,9 @@ def num_candidates(loader: Any) -> int | None:
 
 
 def most_kept(loader: Any, keep: Tensor) -> int | None:
-    """The most examples that an epoch can offer if those with keep[id] False are left out.
+    """Return the most examples that an epoch can offer without those whose keep[id] is False; None if not known.
 
-    Exact for the samplers of torch that draw each id once; nothing is drawn to find out.
+    The number is exact for torch's samplers that draw each id once. Nothing is drawn to find out.
     """
     sampler, count = _index_sampler(loader), int(keep.sum())
     if sampler is None or not _is_of_torch(sampler):
@@ -327,7 +333,7 @@ def most_kept(loader: Any, keep: Tensor) -> int | None:
         ids = torch.as_tensor(sampler.indices, dtype=torch.int64)
         return int(keep[ids[(ids >= 0) & (ids < len(keep))]].sum())
     if isinstance(sampler, DistributedSampler):
-        repeated = max(0, sampler.total_size - len(keep))  # so that all ranks have as many
+        repeated = max(0, sampler.total_size - len(keep))  # examples repeated so that all ranks have equally many
         return min(len(sampler), count + repeated)
     draws_each_once = isinstance(sampler, SequentialSampler) or getattr(sampler, "replacement", True) is False
     if draws_each_once and len(getattr(sampler, "data_source", ())) == len(keep):
@@ -337,7 +343,7 @@ def most_kept(loader: Any, keep: Tensor) -> int | None:
 
 
 def generator_owners(loader: Any) -> list[Any]:
-    """The loader and samplers that own a generator, which decides on the order or on worker seeds."""
+    """List the loader and the samplers that own a random generator, which decides the order or worker seeds."""
     found, seen = [], set()
     owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     while owners:
@@ -347,19 +353,19 @@ def generator_owners(loader: Any) -> list[Any]:
         seen.add(id(owner))
         if isinstance(getattr(owner, "generator", None), torch.Generator):
             found.append(owner)
-        # Samplers inside samplers, such as that of a BatchSampler which was given to the DataLoader.
+        # Samplers may hold samplers, such as a BatchSampler that the user gave to the DataLoader.
         owners += [value for value in getattr(owner, "__dict__", {}).values() if isinstance(value, Sampler)]
     return found
 
 
 def generators_of(owners: list[Any]) -> list[torch.Generator]:
-    """Their generators, each once."""
+    """List the generators of these owners, each once."""
     return list({id(owner.generator): owner.generator for owner in owners}.values())
 
 
 @contextmanager
 def untouched_generators(owners: list[Any]) -> Iterator[None]:
-    """The same states afterwards as before."""
+    """Restore the states of the owners' generators after the block."""
     states = [(generator, generator.get_state()) for generator in generators_of(owners)]
     try:
         yield
@@ -369,19 +375,19 @@ def untouched_generators(owners: list[Any]) -> Iterator[None]:
 
 
 def _index_sampler(loader: Any) -> Any:
-    """What yields the indices one by one, where torch's own BatchSampler groups them."""
+    """Return the sampler that yields indices one by one; None unless torch's own BatchSampler groups them."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     return batch_sampler.sampler if isinstance(batch_sampler, BatchSampler) and _is_of_torch(batch_sampler) else None
 
 
 def _is_of_torch(value: Any) -> bool:
-    """Whether torch, or torchdata, says how it is iterated over: a subclass of the user may do anything there."""
+    """Whether its __iter__ is that of torch or torchdata. The user's own subclass may iterate in any way."""
     module = getattr(getattr(type(value), "__iter__", None), "__module__", None) or ""
     return module.partition(".")[0] in TORCH
 
 
 def chunks_to_state(chunks: list[Chunk]) -> dict[str, Any]:
-    """A few flat tensors instead of thousands of small ones."""
+    """Save chunks as a few flat tensors instead of thousands of small ones."""
     nothing = torch.empty(0, dtype=torch.int64)
     state: dict[str, Any] = {
         "ids": torch.cat([nothing, *(chunk.ids for chunk in chunks)]),
@@ -399,7 +405,7 @@ def chunks_to_state(chunks: list[Chunk]) -> dict[str, Any]:
 
 
 def chunks_from_state(state: dict[str, Any]) -> list[Chunk]:
-    """The inverse of `chunks_to_state`."""
+    """Read chunks that `chunks_to_state` saved."""
     ids = state["ids"].split(state["sizes"])
     offered = state["offered"].split(state["offered_sizes"])
     extra: list[Any] = [[None] * len(ids)] * 3

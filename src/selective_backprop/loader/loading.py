@@ -1,4 +1,4 @@
-"""Loading: batches of the source become candidates, on the device and transformed; one batch ahead if asked."""
+"""Loading: takes batches from the user's loader, moves them to the device and applies the user's transform."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from selective_backprop.types import Candidates
 
 
 class Loaded(NamedTuple):
-    """Candidates on the device, and where in the epoch they are."""
+    """One candidate batch on the device, and its place in the epoch."""
 
     candidates: Candidates
     chunk: Chunk | None
-    """None where the loader has no ids."""
+    """The ids of the batch, and what was decided about them before loading. None if the loader has no ids."""
     batch_idx: int
-    """Candidate batches of the epoch that were loaded before."""
+    """Number of candidate batches loaded before this one in the epoch."""
     fraction: float
-    """How much of the epoch's candidates have been offered once these have."""
+    """Fraction of the epoch's candidates offered, this batch included."""
 
     @property
     def undecided(self) -> bool:
-        """Whether nothing was decided about any of them before they were loaded."""
+        """Whether no candidate of this batch was decided about before loading."""
         return self.chunk is None or self.chunk.decided is None or not bool(self.chunk.decided.any())
 
     @staticmethod
     def nothing(batch_idx: int) -> Loaded:
-        """No candidates, where other ranks still have some."""
+        """Make an empty batch, for a rank that has run out of candidates while others still have some."""
         return Loaded(Candidates(None, None, 0), None, batch_idx, 1.0)
 
 
 class Loading:
-    """Loads candidates one batch after the other; owns the state of the source and of the user's transform."""
+    """Loads candidate batches one after the other, and saves the states of the source and of the user's transform."""
 
     def __init__(
         self, source: Source, device: torch.device, transform: Callable[[Any], Any] | None, stats: Stats
@@ -50,10 +50,10 @@ class Loading:
         self._stats = stats
         self._batches: Generator[tuple[Chunk | None, Any]] | None = None
         self.ahead: Loaded | None = None
-        """Loaded before their turn."""
+        """The next candidates, if they were loaded before their turn."""
 
     def move(self, device: torch.device) -> None:
-        """Candidates come to this device from now on."""
+        """Load candidates to this device from now on."""
         self._device = device
         if self.ahead is not None:
             candidates = replace(self.ahead.candidates, data=move(self.ahead.candidates.data, device))
@@ -62,28 +62,28 @@ class Loading:
     def begin(self, plan: Plan | None, waiting: Tensor) -> None:
         """Start the next epoch, or go on with the one that was under way when the state was saved.
 
-        waiting: rising ids that are not loaded, because they wait in the queue already.
+        waiting: rising ids of examples that already wait in the queue. They are not loaded.
         """
         self._batches = self.source.epoch(plan, waiting)
 
     def release(self) -> None:
-        """Let go of the user's loader, which ends its workers. The place in the epoch stays, to be saved."""
+        """Let go of the user's loader, which ends its workers. The place in the epoch can still be saved."""
         if self._batches is not None:
             self._batches.close()
 
     def take(self) -> Loaded | None:
-        """The next candidates; None at the end of the epoch."""
+        """Return the next candidates; None at the end of the epoch."""
         if self.ahead is None:
             return self._load()
         loaded, self.ahead = self.ahead, None
         return loaded
 
     def drop_ahead(self) -> None:
-        """Nobody will take what was loaded ahead."""
+        """Drop the candidates that were loaded ahead."""
         self.ahead = None
 
     def look_ahead(self) -> Loaded | None:
-        """The candidates that `take` will return, loaded already."""
+        """Load the next candidates now. `take` will return the same."""
         if self.ahead is None:
             self.ahead = self._load()
         return self.ahead
@@ -107,7 +107,7 @@ class Loading:
         return Loaded(Candidates(data, None, count_rows(data)), None, position - 1, fraction)
 
     def state_dict(self, *, in_epoch: bool, layout: Layout | None) -> dict[str, Any]:
-        """With the candidates loaded ahead, as columns of this layout."""
+        """Return the state. Candidates that were loaded ahead are saved as columns of this layout."""
         ahead = None
         if in_epoch and self.ahead is not None:
             assert layout is not None  # known from the first candidates, which are never loaded ahead

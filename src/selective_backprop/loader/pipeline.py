@@ -1,4 +1,4 @@
-"""The way of a candidate batch: loaded, scored, selected from, queued. `step` is one batch's, from top to bottom.
+"""The pipeline: candidates are loaded, scored, selected and queued. `Pipeline.step` does this for one batch.
 
 # N = candidates, B = training batch
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from selective_backprop.batches.layout import Column
 from selective_backprop.batches.padding import Pad, ShapeCheck
-from selective_backprop.distributed.team import Brought, Choice, Round, Team
+from selective_backprop.distributed.team import Choice, Contribution, Meeting, Team
 from selective_backprop.loader.loading import Loaded, Loading
 from selective_backprop.loader.queue import Queue
 from selective_backprop.loader.runner import Runner
@@ -23,21 +23,24 @@ from selective_backprop.types import Candidates, Selection
 _logger = logging.getLogger(__name__)
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)
-_DELIVER_EVERY = 64  # rounds after which ranks send each other what they learned about examples
+_DELIVER_EVERY = 64  # rounds between two exchanges of ledger entries among ranks
 
 
 class Pipeline:
-    """Moves candidates from the user's loader into the queue of training batches, on all ranks in step.
+    """Moves candidates from the user's loader into the queue, from which training batches are taken.
+
+    An epoch is `begin`, then `step` until it returns False, then `end`. Each step is a round: every rank brings one
+    candidate batch, or none if it has run out. A process that trains alone is a team of one rank.
 
     Args:
-        loading: gives candidates.
-        runner: scores them and selects among them.
+        loading: loads the candidates.
+        runner: scores candidates and selects among them.
         stats: counts what happens.
-        team: the ranks that go through their candidates together.
-        num_batches: candidate batches of an epoch, on the rank that has most of them; None if not known.
-        device: where candidates are.
-        batch_size: B, where the user asked for it.
-        pad: makes examples of different lengths the same shape.
+        team: the ranks that train together.
+        num_batches: candidate batches per epoch on the rank that has the most; None if not known.
+        device: where the candidates are.
+        batch_size: B as the user asked for it; None for the size of the candidate batches.
+        pad: gives examples of different lengths the same shape.
         num_epochs: length of the run; None if not known.
     """
 
@@ -57,74 +60,34 @@ class Pipeline:
         self._loading, self._runner, self._stats, self.team = loading, runner, stats, team
         self._num_epochs = num_epochs
         source, scale = loading.source, runner.method.batch_scale
-        self._passes_batches = batch_size is None and scale == 1  # as they are, while everything is kept
+        # Whether a candidate batch may become a training batch unchanged, as long as every candidate is kept.
+        self._passes_batches = batch_size is None and scale == 1
         self._in_training = runner.scorer.needs.training_pass  # selection happens in the training step
         self.epoch = 0
         self.fraction = 0.0
         """Fraction of this epoch's candidates offered so far."""
         self.drains = False
-        """Whether the epoch, of which all candidates have been offered, gives out all that waits: its candidates."""
+        """Whether this epoch gives out everything that waits, with a smaller last batch, as plain training does."""
         self.num_batches = num_batches
-        """Candidate batches of an epoch, on the rank that has most of them; None if not known."""
+        """Candidate batches per epoch on the rank that has the most; None if not known."""
         self.num_candidates = source.num_candidates
-        """The most candidates an epoch can have, on the rank that has most of them; None if not known."""
-        self._keeps_everything = True  # whether every candidate of this epoch so far is trained on in it, on all ranks
-        self._starts_empty = True  # whether nothing waited when this epoch began
-        self._num_carried = 0  # examples that waited then, on all ranks, where they are not offered again
-        self._num_passed = 0  # of these, passed over among this rank's candidates so far
+        """The most candidates that an epoch can have on one rank; None if not known."""
+        self._keeps_everything = True  # whether every candidate of this epoch so far was kept, on all ranks
+        self._starts_empty = True  # whether the queue was empty when this epoch began
+        self._num_carried = 0  # examples on all ranks that waited when the epoch began and are not offered in it
+        self._num_passed = 0  # how many of those this rank's sampler has come to so far
         self._round = 0  # rounds of this epoch so far
-        self._has_offered = False  # whether any rank had candidates so far
-        self._began = self._counts()  # counts of examples and batches at the start of this epoch
+        self._has_offered = False  # whether any rank has had candidates
+        self._began = self._counts()  # counts of examples and batches when this epoch began
         self._num_silent = 0  # epochs that gave out no batch
         self._same_each_epoch = source.offers_the_same_each_epoch
-        self._most_waiting: int | None = None  # examples that can wait on each rank, as none waits twice
-        self._limit_sizes()
+        self._most_waiting: int | None = None  # how many examples can wait on one rank, if none waits twice
+        self._find_size_limits()
         size = batch_size or source.batch_size
         self.queue = Queue(self._training_size(size) if size is not None else None, pad, team.ranks, device)
-        self._differing = ShapeCheck()
+        self._shapes_differ = ShapeCheck()
         if pad is not None:
-            self._differing.stop()
-
-    def _limit_sizes(self) -> None:
-        """Find out how many candidates there are; on all ranks."""
-        source, runner = self._loading.source, self._runner
-        told = self.team.ranks.share([source.num_candidates or 0, self._same_each_epoch])
-        counts = [int(count) for count, _ in told]
-        self.num_candidates = max(counts) if all(counts) else None
-        self._same_each_epoch = all(same for _, same in told)
-        if runner.skips_waiting and not runner.schedule.never_on:
-            examples = source.num_kept or 0
-            most = (min(examples, sum(counts)) if all(counts) else examples) // len(counts)
-            if runner.scorer.needs.selection_pass and runner.method.batch_scale == 1:
-                most //= 2  # of what does not wait yet, few may be selected: the last ones would hold up all others
-            self._most_waiting = max(1, most)
-
-    def _training_size(self, batch_size: int) -> int:
-        """Examples in a training batch, where so many were asked for."""
-        size, most = max(1, round(batch_size * self._runner.method.batch_scale)), self._most_waiting
-        if most is None or size <= most:
-            return size
-        if self.team.speaks:
-            _logger.warning(
-                "training batches of %d are too large for this data set, because no batch holds an example twice: "
-                "they will have %d examples. Pass a smaller batch_size= to choose the size yourself",
-                size,
-                most,
-            )
-        return most
-
-    @property
-    def may_carry_over(self) -> bool:
-        """Whether examples that waited when an epoch began can be given out in it beside all of its candidates."""
-        runner = self._runner
-        if runner.schedule.never_on or self._in_training:
-            return False  # nothing ever waits
-        return not (runner.skips_waiting and self._same_each_epoch)
-
-    @property
-    def never_offered(self) -> bool:
-        """Whether there was not one candidate so far, on any rank."""
-        return self._stats.offered == 0 and not self._has_offered
+            self._shapes_differ.stop()
 
     # ---- an epoch
 
@@ -141,7 +104,7 @@ class Pipeline:
         self._loading.begin(plan, waiting)
 
     def _carry_over(self) -> Tensor:
-        """Count what waits as this epoch's: returns its ids, in order, which are no candidates again."""
+        """Note which examples wait as the epoch begins. Returns the rising ids that it must not offer again."""
         skips_waiting = self._runner.skips_waiting
         self._began = self._counts()
         self._starts_empty, self.drains = self.queue.empty, False
@@ -152,95 +115,102 @@ class Pipeline:
         ids = torch.cat(self.team.ranks.gather(self.queue.waiting_ids()))
         self._num_carried = len(ids)
         if self._runner.unbiased:
-            self.queue.add_weight(1.0)  # the expected weight of the draw that they miss
+            # These examples are left out of this epoch's draw, whose weights are 1 in expectation.
+            self.queue.add_weight(1.0)
         rising: Tensor = torch.unique_consecutive(ids.sort().values)
         return rising
 
     def step(self) -> bool:
         """Move one candidate batch from the user's loader into the queue. False when the epoch is over."""
-        runner, loaded = self._runner, self._loading.take()
+        loaded = self._loading.take()  # load; None if this rank has no candidates left
         phase = self._stats.switch("selecting")
-        round_ = self.team.meet(self._brought(loaded))
-        self._has_offered = self._has_offered or any(round_.offered)
-        if round_.is_over:
-            self._finish(round_)
+        meeting = self.team.meet(self._contribution(loaded))  # learn how many candidates every rank has
+        self._has_offered = self._has_offered or any(meeting.offered)
+        if meeting.is_over:
+            self._finish(meeting)
             self._stats.switch(phase)
             return False
         if loaded is None:
             loaded = Loaded.nothing(batch_idx=self._round)
         self._round += 1
-        columns = self._columns(loaded.candidates, round_)
-        choice = self._choose(loaded, round_)
-        self._queue_up(loaded, columns, choice, round_)
-        self._record(loaded, choice, decided=not (self._in_training and round_.on))
-        self.fraction = round_.fraction
+        columns = self._columns(loaded.candidates, meeting)
+        choice = self._score_and_select(loaded, meeting)
+        self._enqueue(loaded, columns, choice, meeting)
+        self._record(loaded, choice, decided=not (self._in_training and meeting.on))
+        self.fraction = meeting.fraction
         self._stats.switch(phase)
-        if runner.scorer.works_ahead:
+        if self._runner.scorer.works_ahead:
             self._submit_next(loaded.batch_idx + 1)
         if self._round % _DELIVER_EVERY == 0:
             self._deliver()
         return True
 
-    def _brought(self, loaded: Loaded | None) -> Brought:
-        """What this rank brings to the next round."""
+    def _contribution(self, loaded: Loaded | None) -> Contribution:
+        """Describe what this rank brings to the next round."""
         runner, epoch = self._runner, self.epoch
-        if loaded is None:  # the epoch may be over: ask without an effect on a schedule that counts batches
+        if loaded is None:
+            # The epoch may be over. `expects_on` asks the schedule without advancing one that counts batches.
             tail, num_waiting = self._loading.source.tail
             on = self.team.size > 1 and runner.expects_on(epoch, self.fraction, self._round)
-            return Brought(-1, len(tail) - num_waiting, 0, 1.0, on, False)
+            return Contribution(-1, len(tail) - num_waiting, 0, 1.0, on, False)
         on = runner.is_on(epoch, self.fraction, loaded.batch_idx)
         probing = not on and runner.wants_scores(epoch, self.fraction, loaded.batch_idx)
         chunk, size = loaded.chunk, loaded.candidates.size
         if chunk is None:
-            return Brought(size, size, -1, loaded.fraction, on, probing)
+            return Contribution(size, size, -1, loaded.fraction, on, probing)
         num_undecided = -1 if chunk.decided is None else size - int(chunk.decided.sum())
-        return Brought(size, chunk.offered.numel() - chunk.num_waiting, num_undecided, loaded.fraction, on, probing)
+        num_offered = chunk.offered.numel() - chunk.num_waiting
+        return Contribution(size, num_offered, num_undecided, loaded.fraction, on, probing)
 
-    def _columns(self, candidates: Candidates, round_: Round) -> list[Column]:
-        """The candidates as columns of the queue; an error if they could not share a training batch with others."""
+    def _columns(self, candidates: Candidates, meeting: Meeting) -> list[Column]:
+        """Split the candidates into the queue's columns. Raises if they could not share a training batch."""
         if self.queue.batch_size is None:
-            self.queue.set_batch_size(self._training_size(max(round_.sizes)))
+            self.queue.set_batch_size(self._training_size(max(meeting.sizes)))
         columns = self.queue.columns_of(candidates.data, candidates.size)
-        if columns and (problem := self._differing(columns)) is not None:
+        if columns and (problem := self._shapes_differ(columns)) is not None:
             if self._mixes(candidates.size):
                 raise problem
-            self._differing.stop()
+            self._shapes_differ.stop()
         return columns
 
-    def _choose(self, loaded: Loaded, round_: Round) -> Choice:
-        """Which of the loaded candidates to train on."""
+    def _score_and_select(self, loaded: Loaded, meeting: Meeting) -> Choice:
+        """Score the candidates that are still undecided, on all ranks, and select which to train on."""
         candidates, runner = loaded.candidates, self._runner
         if self._in_training:
-            return Choice(_to_decide_in_training(loaded) if round_.on else _known(loaded), round_.sizes, keeps_all=True)
-        if not any(round_.undecided):
-            runner.look_on(loaded, probing=round_.probing, epoch=self.epoch)
-            return Choice(_known(loaded), round_.sizes, keeps_all=True)
+            selection = _selected_by_loss(loaded) if meeting.on else _keep_all(loaded)
+            return Choice(selection, meeting.sizes, keeps_all=True)
+        if not any(meeting.undecided):
+            runner.watch(loaded, probing=meeting.probing, epoch=self.epoch)
+            return Choice(_keep_all(loaded), meeting.sizes, keeps_all=True)
         rows = None
-        if round_.undecided[self.team.rank] < candidates.size:
+        if meeting.undecided[self.team.rank] < candidates.size:
             assert loaded.chunk is not None and loaded.chunk.decided is not None
             rows = (~loaded.chunk.decided).nonzero().flatten()
             candidates = self._rows(candidates, rows)
         scores = runner.score(candidates, self.epoch)
         pooled = [scores]
         if self.team.pools:
-            receive = self.team.start_pooling(scores, round_.undecided)
-            self._load_ahead()  # while scores are on their way
+            receive = self.team.start_pooling(scores, meeting.undecided)
+            self._load_ahead()  # while the scores travel between ranks
             pooled = receive()
-        choice = runner.select(scores, candidates.ids, pooled, round_.undecided)
-        return choice if round_.undecided == round_.sizes else _merged(choice, loaded, rows, round_)
+        choice = runner.select(scores, candidates.ids, pooled, meeting.undecided)
+        return choice if meeting.undecided == meeting.sizes else _with_decided(choice, loaded, rows, meeting)
 
-    def _queue_up(self, loaded: Loaded, columns: list[Column], choice: Choice, round_: Round) -> None:
-        """Queue what was chosen; as a batch of its own as long as the epoch is that of plain training."""
-        keeps_all = choice.keeps_all and choice.counts == round_.offered
+    def _enqueue(self, loaded: Loaded, columns: list[Column], choice: Choice, meeting: Meeting) -> None:
+        """Queue the selected candidates; as a batch of their own while the epoch is like plain training."""
+        keeps_all = choice.keeps_all and choice.counts == meeting.offered
         self._keeps_everything = self._keeps_everything and keeps_all
-        ids, same_sizes = loaded.candidates.ids, min(round_.sizes) == max(round_.sizes)
+        ids, same_sizes = loaded.candidates.ids, min(meeting.sizes) == max(meeting.sizes)
         if self._keeps_everything and self._starts_empty and self._passes_batches and same_sizes and columns:
             self.queue.add_whole(columns, choice.selection, ids)
         else:
             self.queue.add(columns, choice.selection, ids, choice.counts, keeps_all=choice.keeps_all)
 
     def _record(self, loaded: Loaded, choice: Choice, *, decided: bool) -> None:
-        """Tell the ledger and the statistics what was offered and selected."""
+        """Write to the ledger and the statistics which candidates were offered and which were selected.
+
+        decided: False if the selection is made later, in the training step.
+        """
         ids, num_loaded, chunk = loaded.candidates.ids, loaded.candidates.size, loaded.chunk
         num_offered = num_loaded
         if chunk is not None:
@@ -256,8 +226,8 @@ class Pipeline:
         self._stats.skipped_before_loading += num_offered - num_loaded
         self._stats.queued = len(self.queue)
 
-    def _finish(self, round_: Round) -> None:
-        """All candidates of the epoch have been offered."""
+    def _finish(self, meeting: Meeting) -> None:
+        """Close the epoch's books: no rank has candidates left."""
         tail, num_waiting = self._loading.source.tail
         if len(tail):
             self._runner.ledger.count_offered(tail)
@@ -265,7 +235,7 @@ class Pipeline:
             self._stats.skipped_before_loading += len(tail)
             self._num_passed += num_waiting
         self._loading.source.drop_tail()
-        if any(round_.offered):
+        if any(meeting.offered):
             self._keeps_everything = False
         self.fraction = 1.0
         self.drains = self._keeps_everything and (self._starts_empty or self._all_passed())
@@ -276,11 +246,11 @@ class Pipeline:
         self._stats.queued = len(self.queue)
 
     def _all_passed(self) -> bool:
-        """Whether all examples that waited when the epoch began were among its candidates."""
+        """Whether the epoch came to every example that waited when it began."""
         return sum(passed for (passed,) in self.team.ranks.share([self._num_passed])) >= self._num_carried
 
     def end(self) -> None:
-        """The epoch is over, or its rest is left behind."""
+        """End the epoch. Candidates that have not been offered are dropped."""
         self._loading.drop_ahead()
         self._runner.submit(None)  # no thread may be at work when a DataLoader forks its workers
         self.epoch += 1
@@ -288,44 +258,86 @@ class Pipeline:
         self._round = 0
         self._deliver()
 
+    def _deliver(self) -> None:
+        """Send ledger entries to the ranks that own their rows."""
+        if len(self._runner.ledger):
+            self._runner.ledger.deliver()
+
     def reopen(self) -> None:
-        """The epoch that has just ended goes on: its last batch was given out and has come back."""
+        """Go back into the epoch that has just ended, because its last batch was put back into the queue."""
         self.epoch -= 1
         self.fraction = 1.0
 
     def release(self) -> None:
-        """Nobody takes candidates for now: end the DataLoader's workers, but for persistent ones."""
+        """End the DataLoader's workers, except persistent ones: nobody takes candidates for now."""
         self._loading.release()
-
-    def _deliver(self) -> None:
-        if len(self._runner.ledger):
-            self._runner.ledger.deliver()
 
     # ---- ahead of training
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the epoch so far is that of plain training."""
+        """Whether the epoch so far is the same as plain training."""
         return self._keeps_everything and self._starts_empty
 
     def _load_ahead(self) -> Loaded | None:
-        # Plain training loads a batch after the step before it, and augmentation may draw from the same random state
-        # as dropout: as long as everything is kept, so do we, to the bit.
+        # Plain training loads a batch after the training step before it, and augmentation may draw from the same random
+        # state as dropout. To equal plain training bit for bit, nothing is loaded ahead while everything is kept.
         return None if self._is_plain else self._loading.look_ahead()
 
     def _submit_next(self, batch_idx: int) -> None:
-        """Have the next candidates scored while these are trained on."""
+        """Let the scorer begin with the next candidates while the current ones are trained on."""
         if not self._is_plain and self._runner.expects_on(self.epoch, self.fraction, batch_idx):
             self._runner.submit(self._loading.look_ahead())
 
     def resubmit(self) -> None:
-        """After a resume: candidates that were loaded ahead are to be scored again."""
+        """Score candidates that were loaded ahead again, after a state was loaded."""
         self._runner.submit(self._loading.ahead)
 
-    # ---- details
+    # ---- sizes
+
+    def _find_size_limits(self) -> None:
+        """Find out how many candidates all ranks have and how many examples can wait. All ranks call this."""
+        source, runner = self._loading.source, self._runner
+        answers = self.team.ranks.share([source.num_candidates or 0, self._same_each_epoch])
+        counts = [int(count) for count, _ in answers]
+        self.num_candidates = max(counts) if all(counts) else None
+        self._same_each_epoch = all(same for _, same in answers)
+        if runner.skips_waiting and not runner.schedule.never_on:
+            examples = source.num_kept or 0
+            most = (min(examples, sum(counts)) if all(counts) else examples) // len(counts)
+            if runner.scorer.needs.selection_pass and runner.method.batch_scale == 1:
+                most //= 2  # a batch of nearly all examples would wait long for the last few to be selected
+            self._most_waiting = max(1, most)
+
+    def _training_size(self, batch_size: int) -> int:
+        """Size of a training batch if the user, or else the loader, asks for this batch size."""
+        size, most = max(1, round(batch_size * self._runner.method.batch_scale)), self._most_waiting
+        if most is None or size <= most:
+            return size
+        if self.team.speaks:
+            _logger.warning(
+                "training batches of %d are too large for this data set, because no batch holds an example twice: "
+                "they will have %d examples. Pass a smaller batch_size= to choose the size yourself",
+                size,
+                most,
+            )
+        return most
+
+    @property
+    def may_carry_over(self) -> bool:
+        """Whether an epoch can give out examples left from the epoch before, on top of all its own candidates."""
+        runner = self._runner
+        if runner.schedule.never_on or self._in_training:
+            return False  # nothing ever waits
+        return not (runner.skips_waiting and self._same_each_epoch)
+
+    @property
+    def never_offered(self) -> bool:
+        """Whether no rank has had a single candidate so far."""
+        return self._stats.offered == 0 and not self._has_offered
 
     def _mixes(self, num_candidates: int) -> bool:
-        """Whether examples of different candidate batches come to share a training batch; found out by trying."""
+        """Whether examples of different candidate batches may share a training batch, found out by trial selections."""
         if self._runner.schedule.never_on or self._in_training:
             return False
         batch_size = self.queue.batch_size
@@ -336,7 +348,7 @@ class Pipeline:
         )
 
     def _rows(self, candidates: Candidates, rows: Tensor) -> Candidates:
-        """Some of the candidates, in order."""
+        """Return only the candidates in these rows."""
         layout = self.queue.layout
         assert layout is not None
         columns = [
@@ -351,7 +363,7 @@ class Pipeline:
         return {"offered": stats.offered, "selected": stats.trained + stats.queued, "batches": stats.batches}
 
     def note_silence(self) -> None:
-        """Say why, if the epoch gave out no batch: the first time, and then every tenth."""
+        """Log why an epoch gave out no batch: the first time, and then every tenth time."""
         now = self._counts()
         if now["batches"] > self._began["batches"]:
             return
@@ -367,18 +379,20 @@ class Pipeline:
             self.queue.batch_size,
         )
 
+    # ---- moving and saving
+
     def move(self, device: torch.device) -> None:
-        """Candidates come to this device from now on, and those that wait go there."""
+        """Move waiting examples to this device, and load candidates there from now on."""
         self._loading.move(device)
         self.queue.move(device)
 
     @property
     def transform(self) -> Any:
-        """The user's, of candidate batches."""
+        """The user's transform of candidate batches."""
         return self._loading.transform
 
     def parts(self) -> list[object]:
-        """What a state is loaded into."""
+        """The objects that `load_state_dict` writes to."""
         return [self, self.queue, self._loading, self._loading.source]
 
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
@@ -408,8 +422,8 @@ class Pipeline:
         self._has_offered = state["round"] > 0 or state["epoch"] > 0
 
 
-def _known(loaded: Loaded) -> Selection:
-    """All candidates, as it was decided about them before they were loaded; those that were not, with weight 1."""
+def _keep_all(loaded: Loaded) -> Selection:
+    """Select all loaded candidates, with the weights and probabilities of the plan. Without a plan these are 1."""
     chunk, size = loaded.chunk, loaded.candidates.size
     if chunk is not None and chunk.decided is not None:
         assert chunk.weights is not None and chunk.probabilities is not None
@@ -417,23 +431,23 @@ def _known(loaded: Loaded) -> Selection:
     return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
 
 
-def _to_decide_in_training(loaded: Loaded) -> Selection:
-    """All candidates, with chances that are not known yet: `loader.loss` selects."""
+def _selected_by_loss(loaded: Loaded) -> Selection:
+    """Hand on all candidates, with NaN as their probabilities: `loader.loss` will select among them."""
     size = loaded.candidates.size
     return Selection(torch.arange(size), torch.ones(size), torch.full((size,), torch.nan, dtype=torch.float64))
 
 
-def _merged(choice: Choice, loaded: Loaded, rows: Tensor | None, round_: Round) -> Choice:
-    """All that were decided before loading, and those chosen now among the rest, in their common order.
+def _with_decided(choice: Choice, loaded: Loaded, rows: Tensor | None, meeting: Meeting) -> Choice:
+    """Add the candidates that were selected before loading to those that were selected now, in loading order.
 
-    rows: of this rank's candidates, those that were chosen among; None: all.
+    rows: this rank's candidates that were scored and selected from now; None if all of them were.
     """
-    parts = zip(round_.sizes, round_.undecided, choice.counts, strict=True)
+    parts = zip(meeting.sizes, meeting.undecided, choice.counts, strict=True)
     counts = [size - undecided + chosen for size, undecided, chosen in parts]
     if rows is None:
         return Choice(choice.selection, counts, choice.keeps_all)
-    chosen, known = choice.selection, _known(loaded)
-    weights, probabilities = known.weights.clone(), known.probabilities.clone()
+    chosen, planned = choice.selection, _keep_all(loaded)
+    weights, probabilities = planned.weights.clone(), planned.probabilities.clone()
     keep = torch.ones(len(weights), dtype=torch.bool)
     keep[rows] = False
     keep[rows[chosen.positions]] = True

@@ -1,4 +1,4 @@
-"""Which candidates of an epoch are loaded at all.
+"""Planning: decides before an epoch is loaded which of its candidates to load, by scores that are already known.
 
 # n = candidates of a block
 """
@@ -17,17 +17,19 @@ from selective_backprop.loader.topping_up import TopUp
 from selective_backprop.types import Scorer, Selection
 
 Select = Callable[[Tensor, Tensor | None], Selection]
-"""Scores and ids of candidates in, selection out."""
+"""A function from the scores and ids of candidates to a selection."""
 
 BLOCK = 2**22
-"""How many candidates are decided about together. A longer epoch is planned in several blocks, so that the memory that
-a decision takes (some 90 bytes per candidate) does not grow with the epoch: only its ids and what is kept do."""
+"""Number of candidates that are decided about together. A longer epoch is planned in several blocks. A decision takes
+some 90 bytes of memory per candidate, and with blocks this does not grow with the epoch."""
 
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 def id_blocks(batches: Iterable[IdBlock], block: int | None = BLOCK) -> Iterator[IdBlock]:
-    """The same batches in blocks of `block` ids or a few more; in one block if it is None. At least one.
+    """Regroup batches of ids into blocks of `block` ids or a few more; into a single block if `block` is None.
+
+    There is at least one block, which may be empty.
 
     >>> batches = IdBlock(torch.arange(5), torch.tensor([2, 2, 1]))
     >>> [block.ids.tolist() for block in id_blocks([batches], block=3)]
@@ -38,7 +40,7 @@ def id_blocks(batches: Iterable[IdBlock], block: int | None = BLOCK) -> Iterator
     for group in batches:
         rest = group
         while block is not None and count + len(rest.ids) >= block:
-            # With the batch by which the block is full.
+            # The block ends with the batch that makes it full.
             head, rest = rest.cut(1 + int(torch.searchsorted(rest.sizes.cumsum(0), block - count)))
             yield IdBlock.join([*waiting, head])
             waiting, count, is_first = [], 0, False
@@ -62,24 +64,30 @@ def plan_epoch(
     top_up: TopUp | None = None,
     unbiased: bool = False,
 ) -> tuple[PlannedChunks, Tensor, int]:
-    """Decide before loading about every candidate whose score is known.
+    """Plan an epoch: decide before loading about every candidate whose score is known.
 
-    Returns the chunks to load; if there are none, the ids that are all skipped, and how many of these wait. At the
-    start of the epoch, so that the plan does not depend on how far ahead the DataLoader's workers ask.
+    Returns the chunks to load. If nothing is loaded, it also returns all ids, which are skipped, and how many of them
+    wait in the queue; otherwise these two are empty. The whole epoch is planned when it begins, so that the plan does
+    not depend on how far ahead the DataLoader's workers ask for indices.
 
     Args:
         blocks: the epoch's candidates. Each block is decided about by itself.
-        switched_on: whether selection is on for the i-th of so many batches.
-        together: select is to be called even if there is nothing to choose from here, because other ranks call it
-            too. There is one block then.
-        waiting: rising ids that wait in the queue already. They are trained on in this epoch anyway, and skipped.
-        top_up: adds candidates where too few are selected. These have the probability 1.
-        unbiased: weights make up for what is left out by chance.
+        switched_on: (batch number, number of batches) -> whether selection is on for this batch.
+        scorer: knows the scores, from the ledger.
+        select: selects among the candidates whose scores are known.
+        ledger: what is known about each example.
+        epoch: number of the epoch, from 0.
+        together: whether several ranks plan together. Then `select` is called even without candidates, because all
+            ranks must call it, and there is one block.
+        waiting: rising ids of examples that already wait in the queue. They are skipped, because they are trained on in
+            this epoch anyway.
+        top_up: adds candidates if too few are selected. Added candidates have the probability 1.
+        unbiased: whether the policy's weights make up for examples that are not selected.
     """
     num_batches, num_ids = (sum(len(part) for part in parts) for parts in _columns(blocks))
     size = int(blocks[0].sizes[0]) if len(blocks[0].sizes) else 0
     parts: list[_Part] = []
-    tail, tail_waiting = _NOTHING, 0  # skipped, and not in a chunk yet
+    tail, tail_waiting = _NOTHING, 0  # skipped ids that do not belong to a chunk yet
     first_batch = first_id = num_selected = 0
     must_train, known = False, True
     for number, block in enumerate(blocks, start=1):
@@ -95,7 +103,7 @@ def plan_epoch(
         if bool(decision.load.any()):
             part = _part(block, decision, size)
             if len(blocks) > 1:
-                # Fractions are of the epoch, not of the block.
+                # Turn fractions of the block into fractions of the epoch.
                 share, before = len(block.ids) / num_ids, first_id / num_ids
                 part.fractions.mul_(share).add_(before)
             part.offer_before(tail, tail_waiting)
@@ -106,7 +114,7 @@ def plan_epoch(
         first_batch += len(block.sizes)
         first_id += len(block.ids)
     if parts and len(tail):
-        # What is skipped at the end of the epoch belongs to its last chunk, or the epoch would seem to keep everything.
+        # Ids skipped at the end of the epoch go to its last chunk. Otherwise the epoch would seem to keep everything.
         parts[-1].offer_after(tail, tail_waiting)
         tail, tail_waiting = _NOTHING, 0
     return PlannedChunks(parts), tail, tail_waiting
@@ -117,7 +125,7 @@ def _columns(blocks: list[IdBlock]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 class PlannedChunks:
-    """The chunks of an epoch, each made when it is asked for: as many objects at once would outweigh the plan."""
+    """The chunks of an epoch. Each is made when it is needed: all at once would take more memory than the plan."""
 
     def __init__(self, parts: list[_Part]) -> None:
         self._parts = parts
@@ -132,37 +140,37 @@ class PlannedChunks:
 
 @dataclass
 class _Part:
-    """Chunks of a block, c of them."""
+    """The chunks of one block. c is their number."""
 
     offered: Tensor
-    """All ids of the block, in order."""
+    """All ids of the block, in order, skipped ones included."""
     offered_ends: Tensor
-    """(c,) where the ids that each chunk offers end."""
+    """(c,) where each chunk ends in `offered`."""
     columns: list[Tensor]
-    """Of all that is loaded: ids, whether it is decided about them, weights and probabilities."""
+    """Ids to load, whether each is already selected, weights and probabilities."""
     ends: Tensor
-    """(c,) where each chunk ends in these columns."""
+    """(c,) where each chunk ends in `columns`."""
     fractions: Tensor
-    """(c,) float64."""
+    """(c,) float64: fraction of the epoch offered at the end of each chunk."""
     num_waiting: Tensor
-    """(c,)"""
+    """(c,) number of ids of each chunk that were skipped because they already wait in the queue."""
 
     def offer_before(self, ids: Tensor, num_waiting: int) -> None:
-        """Let the first chunk offer these ids too, before its own."""
+        """Count these skipped ids as offered by the first chunk, before its own."""
         if len(ids):
             self.offered = torch.cat([ids, self.offered])
             self.offered_ends += len(ids)
             self.num_waiting[0] += num_waiting
 
     def offer_after(self, ids: Tensor, num_waiting: int) -> None:
-        """Let the last chunk offer these ids too, as the last of the epoch."""
+        """Count these skipped ids as offered by the last chunk, which is then the last of the epoch."""
         self.offered = torch.cat([self.offered, ids])
         self.offered_ends[-1] += len(ids)
         self.num_waiting[-1] += num_waiting
         self.fractions[-1] = 1.0
 
     def chunks(self, together: int = 1024) -> Iterator[Chunk]:
-        # Split so many at a time: slicing one by one takes four times as long, and all at once takes memory.
+        # Chunks are split in groups: slicing them one by one takes four times as long, all at once takes much memory.
         begin = offered_begin = 0
         split = zip(*(torch.split(column, together) for column in self._bounds()), strict=True)
         for ends, offered_ends, fractions, num_waiting in split:
@@ -181,24 +189,25 @@ class _Part:
 
 @dataclass
 class _Decision:
-    """What is decided about each candidate of a block; every tensor has n entries."""
+    """What was decided about the candidates of a block. Tensors other than open_for_choice have n entries."""
 
     scores: Tensor
-    """NaN where not known."""
+    """Scores; NaN where not known."""
     waits: Tensor
-    """Whether it waits in the queue already."""
+    """Whether each candidate already waits in the queue."""
     open_for_choice: Tensor
-    """Positions of the candidates that the policy chose among."""
+    """Positions of the candidates that the policy selected from."""
     load: Tensor
+    """Whether to load each candidate."""
     decided: Tensor
-    """Whether it need not be scored any more."""
+    """Whether each candidate is selected already, so that it need not be scored after loading."""
     weights: Tensor
     probabilities: Tensor
     weighted: bool = False
-    """Whether the policy gave weights."""
+    """Whether the policy gave weights other than 1."""
 
     def add(self, top_up: TopUp, *, num_selected: int, must_train: bool, known: bool, unbiased: bool) -> None:
-        """Load further candidates, where the epoch's training batches would not fill."""
+        """Load further candidates if too few are selected to fill the epoch's training batches."""
         left = self.open_for_choice[~self.load[self.open_for_choice]]
         chosen = top_up.choose(
             self.scores[left],
@@ -209,7 +218,7 @@ class _Decision:
         )
         added = left[chosen]
         self.load[added] = self.decided[added] = True
-        # What chance left out is in the weights of the others already: with a weight of its own it would count twice.
+        # The weights of the selected candidates already make up for these: a weight above 0 would count them twice.
         self.weights[added] = 0.0 if unbiased or self.weighted else 1.0
         self.probabilities[added] = 1.0
 
@@ -225,21 +234,22 @@ def _decide(
     together: bool,
     waiting: Tensor | None,
 ) -> _Decision:
+    """Decide about the candidates of one block; for the arguments see `plan_epoch`."""
     ids, size = block.ids, len(block.ids)
     scores = scorer.recall(ids, ledger.rows(ids), epoch)
     unknown, waits, decided = scores.isnan(), torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
-    if not all(switched_on):  # switched off: everything is trained on
+    if not all(switched_on):  # while selection is off, everything is trained on
         decided = (~torch.tensor(switched_on, dtype=torch.bool)).repeat_interleave(block.sizes)
     if not scorer.needs.selection_pass:
-        decided |= unknown  # there is no other way to learn about them than to train on them
+        decided |= unknown  # without a selection pass, training is the only way to learn their losses
     if waiting is not None and len(waiting):
         waits = contained(ids, waiting)
     choice = (~(decided | waits | unknown)).nonzero().flatten()
     selection = None
     if len(choice) or together:
-        # index_select and index_copy_ take a part of the time of indexing.
+        # index_select and index_copy_ are faster than indexing.
         selection = select(scores.index_select(0, choice), ids.index_select(0, choice))
-    # After the selection, which needs most of the memory.
+    # Made only after the selection, which needs the most memory.
     weights, probabilities = torch.ones(size), torch.ones(size, dtype=torch.float64)
     decision = _Decision(scores, waits, choice, ~waits, decided, weights, probabilities)
     if selection is not None:
@@ -254,18 +264,21 @@ def _decide(
 
 
 def _part(block: IdBlock, decision: _Decision, size: int) -> _Part:
-    """What is loaded of a block, something at least, `size` candidates at a time; fractions are of the block."""
+    """Cut the candidates of a block that are loaded, at least one, into chunks. Fractions are those of the block.
+
+    size: candidates in a chunk.
+    """
     ids, load, waits = block.ids, decision.load, decision.waits
     columns = [ids, decision.decided, decision.weights, decision.probabilities]
     if load.all():
-        ends = block.sizes.cumsum(0)  # nothing is skipped: the user's own batches
+        ends = block.sizes.cumsum(0)  # nothing is skipped, so the user's own batches stay as they are
         offered_ends = ends.clone()
     else:
         loaded = load.nonzero().flatten()
         columns = [column.index_select(0, loaded) for column in columns]
         ends = torch.arange(size, len(loaded) + size, size).clamp_(max=len(loaded))
         offered_ends = loaded[ends - 1] + 1
-        offered_ends[-1] = len(ids)  # with what is skipped at the end, or the epoch would seem to keep everything
+        offered_ends[-1] = len(ids)  # includes ids skipped at the end; else the epoch would seem to keep everything
     fractions = (offered_ends / len(ids)).to(torch.float64)
     num_waiting = torch.zeros_like(ends)
     if waits.any():

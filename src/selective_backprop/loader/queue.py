@@ -1,4 +1,4 @@
-"""Fixed-size training batches out of whatever was selected, as many on every rank.
+"""Queue: joins selected examples into full training batches, equally many on every rank.
 
 # B = training batch of a rank, K = selected
 """
@@ -19,7 +19,7 @@ from selective_backprop.types import Batch, Selection
 
 
 class Rows(NamedTuple):
-    """Some selected examples."""
+    """Selected examples, stored as columns."""
 
     columns: list[Column]
     ids: Tensor | None
@@ -32,19 +32,19 @@ class Rows(NamedTuple):
 
 
 class Queue:
-    """Selected examples that wait until a training batch is full; they leave in the order they came.
+    """Holds selected examples until a training batch is full. They leave in the order in which they came.
 
-    A candidate batch that makes a training batch as it is, is not copied.
+    A candidate batch that can be a training batch unchanged is not copied.
 
-    With several ranks, a batch is full when it is on all of them. Each rank knows how long all queues are. They differ
-    by chance, and grow apart for good where one rank's data is harder than another's: when one has a batch to spare and
+    With several ranks, a batch is full when every rank can fill one. Each rank knows the lengths of all queues. Lengths
+    differ by chance, and keep growing apart if one rank's data is harder. When one rank has a batch to spare and
     another has none, examples move between them.
 
     Args:
-        batch_size: examples in a full batch; None if that is not known before the first batch.
-        pad: makes pieces of different lengths the same shape.
-        ranks: who trains together.
-        device: where examples that arrive from other ranks are put.
+        batch_size: examples in a full batch; None if it is not known before the first batch.
+        pad: gives pieces of different lengths the same shape.
+        ranks: the ranks that train together.
+        device: where to put examples that arrive from other ranks.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Queue:
         self.batch_size = batch_size
         """Examples in a full batch."""
         self.layout: Layout | None = None
-        """Column layout shared by all batches; None before the first."""
+        """Column layout shared by all batches. Set from the first one."""
         self.lengths = [0] * self._ranks.size
-        """Examples that wait on each rank for their batches to fill."""
+        """Number of examples that wait on each rank, without those in whole batches."""
         self.moved = 0
-        """Examples that went to another rank so far, from all of them."""
-        self._whole: deque[Rows] = deque()  # given out as they came
-        self._pieces: deque[Rows] = deque()  # to be joined and cut to size
+        """Number of examples that moved from one rank to another so far, counted over all ranks."""
+        self._whole: deque[Rows] = deque()  # batches that are given out unchanged
+        self._pieces: deque[Rows] = deque()  # pieces that are joined and cut to size
 
     def __len__(self) -> int:
         """Examples waiting on this rank."""
@@ -85,18 +85,18 @@ class Queue:
 
     @property
     def rest(self) -> int:
-        """Examples of each rank that wait for their batch to fill, once the queues are evened out."""
+        """Number of examples that remain on each rank after the last full batch, once queues are evened out."""
         return sum(self.lengths) // len(self.lengths) % self.batch_size if self.batch_size else 0
 
     def waiting_ids(self) -> Tensor:
-        """Ids of the examples that wait, in no particular order; on this rank."""
+        """Return the ids of the examples that wait on this rank, in no particular order."""
         known = [rows.ids for rows in (*self._whole, *self._pieces) if rows.ids is not None]
         return torch.cat([torch.empty(0, dtype=torch.int64), *known])
 
-    # ---- coming
+    # ---- adding
 
     def columns_of(self, data: Any, size: int) -> list[Column]:
-        """The columns of so many candidates; the first batch of all decides on the layout."""
+        """Split `size` candidates into columns. The very first batch decides on the layout."""
         if not size:
             return []
         if self.layout is None:
@@ -104,7 +104,7 @@ class Queue:
         return self.layout.columns(data, size)
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Make full batches of this size, before anything is added."""
+        """Set the size of a full batch. Call this before anything is added."""
         self.batch_size = batch_size
 
     def add(
@@ -116,14 +116,14 @@ class Queue:
         *,
         keeps_all: bool = False,
     ) -> None:
-        """Queue the selected rows; to be called by all ranks.
+        """Queue the selected candidates. All ranks must call this.
 
         Args:
-            columns: of the candidates, as `columns_of` gave them.
-            selection: which of them.
-            ids: of the candidates.
-            counts: how many are selected, by rank; None for one rank.
-            keeps_all: all of them are selected, once.
+            columns: columns of all candidates, from `columns_of`.
+            selection: which of the candidates to queue.
+            ids: ids of all candidates.
+            counts: number of selected candidates on each rank; None for a single rank.
+            keeps_all: whether every candidate is selected exactly once.
         """
         assert self.batch_size is not None
         counts = [selection.positions.numel()] if counts is None else counts
@@ -141,11 +141,11 @@ class Queue:
             self.even_out()
 
     def add_whole(self, columns: list[Column], selection: Selection, ids: Tensor | None) -> None:
-        """Queue all candidates, to be given out as one batch of their own whatever its size."""
+        """Queue all candidates as a training batch of their own, whatever its size."""
         self._whole.append(Rows(columns, ids, selection.weights, selection.probabilities))
 
     def put_back(self, batch: Batch) -> None:
-        """A batch that was given out comes next again, as it is."""
+        """Put a batch that was given out back at the front of the queue, unchanged."""
         assert self.layout is not None
         columns = self.layout.columns(batch.data, len(batch))
         self._whole.appendleft(Rows(columns, batch.ids, batch.weights, batch.probabilities))
@@ -157,10 +157,10 @@ class Queue:
             rows.clear()
             rows.extend(heavier)
 
-    # ---- going
+    # ---- taking
 
     def pop(self) -> Batch | None:
-        """The next full batch, if there is one."""
+        """Take the next full batch; None if there is none."""
         if self._whole:
             return self._batch(self._whole.popleft())
         size = self.batch_size
@@ -170,9 +170,9 @@ class Queue:
         return self._batch(self._first(size))
 
     def flush(self) -> Batch | None:
-        """What is left, evened out, as equally small a batch on each of k ranks; up to k - 1 examples stay.
+        """Take what is left as a smaller batch, equally large on each of k ranks. Up to k - 1 examples stay.
 
-        To be called when no full batch is ready.
+        Call this when no full batch is ready, after `even_out`.
         """
         assert not self.num_ready
         count = min(self.lengths)
@@ -180,7 +180,7 @@ class Queue:
         return self._batch(self._first(count)) if count else None
 
     def _first(self, count: int) -> Rows:
-        """The first `count` waiting examples, as one piece."""
+        """Take the first `count` waiting examples, joined into one piece."""
         pieces = self._split_off(count)
         if len(pieces) == 1:
             return pieces[0]
@@ -192,7 +192,7 @@ class Queue:
         return Rows(columns, ids, weights, torch.cat([piece.probabilities for piece in pieces]))
 
     def _split_off(self, count: int) -> list[Rows]:
-        """The first `count` waiting examples, as they came."""
+        """Take the first `count` waiting examples, in the pieces in which they came."""
         pieces = []
         while count:
             piece = self._pieces.popleft()
@@ -205,7 +205,7 @@ class Queue:
         return pieces
 
     def _padded(self, pieces: list[Rows]) -> list[Rows]:
-        """The same, with columns of the same shape."""
+        """Pad the pieces so that their columns have the same shape."""
         shapes = {tuple(c.shape[1:] if isinstance(c, Tensor) else () for c in piece.columns) for piece in pieces}
         if len(shapes) == 1:
             return pieces
@@ -221,14 +221,14 @@ class Queue:
     # ---- between ranks
 
     def even_out(self) -> None:
-        """Move examples so that all queues are as long, but for one example; to be called by all ranks."""
-        moves, own = moves_to_even_out(self.lengths), self._ranks.rank
+        """Move examples until all queues are equally long, give or take one example. All ranks must call this."""
+        moves, rank = moves_to_even_out(self.lengths), self._ranks.rank
         if not moves:
             return
-        leaving = [(to, count) for giver, to, count in moves if giver == own]
-        stay = self._split_off(self.lengths[own] - sum(count for _, count in leaving))
+        leaving = [(to, count) for giver, to, count in moves if giver == rank]
+        stay = self._split_off(self.lengths[rank] - sum(count for _, count in leaving))
         parts = [NO_BYTES] * self._ranks.size
-        for to, count in reversed(leaving):  # the first one gets the last examples
+        for to, count in reversed(leaving):  # the first receiver gets the last examples
             assert self.layout is not None
             parts[to] = pack(self.layout, self._split_off(count))
         self._pieces.extend(stay)
@@ -241,7 +241,7 @@ class Queue:
             self.moved += count
 
     def fill_batches(self) -> None:
-        """Even out where that fills a batch on every rank; to be called by all ranks."""
+        """Even out the queues if that fills a batch on every rank. All ranks must call this."""
         if self.batch_size is not None and sum(self.lengths) >= len(self.lengths) * self.batch_size:
             self.even_out()
 
@@ -255,7 +255,7 @@ class Queue:
     # ---- saving
 
     def move(self, device: torch.device) -> None:
-        """What waits goes to this device, and so does what comes from other ranks."""
+        """Move waiting examples to this device, and later also those that arrive from other ranks."""
         self._device = device
         for rows in (self._whole, self._pieces):
             there = [piece._replace(columns=[move(column, device) for column in piece.columns]) for piece in rows]

@@ -1,4 +1,4 @@
-"""A method at work: it scores candidates, selects among them and learns from training.
+"""Runner: runs a method. It scores candidates, selects among them and learns from training losses.
 
 # N = candidates
 """
@@ -32,7 +32,20 @@ from selective_backprop.types import Candidates, Selection, Task
 
 
 class Runner:
-    """A method at work: its own copies of its parts, the ledger, and the only source of randomness."""
+    """Runs a method: scores candidates, selects among them and learns from training losses.
+
+    The runner has its own copies of the method's scorer, policy and schedule. All randomness of selection comes from
+    its generator.
+
+    Args:
+        method: the method to run.
+        task: the model, the forward pass and the loss.
+        ledger: what is known about each example.
+        stats: counts what happens.
+        num_epochs: length of the run; None if not known.
+        seed: seed of the generator.
+        team: the ranks that train together.
+    """
 
     def __init__(
         self,
@@ -47,7 +60,7 @@ class Runner:
     ) -> None:
         self.method = method
         self.ledger = ledger
-        # Ranks that select together draw the same numbers, those that select by themselves draw their own.
+        # Ranks that select together draw the same numbers; ranks that select alone draw different ones.
         if team.size > 1 and not team.pools:
             seed = seed_of_rank(seed, team.rank)
         self.generator = torch.Generator().manual_seed(seed)
@@ -56,7 +69,7 @@ class Runner:
         self.schedule = copy.deepcopy(method.schedule)
         self._score_name = self.scorer.score_name
         self.share_check = ShareCheck(method, quiet=team.pools and team.rank > 0)
-        self.checked = False  # whether the model, the loss and the batches were seen to work together
+        self.checked = False  # whether one batch went through the model and the loss without an error
         self._task = task
         self._stats = stats
         self._num_epochs = num_epochs
@@ -64,17 +77,17 @@ class Runner:
         self._is_sharded = team.size > 1 and is_sharded(task.model)
         self._scores_loaded = self.scorer.needs.selection_pass or self.scorer.needs.training_pass
         self._has_scored = False
-        self._stand_in: Candidates | None = None  # the last that were scored, if a rank without any has to attend
+        self._stand_in: Candidates | None = None  # last scored candidates, for when a sharded model needs this rank
 
     @property
     def learns_losses(self) -> bool:
-        """Whether what is selected depends on the losses of training."""
+        """Whether selection depends on training losses."""
         return self.scorer.needs.training_losses or self.schedule.observes_losses
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
-        """Whether to select from loaded candidates, at this fraction of the epoch; asked once for each batch.
+        """Whether to select from loaded candidates at this point of the epoch. Must be asked once per batch.
 
-        A method without a pass over loaded candidates decides before loading, or trains on what it knows nothing of.
+        A method that does not score loaded candidates decides before loading, and trains on examples without a score.
         """
         return self._scores_loaded and self.schedule.is_on(epoch + fraction, batch_idx, self._num_epochs)
 
@@ -84,12 +97,12 @@ class Runner:
         return wants and self.scorer.needs.selection_pass
 
     def expects_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
-        """As `is_on`, as far as is known before there are candidates; asking has no effect."""
+        """Predict what `is_on` will say. Asking changes nothing, so it can be asked at any time."""
         return self._scores_loaded and self.schedule.expects_on(epoch + fraction, batch_idx, self._num_epochs)
 
     @property
     def skips_waiting(self) -> bool:
-        """Whether examples that wait in the queue when an epoch begins are no candidates in it: none is given twice."""
+        """Whether an epoch skips the examples that wait in the queue when it begins: no batch holds one twice then."""
         return len(self.ledger) > 0 and not self.policy.with_replacement
 
     @property
@@ -100,25 +113,30 @@ class Runner:
     def plan(
         self, epoch: int, num_batches: int | None, *, waiting: Tensor, num_waiting: int, batch_size: int | None
     ) -> Plan | None:
-        """What decides about this epoch's candidates before they are loaded, if anything can.
+        """Return the function that plans this epoch: it decides before loading which candidates to load.
+
+        None if nothing can be decided before loading.
 
         Args:
-            waiting: rising ids that wait in the queue already.
-            num_waiting: how many examples do, on all ranks.
-            batch_size: of training, where it is known.
+            epoch: number of the epoch, from 0.
+            num_batches: candidate batches per epoch, if known.
+            waiting: rising ids of examples that already wait in the queue.
+            num_waiting: number of waiting examples on all ranks.
+            batch_size: size of a training batch, if known.
         """
         scorer, schedule = self.scorer, self.schedule
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
-        # Nothing is known of any example: all are trained on, without waiting for a plan. A loader without a length is
-        # planned all the same, which finds out that it has an end.
+        # At first no losses are known, so every example is trained on, without a plan. A loader without a length is
+        # planned nevertheless: that finds out whether its epochs end.
         nothing_known = epoch == 0 and scorer.needs.training_losses and num_batches is not None
         if nothing_known and not self.ledger.has_losses():
             return None
 
         def select(scores: Tensor, ids: Tensor | None) -> Selection:
             selection = self.select_planned(scores, ids)
-            if ids is not None:  # those that are not loaded are never heard of again
+            if ids is not None:
+                # Candidates that are not loaded never reach the pipeline, which records the others.
                 self.ledger.record_probabilities(ids, selection.probabilities)
             return selection
 
@@ -131,7 +149,7 @@ class Runner:
 
         def plan(batches: Iterable[IdBlock]) -> tuple[Iterable[Chunk], Tensor, int]:
             together = self._team.size > 1
-            # Ranks that decide together divide an epoch into blocks by themselves.
+            # Several ranks take the epoch as one block here: the team divides it into blocks.
             blocks = list(id_blocks(batches, None if together else BLOCK))
             return plan_epoch(
                 blocks,
@@ -149,7 +167,7 @@ class Runner:
         return plan
 
     def trial_counts(self, num_candidates: int, trials: int = 8) -> list[int]:
-        """How many of that many candidates the method would select, by copies of the policy and made-up scores."""
+        """Return how many of `num_candidates` a copy of the policy selects, in several trials with made-up scores."""
         policy, generator = copy.deepcopy(self.method.policy), torch.Generator().manual_seed(0)
         counts = []
         for _ in range(trials):
@@ -160,29 +178,30 @@ class Runner:
     # ---- selecting
 
     def select(self, scores: Tensor, ids: Tensor | None, parts: list[Tensor], counts: list[int]) -> Choice:
-        """Which of this rank's candidates to train on; by all ranks, in step.
+        """Select which of this rank's candidates to train on. All ranks must call this.
 
         Args:
-            scores: of this rank's candidates.
-            ids: of these.
-            parts: the scores to select from, by rank, as the team pooled them.
-            counts: how many scores each rank has.
+            scores: scores of this rank's candidates.
+            ids: ids of this rank's candidates.
+            parts: the scores to select from: one tensor per rank if ranks select together, else only this rank's.
+            counts: number of scores on each rank.
         """
         try:
-            # Only now that other ranks have these scores: they would wait for them in vain.
+            # Checked only after the other ranks have these scores: if this rank raised earlier, they would wait
+            # forever.
             self._require_valid(scores, ids)
             if len(parts) > 1:
                 self._team.check_pooled(parts)
             groups = None if self.method.groups is None else self._team.pool(self._groups(ids), counts)
             everyone = parts[0] if len(parts) == 1 else torch.cat(parts)
-            selection = self._choose(everyone, groups) if everyone.numel() else _none()
+            selection = self._apply_policy(everyone, groups) if everyone.numel() else _none()
         except Exception:
             self._team.give_up()
             raise
         return self._team.divide(selection, counts)
 
     def select_planned(self, scores: Tensor, ids: Tensor | None) -> Selection:
-        """Which of this rank's candidates of a whole epoch to load; by all ranks."""
+        """Select which of this rank's candidates of a whole epoch to load. All ranks must call this."""
         phase = self._stats.switch("selecting")
         try:
             self._require_valid(scores, ids)
@@ -190,18 +209,18 @@ class Runner:
             self._team.cannot_plan()
             raise
         groups, parts = None if self.method.groups is None else self._groups(ids), []
-        for own, counts in self._team.blocks(len(scores)):
-            everyone = self._team.pool(scores[own], counts)
-            all_groups = None if groups is None else self._team.pool(groups[own], counts)
-            selection = self._choose(everyone, all_groups) if everyone.numel() else _none()
+        for block, counts in self._team.blocks(len(scores)):
+            everyone = self._team.pool(scores[block], counts)
+            all_groups = None if groups is None else self._team.pool(groups[block], counts)
+            selection = self._apply_policy(everyone, all_groups) if everyone.numel() else _none()
             part = self._team.own_part(selection, counts)
-            parts.append(dataclasses.replace(part, positions=part.positions + (own.start or 0)))
+            parts.append(dataclasses.replace(part, positions=part.positions + (block.start or 0)))
         self._stats.switch(phase)
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def select_in_training(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
-        """Which candidates of the batch under way to train on, by scores that came out of the training pass."""
-        # The one wait for the GPU per candidate batch: which are selected decides what the backward pass runs on.
+        """Select which candidates of the current batch to train on, by scores from its training pass."""
+        # The one wait for the GPU per candidate batch: the backward pass runs on the selected candidates only.
         scores = scores.to("cpu", torch.float32)
         require_finite(scores, ids, "training loss")
         self._stats.count_scores(len(scores), fidelity=1.0, staleness=0)
@@ -223,7 +242,8 @@ class Runner:
         if not self.policy.takes_negative_scores:
             require_not_negative(scores, ids, what)
 
-    def _choose(self, scores: Tensor, groups: Tensor | None) -> Selection:
+    def _apply_policy(self, scores: Tensor, groups: Tensor | None) -> Selection:
+        """Let the policy select, and tell the schedule and the share check about it."""
         self.schedule.observe(scores)
         if groups is None:
             selection = self.policy.select(scores, self.generator)
@@ -234,12 +254,13 @@ class Runner:
 
     # ---- scoring
 
-    def look_on(self, loaded: Loaded, *, probing: bool, epoch: int) -> None:
-        """Candidates that are not selected from go by: they are scored if somebody has to know their scores.
+    def watch(self, loaded: Loaded, *, probing: bool, epoch: int) -> None:
+        """Look at candidates that are all kept, and score them if somebody needs the scores.
 
-        The first batch is, even while selection is off: what cannot work must not fail halfway through.
+        The first batch is always scored, even while selection is off: if scoring cannot work, the error comes at the
+        start and not halfway through the run.
 
-        probing: the schedule wants to know.
+        probing: whether the schedule wants their scores.
         """
         checks = not self.checked and not self.schedule.never_on and self.scorer.needs.selection_pass
         self.checked = True
@@ -255,8 +276,8 @@ class Runner:
             self._stats.switch(phase)
 
     def score(self, candidates: Candidates, epoch: int) -> Tensor:
-        """(N,) scores on the CPU. To be called by all ranks: a model that is spread over ranks needs all of them."""
-        self.checked = True  # on all ranks at once, whether this one has candidates or not
+        """Score candidates: (N,) on the CPU. All ranks must call this, because a sharded model needs all of them."""
+        self.checked = True  # set on all ranks at once, also on one without candidates
         if not candidates.size:
             self._attend()
             return torch.empty(0)
@@ -269,8 +290,11 @@ class Runner:
             raise _explained(error) from error
         self._has_scored = True
         if scores.shape != (candidates.size,):
-            raise ValueError(f"the scorer gave scores of shape {tuple(scores.shape)} for {candidates.size} candidates")
-        # The one wait for the GPU per candidate batch: how many were selected decides what happens next.
+            raise ValueError(
+                f"the scorer returned scores of shape {tuple(scores.shape)} for {candidates.size} candidates: it must "
+                f"return one score per candidate, of shape ({candidates.size},)"
+            )
+        # The one wait for the GPU per candidate batch: the next steps depend on how many are selected.
         scores = scores.detach().to("cpu", torch.float32)
         self._stats.switch(phase)
         if self.scorer.needs.selection_pass:
@@ -284,18 +308,18 @@ class Runner:
         return scores
 
     def _attend(self) -> None:
-        """Other ranks score: a model whose parameters are spread over ranks needs all of them for a forward pass."""
+        """Take part in other ranks' forward pass: a model whose parameters are sharded needs all ranks for it."""
         if not self._is_sharded:
             return
         if self._stand_in is None:
             raise ValueError(
-                "this rank has no candidates in the first round, and other ranks cannot score theirs without it: the "
-                "model is sharded by FSDP, which runs it on all ranks together. Give every rank a batch"
+                "this rank has no candidates in the first round, so the other ranks cannot score theirs: the model is "
+                "sharded by FSDP, which runs it on all ranks together. Give every rank at least one batch"
             )
         self.scorer.score(self._stand_in, self._current_task())
 
     def submit(self, loaded: Loaded | None) -> None:
-        """Let a scorer that works ahead begin with the candidates that come next; None: with none, after all."""
+        """Let a scorer that works ahead begin with the next candidates. None: drop what was submitted before."""
         if self.scorer.works_ahead and (loaded is None or loaded.undecided):
             phase = self._stats.switch("scoring")
             self.scorer.submit(loaded.candidates if loaded is not None else None, self._current_task())
@@ -305,7 +329,10 @@ class Runner:
         return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
 
     def learn(self, ids: Tensor | None, losses: Tensor, epoch: int, *, all_kept: bool) -> None:
-        """Losses of a finished training step. all_kept: nothing was selected, so they are those of any candidates."""
+        """Record the losses of a finished training step.
+
+        all_kept: whether every candidate was trained on, so that these are losses of typical candidates.
+        """
         total = float(losses.sum())
         if not math.isfinite(total):
             require_finite(losses, ids, "training loss")
@@ -336,7 +363,7 @@ class Runner:
         return {"layout": layout.state_dict(), "columns": layout.columns(data, size), "ids": self._stand_in.ids}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise for a state that does not fit, by loading it into copies."""
+        """Raise if a saved state does not fit. It is tried on copies, so nothing changes."""
         parts = {name: getattr(self.method, name) for name in ("policy", "scorer", "schedule")}
         for name, part in {**parts, "generator": None}.items():
             try:
@@ -344,10 +371,10 @@ class Runner:
                     torch.Generator().set_state(state[name])
                 else:
                     copy.deepcopy(part).load_state_dict(state[name])
-            except Exception as error:  # of any kind: a part may be the user's own
+            except Exception as error:  # any error: the part may be the user's own class
                 raise ValueError(
-                    f"the saved state of the {name} does not fit {part or 'a generator'}, as if it were another's or "
-                    f"damaged: {type(error).__name__}: {error}"
+                    f"the saved state of the {name} does not fit {part or 'a generator'}: it was saved by another one, "
+                    f"or it is damaged ({type(error).__name__}: {error})"
                 ) from error
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -366,7 +393,7 @@ _FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError, Valu
 
 
 def _explained(error: Exception) -> ValueError:
-    """An error of the model or the loss in the first selection pass, with what to do about it."""
+    """Turn an error from the model or the loss in the first selection pass into one that says what to do."""
     return ValueError(
         f"the first selection pass failed in the model or in loss_fn, with {type(error).__name__}: {error}\n"
         "If the model returns a tuple, a dict or a ModelOutput, or takes its batch another way, pass forward=, "
@@ -376,7 +403,7 @@ def _explained(error: Exception) -> ValueError:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether it was raised by this package, and not from inside the model, the loss or torch."""
+    """Whether this package raised the error, and not the model, the loss or torch."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""SelectiveLoader: the user's loader in, full-size batches of selected examples out.
+"""SelectiveLoader: wraps the user's loader and gives out full batches of selected examples.
 
 # N = candidates, B = training batch
 """
@@ -53,7 +53,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Look:
-    """Whether the caller of an iteration has only looked at its first batch."""
+    """Finds out whether the caller only looked at the first batch of an iteration, without training on it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -61,11 +61,11 @@ class _Look:
         """The first batch of the iteration, until the caller has trained on it."""
         self.trained = False
         self.put_back = False
-        """Whether a batch was put back, so that the epoch goes on where it is."""
+        """Whether a batch was put back into the queue, so that the next iteration continues the same epoch."""
         self._marks: list[Any] = []
 
     def start(self) -> None:
-        """An iteration begins; what `flush` gave out before it was none of its batches."""
+        """Begin an iteration. Batches that `flush` gave out earlier do not belong to it."""
         self.batch, self.trained = None, False
 
     def begin(self, batch: Batch) -> None:
@@ -73,7 +73,7 @@ class _Look:
             self.batch, self._marks = batch, self._written()
 
     def end(self) -> Batch | None:
-        """The first batch, if that is where the iteration ends: no loss computed, no gradient or weight written."""
+        """End the iteration. Returns its first batch if the caller computed no loss and wrote no gradient or weight."""
         batch, self.batch = self.batch, None
         return batch if not self.trained and self._marks == self._written() else None
 
@@ -87,44 +87,44 @@ class SelectiveLoader(LoaderAttributes):
     """Iterates over the user's loader and gives out full batches of the examples that the method selects.
 
     Args:
-        loader: the user's DataLoader. Any iterable of batches will do for methods that need no ids.
-        model: the model being trained, as it is (also wrapped by DDP, FSDP or torch.compile).
+        loader: your DataLoader. Methods that need no ids also take any other iterable of batches.
+        model: the model being trained. It may be wrapped by DDP, FSDP or torch.compile.
         loss_fn: an nn loss module, a function that takes `reduction=`, or a callable that returns one loss per
             example.
         method: how to select, for example `selective_backprop(selectivity=1/3)`.
-        batch_size: examples in a training batch; the loader's own batch size if not given. Candidate batches
-            may be larger than training batches.
-        forward: how a batch goes through the model: `forward(model, batch) -> (outputs, targets)`, the arguments
-            of loss_fn. By default `model(inputs), targets` for a pair, and `model(**batch), labels` for a dict,
-            where labels is its "labels" entry or, without one, the whole dict.
-        transform: called on each candidate batch once it is on the device and before it is scored, such as
-            augmentation there: the batch trained on is the one that was scored. If it has a state_dict, that is
-            saved with the loader's.
+        batch_size: examples in a training batch; by default your loader's batch size. Candidate batches may be larger
+            than training batches.
+        forward: how a batch goes through the model: `forward(model, batch) -> (outputs, targets)`. These two are the
+            arguments of loss_fn. The default is `model(inputs), targets` for a pair and `model(**batch), labels` for a
+            dict. There, labels is the dict's "labels" entry, or the whole dict if it has none.
+        transform: called on each candidate batch when it is on the device, before it is scored; for example
+            augmentation. The batch that is scored is the one that is trained on. If the transform has a state_dict,
+            it is saved with the loader's state.
         reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean" of those that
             are not ignored, "sum", "max" or a function, such as `mean_of_largest(8)`.
-        pad: for candidate batches whose examples differ in length, such as `pad_to_longest({"input_ids": 0})`:
-            makes parts of them the same shape when they are to share a training batch.
-        device: where batches are given out; by default where the model's parameters are when an epoch begins.
-        num_epochs: length of the run. Needed by methods with a window of training and for `progress`; with it
-            the last epoch gives out what is left as one smaller batch, unless the DataLoader has drop_last or a
-            single example is left, on which BatchNorm could not be trained.
-        seed: of the loader's own generator. Global random state is never touched.
-        scope: with several ranks (torch.distributed), percentiles are among the candidates of all of them, "global", or
-            of each by itself, "local". Every rank gives out as many batches as the others, all of them full.
-        total_batches: candidate batches of an epoch, where the loader has no length. `len` and `progress` follow from
-            it; if it is not quite right, `progress` still ends at 1, and the log says how many there were.
+        pad: for examples of different lengths, such as `pad_to_longest({"input_ids": 0})`. It gives examples of
+            different candidate batches the same shape, so that they can share a training batch.
+        device: where batches are given out. The default is the device of the model's parameters when an epoch begins.
+        num_epochs: length of the run. `progress` and methods that select in a window of training need it. With it,
+            the last epoch also gives out what is left, as one smaller batch. It does not if the DataLoader has
+            drop_last, or if a single example is left, because BatchNorm cannot train on one example.
+        seed: seed of the loader's own random generator. Global random state is never touched.
+        scope: with several ranks (torch.distributed), "global" selects among the candidates of all ranks together and
+            "local" on each rank alone. All ranks give out equally many batches, all of them full.
+        total_batches: candidate batches per epoch, if your loader has no length. `len` and `progress` need it. If it
+            is not quite right, `progress` still ends at 1, and the log says how many batches there were.
 
     No batch holds an example twice, unless the method draws with replacement, the sampler offers an example twice in an
-    epoch, or the loader has no ids. What waits in the queue when an epoch begins is given out in that epoch, and is
-    skipped where it is offered again.
+    epoch, or your loader has no ids. Examples that wait in the queue when an epoch begins are given out in that epoch,
+    and are skipped when the sampler comes to them.
 
-    Without num_epochs, up to B - 1 selected examples may still wait at the end of the run: `flush()` gives them.
-    As long as an epoch keeps every candidate, the user's own batches pass through unchanged. Other attributes of the
-    loader can be read here: `loader.dataset`, `loader.sampler.set_epoch(epoch)`.
+    Without num_epochs, up to B - 1 selected examples may still wait at the end of the run; `flush()` gives them out.
+    As long as an epoch keeps every candidate, your own batches pass through unchanged. The other attributes of your
+    loader can be read here too: `loader.dataset`, `loader.sampler.set_epoch(epoch)`.
     """
 
     puts_back = True
-    """Whether a batch that was only looked at comes again."""
+    """Whether a batch that the caller only looked at is given out again."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class SelectiveLoader(LoaderAttributes):
         total_batches: int | None = None,
     ) -> None:
         ranks = current_ranks()
-        with together(ranks, "could not start"):  # an error on one rank is an error on all: none waits for it
+        with together(ranks, "could not start"):  # if one rank raises, all do, so that none waits for it forever
             check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
             check_numbers(seed=seed, scope=scope, total_batches=total_batches, loader=loader)
             self._source = Source(loader, method.keep, total_batches)
@@ -161,11 +161,11 @@ class SelectiveLoader(LoaderAttributes):
         self.method = method
         self.num_epochs = num_epochs
         self.team = Team(ranks, scope)
-        """The ranks that train together; this process alone is a team of one."""
+        """The ranks that train together. A process that trains alone is a team of one."""
         self.stats = Stats()
         num_batches = agree(self.team, self._source, alike)
         self.ledger: AnyLedger = make_ledger(self._source.num_examples or 0, method.scorer.needs.past_scores, ranks)
-        """What is known of every example; empty where the loader has no ids. With several ranks each has a part."""
+        """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part."""
         task = Task(model, forward or default_forward, self._loss)
         self._runner = Runner(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed, team=self.team)
         self._pipeline = Pipeline(
@@ -180,7 +180,7 @@ class SelectiveLoader(LoaderAttributes):
             num_epochs=num_epochs,
         )
         self.queue = self._pipeline.queue
-        """Selected examples that wait for their batch to fill. To be read, not changed."""
+        """Selected examples that wait for their batch to fill. Read it, but do not change it."""
         self._feedback = Feedback(self._runner, self._device)
         self._training_loss = TrainingLoss(self._loss, self._runner)
         if method.scorer.needs.training_pass:
@@ -189,7 +189,7 @@ class SelectiveLoader(LoaderAttributes):
         self._batch: Batch | None = None
         self._step_under_way = False
         self._look = _Look(model)
-        self._iteration: weakref.ref[Generator[Any]] | None = None  # the one that gives out batches
+        self._iteration: weakref.ref[Generator[Any]] | None = None  # the iteration that gives out batches
         self._warned_beyond_end = False
 
     # ---- what users read
@@ -202,69 +202,72 @@ class SelectiveLoader(LoaderAttributes):
         return f"{type(self).__name__}({self.method!r}, {count}{sizes}{training}, epoch {self.epoch})"
 
     def __len__(self) -> int:
-        """The most batches an epoch can give, reached when everything is selected; selectivity x this is usual.
+        """Return the most batches that an epoch can give. Usually it gives about selectivity times as many.
 
-        An upper bound, because frameworks stop an epoch after len() batches. Where an epoch may not offer the examples
-        that wait from the one before (no ids, samplers with replacement or of your own), it counts one batch more for
-        them, with num_epochs. For a learning rate schedule use `step_by_progress`.
+        It is an upper bound, because frameworks stop an epoch after len() batches. With num_epochs, it counts one batch
+        more if examples left from the epoch before may come on top of an epoch's candidates. This is so if the loader
+        has no ids, or if its sampler is your own or draws with replacement. For learning rates use `step_by_progress`.
         """
         batches, candidates = self._pipeline.num_batches, self._pipeline.num_candidates
         if batches is None:
-            raise TypeError("the loader inside has no length")
+            raise TypeError(
+                "your loader has no length, so SelectiveLoader has none: pass total_batches= to SelectiveLoader, the "
+                "number of candidate batches per epoch"
+            )
         if self.batch_size and candidates:
             batches = math.ceil(candidates / self.batch_size)
-        # What waited when the last epoch began may come on top of it.
+        # Examples that waited when the last epoch began may come on top of its candidates.
         return batches + (self.num_epochs is not None and self._pipeline.may_carry_over and not self._drop_last)
 
     @property
     def epoch(self) -> int:
-        """Epochs completed; during one, its number from 0."""
+        """Number of completed epochs. During an epoch this is its number, from 0."""
         return self._pipeline.epoch
 
     @property
     def in_epoch(self) -> bool:
-        """Whether an epoch is under way: begun, and not all of its candidates offered."""
+        """Whether an epoch is under way: it has begun, and not all of its candidates have been offered."""
         return self._in_epoch
 
     @property
     def layout(self) -> Layout | None:
-        """Column layout of the batches; None before the first one was loaded."""
+        """How batches are divided into columns; None before the first batch is loaded."""
         return self.queue.layout
 
     @property
     def batch_size(self) -> int | None:
-        """Examples in a full training batch; None until the first batch where the loader does not say it."""
+        """Examples in a full training batch. None before the first batch if your loader does not say its batch size."""
         return self.queue.batch_size
 
     @property
     def policy(self) -> Policy:
-        """The policy at work, with its state."""
+        """This loader's own copy of the method's policy, with its current state."""
         return self._runner.policy
 
     @property
     def scorer(self) -> Scorer:
-        """The scorer at work, with its state."""
+        """This loader's own copy of the method's scorer, with its current state."""
         return self._runner.scorer
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule at work, with its state, such as the tau of `kath18`."""
+        """This loader's own copy of the method's schedule, with its current state, such as the tau of `kath18`."""
         return self._runner.schedule
 
     @property
     def epochs_done(self) -> float:
-        """Epochs of candidates offered so far, with the part of the current one."""
+        """Epochs offered so far, with the fraction of the current one: 2.5 in the middle of the third epoch."""
         return self.epoch + self._pipeline.fraction
 
     @property
     def progress(self) -> float:
-        """Fraction of the run's candidates offered so far, from 0 to 1: what a schedule should go by."""
+        """Fraction of the run's candidates offered so far, from 0 to 1. Learning rate schedules should follow it."""
         if self.num_epochs is None:
             raise ValueError("progress is a fraction of the run: pass num_epochs= to SelectiveLoader")
         if self._pipeline.num_batches is None:
             raise ValueError(
-                "progress within an epoch is not known, because the loader inside has no length: pass total_batches= "
-                "to SelectiveLoader, its candidate batches of an epoch"
+                "progress within an epoch is not known, because your loader has no length: pass total_batches= to "
+                "SelectiveLoader, the number of candidate batches per epoch"
             )
         return min(1.0, self.epochs_done / self.num_epochs)
 
@@ -276,23 +279,29 @@ class SelectiveLoader(LoaderAttributes):
         return self._batch
 
     def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
-        """The loss of the batch given out last, with its weights applied; tells the ledger each example's loss.
+        """Compute the loss of the batch given out last, with its weights, and record each example's loss in the ledger.
 
-        Without weights it is loss_fn's own value, to the bit, from one call of loss_fn. If loss_fn is a loss of your
-        own with a reduction, that call does not tell the loss of each example. Only methods that select by training
-        losses then evaluate it once more, on a copy and with the same random numbers. Return one loss per example to
-        spare that. Of `batches()`, say which one it is.
+        If all weights are 1, the result is loss_fn's own value, bit for bit, from one call of loss_fn.
+
+        A loss_fn of your own that returns a single number does not tell the loss of each example. Methods that select
+        by training losses then call a copy of it once more, with the same random numbers. To avoid this second call,
+        let loss_fn return one loss per example.
+
+        Args:
+            outputs: the model's outputs, first argument of loss_fn.
+            targets: second argument of loss_fn.
+            batch: the batch that the outputs belong to, if it came from `batches()`.
         """
         if batch is None:
             batch = self.batch
             if not self._step_under_way:
                 raise RuntimeError(
-                    "no training step is under way: loader.loss is for the batch that the loader gave out last, while "
-                    "its loop goes on, and would record these losses as that batch's. For other batches, such as "
-                    "validation, call your loss function itself"
+                    "no training step is under way: call loader.loss inside the loop over the loader, for the batch "
+                    "that the loader gave out last. Here it would record these losses for the wrong examples. For "
+                    "other batches, such as validation, call your loss function itself"
                 )
         self._look.trained = True
-        # What is left in the queue is given out when the last epoch has been counted already.
+        # A batch from `flush` belongs to the epoch before: that epoch is already counted as completed.
         epoch = self.epoch if self._in_epoch else self.epoch - 1
         weighted = self._feedback.weighted if batch is self._batch else not bool((batch.weights == 1).all())
         weights = batch.weights.to(self._device, non_blocking=True) if weighted else None
@@ -304,41 +313,47 @@ class SelectiveLoader(LoaderAttributes):
         return loss
 
     def call_in_errors(self, *, loss: str, weights: str) -> None:
-        """What errors tell users to write instead of `loader.loss(outputs, targets)` and `loader.batch.weights`."""
+        """Set what errors tell users to call, for frameworks whose users do not see this loader.
+
+        Args:
+            loss: replaces `loader.loss(outputs, targets)`.
+            weights: replaces `loader.batch.weights`.
+        """
         self._feedback.loss_call, self._feedback.weights_name = loss, weights
 
     # ---- iteration
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, or the rest of the one that was under way when the state was saved.
+        """Give out one epoch, or the rest of the one that was under way when the state was saved.
 
-        One iteration at a time. Leaving it early ends the epoch. Looking at its first batch and leaving without having
-        trained on it, as by `next(iter(loader))`, does not: the next iteration begins with that batch.
+        Only one iteration can run at a time. Leaving it early ends the epoch, with one exception: if the caller only
+        looked at the first batch, as `next(iter(loader))` does, the next iteration begins with that batch again.
         """
-        iteration = self._iterate(own := [])
-        own.append(weakref.ref(iteration))
+        iteration = self._iterate(itself := [])
+        itself.append(weakref.ref(iteration))
         return iteration
 
-    def _iterate(self, own: list[weakref.ref[Generator[Any]]]) -> Generator[Any]:
+    def _iterate(self, itself: list[weakref.ref[Generator[Any]]]) -> Generator[Any]:
+        """Run one iteration. `itself` holds a weak reference to this very generator, added after it was made."""
         self._refuse_a_second_iteration()
-        self._iteration = own[0]
+        self._iteration = itself[0]
         self._look.start()
         try:
             yield from self.epoch_batches()
         finally:
-            if not sys.is_finalizing():  # torch is being taken apart then, and nobody goes on
+            if not sys.is_finalizing():  # at interpreter exit parts of torch are gone already
                 self._leave_iteration()
 
     def epoch_batches(self) -> Iterator[Any]:
-        """What one iteration gives out: an epoch, or the rest of one. A subclass may give out something else.
+        """Give out the batches of one iteration: an epoch, or the rest of one. Subclasses may override this.
 
-        It is written with the steps below, which frameworks that count batches use one by one.
+        The steps that it calls are public, because frameworks that count batches call them one by one.
         """
         self.begin_epoch()
-        yield from self._ready_batches()  # those queued when the state was saved
+        yield from self._ready_batches()  # batches that were already queued when the state was saved
         while self.offer():
             yield from self._ready_batches()
-        # Before the epoch is counted as over, so that a state saved after one of these batches has the others.
+        # These come before end_epoch, so that a state saved after one of them still has the others.
         yield from self._ready_batches()
         self.end_epoch()
         if self.ends_with_rest:
@@ -356,18 +371,18 @@ class SelectiveLoader(LoaderAttributes):
         self._follow_device()
         if not self._in_epoch:
             self._warn_beyond_the_end()
-            self._feedback.learn()  # of batches that were taken ahead
+            self._feedback.learn()  # losses of batches that were taken ahead of training
         looked, self._look.put_back = self._look.put_back, False
         resumed, self._in_epoch, self._resumed = self._in_epoch, True, False
         if not looked:
             self._pipeline.begin(resumed=resumed)
 
     def offer(self) -> bool:
-        """Move the next candidate batch into the queue; False when all candidates of the epoch have been offered."""
+        """Select from the next candidate batch into the queue. False when the epoch has no candidates left."""
         scored = self.stats.scored
         if self._pipeline.step():
             if self.stats.scored > scored:
-                self._feedback.learn()  # costs no wait: scoring has just made the device catch up
+                self._feedback.learn()  # no extra wait: scoring has just waited for the device
             return True
         if self._pipeline.never_offered:
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
@@ -380,21 +395,21 @@ class SelectiveLoader(LoaderAttributes):
 
     @property
     def num_left(self) -> int:
-        """Training batches that can still be taken once the epoch has ended, with a smaller last one."""
+        """Number of training batches that can still be taken after the epoch has ended, a smaller last one included."""
         return self.queue.num_ready + (self.ends_with_rest and self.queue.rest > 0)
 
     @property
     def ends_with_rest(self) -> bool:
-        """Whether the epoch just ended ends with what is left, as a smaller batch: `flush` gives it out."""
+        """Whether the epoch that has just ended also gives out what is left, as a smaller batch, by `flush`."""
         if self._pipeline.drains:
-            return True  # as plain training does
+            return True  # everything was kept, and plain training gives out the smaller last batch too
         # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
         return self.epoch == self.num_epochs and self.queue.rest > 1 and not self._drop_last
 
     def take(self, *, rest: bool = False) -> Batch | None:
-        """The next full training batch, if one is ready: a training step on it begins.
+        """Take the next full training batch and begin a training step on it. None if no batch is ready.
 
-        rest: where none is, what is left, as a smaller one.
+        rest: if no full batch is ready, take what is left as a smaller one.
         """
         batch = self.queue.pop()
         if batch is None and rest:
@@ -411,7 +426,7 @@ class SelectiveLoader(LoaderAttributes):
         return self._batch
 
     def end_step(self) -> None:
-        """The training step on the batch taken last is over: its losses are learned."""
+        """End the training step on the batch taken last, and learn its losses."""
         if self._step_under_way:
             self._step_under_way = False
             self.stats.switch("")
@@ -419,7 +434,7 @@ class SelectiveLoader(LoaderAttributes):
             self._feedback.step_is_over()
 
     def end_epoch(self) -> None:
-        """No more candidates are offered in this epoch, whether or not all were."""
+        """End the epoch. Candidates that have not been offered yet are dropped."""
         if not self._in_epoch:
             return
         if self._pipeline.fraction == 1.0:
@@ -435,7 +450,7 @@ class SelectiveLoader(LoaderAttributes):
         self._in_epoch = False
 
     def flush(self) -> Iterator[Any]:
-        """Give out what is still queued, as a last batch that may be smaller than the others."""
+        """Give out everything that is still queued. The last batch may be smaller than the others."""
         self.queue.even_out()
         while (batch := self.take(rest=True)) is not None:
             yield batch.data
@@ -449,7 +464,7 @@ class SelectiveLoader(LoaderAttributes):
         if batch is not None and self.puts_back:
             self._put_back(batch)
         else:
-            self._pipeline.release()  # by a break or an error candidates are left, and workers that load them
+            self._pipeline.release()  # after a break or an error, workers may still be loading candidates
 
     def _refuse_a_second_iteration(self) -> None:
         other = self._iteration() if self._iteration is not None else None
@@ -461,17 +476,17 @@ class SelectiveLoader(LoaderAttributes):
             )
 
     def _put_back(self, batch: Batch) -> None:
-        """The caller has only looked at the epoch's first batch: it comes first when the epoch goes on."""
+        """Put the epoch's first batch back into the queue, because the caller only looked at it."""
         self.queue.put_back(batch)
         self.stats.trained -= len(batch)
         self.stats.batches -= 1
         self.stats.queued = len(self.queue)
-        if not self._in_epoch:  # it was the last batch, too
+        if not self._in_epoch:  # the first batch was also the last one
             self._pipeline.reopen()
         self._in_epoch = self._resumed = self._look.put_back = True
 
     def _follow_device(self) -> None:
-        """The model may have moved since the last epoch; so does what is queued."""
+        """Follow the model if it was moved to another device since the last epoch, with all that is queued."""
         if self._follows_model and (device := device_of(self.model)) != self._device:
             self._device = device
             self._pipeline.move(device)
@@ -481,33 +496,33 @@ class SelectiveLoader(LoaderAttributes):
         if self.num_epochs is not None and self.epoch >= self.num_epochs and not self._warned_beyond_end:
             self._warned_beyond_end = True
             _logger.warning(
-                "epoch %d begins, and the loader was made for num_epochs=%d: progress stays at 1, so a learning rate "
-                "by step_by_progress stays where it ended",
+                "epoch %d begins, but this SelectiveLoader was made for num_epochs=%d: progress stays at 1, so a "
+                "learning rate by step_by_progress stays where it ended. Pass the length of the run as num_epochs=",
                 self.epoch + 1,
                 self.num_epochs,
             )
 
     def batches(self) -> Iterator[Batch]:
-        """As iterating over the loader, for callers that take batches ahead of training on them.
+        """Iterate like `for batch in loader`, for callers that take batches before they train on the earlier ones.
 
-        Each comes with its ids and weights; `loss` is told which one it is about. Save the state when all that were
-        taken have been trained on.
+        Each batch comes with its ids and weights. Pass it to `loss`, which cannot know otherwise which batch is meant.
+        Save the loader's state only when all batches that were taken have been trained on.
         """
         for _ in self:
             self._feedback.expect_nothing()
-            self._look.batch = None  # the caller has it, whatever becomes of this iteration
+            self._look.batch = None  # the caller keeps the batch, so it must not be put back
             assert self._batch is not None
             yield self._batch
 
     def with_bar(self, bar: Any) -> Iterator[Any]:
-        """As iterating over the loader, with a progress bar that goes by candidates and ends with the epoch.
+        """Iterate like `for batch in loader`, with a progress bar that counts candidates and fills up in each epoch.
+
+        Write `for inputs, targets in loader.with_bar(tqdm()):`. A bar around the loader itself would stop at
+        selectivity x 100%, because `len(loader)` is the most that an epoch can give.
 
         Args:
-            bar: `tqdm()` or anything else with `update(n)` and `close()`. If it has a `total` that is None, that is
-                set to the candidate batches of an epoch.
-
-        In one line: `for inputs, targets in loader.with_bar(tqdm()):`. A bar around the loader itself would stop at
-        selectivity x 100%, since `len(loader)` is the most that an epoch can give.
+            bar: `tqdm()` or anything else with `update(n)` and `close()`. If its `total` is None, it is set to the
+                number of candidate batches per epoch.
         """
         total, shown = self._pipeline.num_batches, 0
         if total is not None and getattr(bar, "total", 0) is None:
@@ -523,7 +538,7 @@ class SelectiveLoader(LoaderAttributes):
             bar.close()
 
     def _advance(self, bar: Any, epoch: int, shown: int) -> int:
-        """Bring the bar to where the epoch is; without a known length it counts training batches."""
+        """Move the bar to the current place in the epoch. If the length is not known, it counts training batches."""
         total = self._pipeline.num_batches
         if total is None:
             bar.update(1)
@@ -539,12 +554,15 @@ class SelectiveLoader(LoaderAttributes):
     # ---- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on exactly: plain data and tensors, loadable with weights_only=True.
+        """Return all that is needed to resume exactly: plain data and tensors, loadable with weights_only=True.
 
-        Save it between steps, mid-epoch too. The order of later epochs comes from the DataLoader's generator,
-        which is saved too if it has one; without one it comes from torch's global state, which is the caller's
-        to save, as for any exact resume. Not exact mid-epoch: random numbers that the data set draws inside workers,
-        which start anew; the examples and their order are the same. Between epochs those are exact too.
+        It can be saved after any training step, also in the middle of an epoch.
+
+        The order of later epochs comes from the DataLoader's generator, which is saved here if there is one. Otherwise
+        it comes from torch's global random state. Save that yourself, as for any exact resume.
+
+        One thing is not exact in the middle of an epoch: random numbers that the data set draws inside workers, because
+        workers start anew. The examples and their order are still the same. Between epochs everything is exact.
         """
         feedback = self._feedback.state_dict()
         return {
@@ -560,9 +578,9 @@ class SelectiveLoader(LoaderAttributes):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was saved; the next iteration finishes the epoch that was under way.
+        """Resume where the state was saved. The next iteration finishes the epoch that was under way.
 
-        A state that does not fit this loader and its method is refused, with what differs, and changes nothing.
+        If the state does not fit this loader and its method, an error says what differs, and nothing is changed.
         """
         self.check_state_dict(state)
         parts = [self, self._runner, self.stats, self._feedback, *self._pipeline.parts()]
@@ -575,13 +593,13 @@ class SelectiveLoader(LoaderAttributes):
             self._batch = None
             self._look = _Look(self.model)
             self._in_epoch = self._resumed = state["in_epoch"]
-            # These are written to in place, and known to take it since they were checked.
+            # These two are written to in place and cannot be undone. check_state_dict has made sure that they fit.
             self._runner.load_state_dict(state["selector"])
             self.ledger.load_state_dict(state["ledger"])
         self._pipeline.resubmit()
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise for a state that `load_state_dict` would refuse; changes nothing."""
+        """Raise if `load_state_dict` would refuse this state. Nothing is changed."""
         check_state(state, self.method, batch_size=self.batch_size, transform=self._pipeline.transform, team=self.team)
         self._runner.check_state_dict(state["selector"])
         self.ledger.check_state_dict(state["ledger"])

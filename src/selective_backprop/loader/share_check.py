@@ -1,4 +1,4 @@
-"""Whether an epoch selected the share of the candidates that was asked for."""
+"""Checks whether an epoch selected the share of candidates that the user asked for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import logging
 from selective_backprop.method import Method
 
 _logger = logging.getLogger(__name__)
-_FAR = 0.1  # of the share asked for
-_BEYOND_CHANCE = 4  # standard deviations of as many coins
+_FAR = 0.1  # tolerated deviation, as a fraction of the share asked for
+_BEYOND_CHANCE = 4  # tolerated deviation, in standard deviations of independent draws
 
 
 class ShareCheck:
-    """Counts what the policy decides about, and logs one line, once, if an epoch's share is far from the one asked for.
+    """Counts what the policy selects, and logs a line once if an epoch's share is far from the one asked for.
 
     Candidates that are trained on without asking the policy (in a warm-up, outside a window) do not count.
 
     Args:
-        method: whose policy's `selectivity` is what was asked for; without one, nothing is checked.
-        quiet: for all ranks but one where they select together: one line is enough.
+        method: its policy's `selectivity` is the share asked for. If that is None, nothing is checked.
+        quiet: log nothing. When ranks select together, all but one are quiet.
     """
 
     def __init__(self, method: Method, *, quiet: bool = False) -> None:
@@ -27,12 +27,12 @@ class ShareCheck:
         self._decided = self._selected = 0
 
     def count(self, num_candidates: int, num_selected: int) -> None:
-        """The policy selected so many of so many."""
+        """Count a selection: the policy selected num_selected of num_candidates."""
         self._decided += num_candidates
         self._selected += num_selected
 
     def end_epoch(self, epoch: int) -> None:
-        """Say so if the epoch's share is not what was asked for, and begin to count the next one's."""
+        """Log a line if the epoch's share is far from the one asked for, and start counting anew."""
         decided, selected = self._decided, self._selected / self._method.batch_scale
         self._decided = self._selected = 0
         if self._asked is None or not decided:
@@ -42,7 +42,8 @@ class ShareCheck:
             return
         if self._method.policy.paper:
             advice = (
-                "the rule of the paper does so while losses fall or rise: leave out paper=True to get what you ask for"
+                "the paper's rule selects another share while losses fall or rise. Leave out paper=True to get the "
+                "share you ask for"
             )
         else:
             advice = "ask for another selectivity, or use larger candidate batches, until loader.stats.selectivity fits"

@@ -1,4 +1,4 @@
-"""Candidates from the user's loader, with their ids, from any point of an epoch on."""
+"""Source: reads batches and their ids from the user's loader, and can resume in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -33,28 +33,31 @@ from selective_backprop.loader.index_stream import (
 
 _NO_BATCH = object()
 _logger = logging.getLogger(__name__)
-_LONGEST_PLAN = 2**22  # seconds to collect; a data set with more examples than that is planned as a whole, too
-_LONGEST_UNKNOWN = 2**20  # where a batch sampler does not say how long it is: a second until it is found to have no end
+_LONGEST_PLAN = (
+    2**22
+)  # indices per epoch that a plan may have, if the data set is smaller; they take seconds to collect
+_LONGEST_UNKNOWN = 2**20  # the same for a batch sampler without a length: one without an end is refused after a second
 _NO_IDS = torch.empty(0, dtype=torch.int64)
 Plan = Callable[[Iterable[IdBlock]], tuple[Iterable[Chunk], Tensor, int]]
-"""Batches of ids in; out come the chunks to load, the ids skipped where there is none, and how many of these wait."""
+"""A function from an epoch's ids to its plan, as `plan_epoch` returns it: the chunks to load, the ids that are skipped
+after the last chunk, and how many of these already wait in the queue."""
 
 
 class Source:
-    """One epoch after the other of (chunk, loaded batch) pairs; the chunk is None where there are no ids.
+    """Reads the user's loader, epoch by epoch, as pairs (chunk, batch). The chunk is None if the loader has no ids.
 
     Args:
         loader: a DataLoader, or any other iterable of batches (which then have no ids).
-        keep: (M,) bool by id; the other ids are pruned from every epoch. What is left comes in batches of the usual
-            size. If a single example is left at the end, it goes into the batch before it: BatchNorm could not be
-            trained on it alone.
-        total_batches: what the user says the loader has, where it has no length.
+        keep: (M,) bool by id. Ids with False are pruned from every epoch. The others come in batches of the usual size.
+            If a single example is left at the end, it joins the batch before it, because BatchNorm cannot train on one
+            example.
+        total_batches: batches per epoch according to the user, if the loader has no length.
     """
 
     def __init__(self, loader: Iterable[Any], keep: Tensor | None = None, total_batches: int | None = None) -> None:
         self.user_loader: Any = loader
         self.keep = None if keep is None or bool(keep.all()) else keep
-        # Those there are at first: a sampler that makes one when it is iterated over seeds it, too.
+        # Only generators that exist now: a sampler that makes its generator in __iter__ also seeds it there.
         self._generator_owners = generator_owners(loader)
         self._total_batches = total_batches
         self._told_length = False
@@ -63,33 +66,33 @@ class Source:
         if has_ids(self.user_loader):
             self._loader, self.stream = with_index_stream(self.user_loader)
         self.position = 0
-        """Batches returned in this epoch."""
-        self._finished = False  # whether this epoch is known to have no more
-        self._has_offered = False  # in any epoch
+        """Number of batches returned in this epoch."""
+        self._finished = False  # whether this epoch is known to have no more batches
+        self._has_offered = False  # whether any epoch has had a batch
         self._has_warned = False
         self._resume_from: dict[str, Any] | None = None
 
     @property
     def num_examples(self) -> int | None:
-        """Rows that a ledger needs: one per id."""
+        """Size of the data set, which is the number of rows of a ledger. None if the loader has no ids."""
         return len(self.user_loader.dataset) if self.stream is not None else None
 
     @property
     def num_batches(self) -> int | None:
-        """Candidate batches of an epoch, where the loader knows; with pruning, the most that there can be."""
+        """Candidate batches per epoch, or None if not known. With pruning, the most that there can be."""
         total, size = self._num_loader_batches(), self.batch_size
         if self.keep is None or total is None or not size:
             return total
         count = most_kept(self.user_loader, self.keep)
         if count is None:
             return total
-        # A single example left goes into the batch before it, and is counted as one of its own nevertheless: training
-        # batches may be smaller than these.
+        # A single example at the end joins the batch before it. It is counted as a batch of its own nevertheless,
+        # because training batches may be smaller than candidate batches.
         return min(total, count // size if drops_last(self.user_loader) else -(-count // size))
 
     @property
     def is_pruned(self) -> bool:
-        """Whether pruning left out all that the loader has; other ranks may have candidates then."""
+        """Whether an empty epoch is due to pruning: the loader itself has batches. Other ranks may still have some."""
         return self.keep is not None and self._num_loader_batches() != 0
 
     def _num_loader_batches(self) -> int | None:
@@ -99,13 +102,13 @@ class Source:
             return self._total_batches
 
     def note_length(self) -> None:
-        """The epoch is over: say so once if it had another number of batches than the user said."""
+        """Log once, at the end of an epoch, if it had another number of batches than the user said."""
         if self._total_batches in (None, self.position) or self._told_length or self.keep is not None:
             return
         self._told_length = True
         _logger.warning(
-            "the epoch had %d candidate batches, and total_batches=%d was given: progress was off within it, and a "
-            "learning rate by step_by_progress with it. Pass total_batches=%d",
+            "the epoch had %d candidate batches, and total_batches=%d was given: progress was wrong within the epoch, "
+            "and so was a learning rate by step_by_progress. Pass total_batches=%d",
             self.position,
             self._total_batches,
             self.position,
@@ -113,19 +116,19 @@ class Source:
 
     @property
     def batch_size(self) -> int | None:
-        """Size of a candidate batch, where the loader says it."""
+        """Size of a candidate batch; None if the loader does not say it."""
         return batch_size_of(self.user_loader)
 
     @property
     def num_candidates(self) -> int | None:
-        """The most candidates an epoch can have, where the loader knows."""
+        """The most candidates that an epoch can have; None if not known."""
         batches, size = self.num_batches, self.batch_size
         counted = num_candidates(self.user_loader) if self.keep is None else most_kept(self.user_loader, self.keep)
         return counted if counted is not None else batches * size if batches and size else None
 
     @property
     def num_kept(self) -> int | None:
-        """Examples of the data set that were not pruned."""
+        """Number of examples in the data set that were not pruned; None if the loader has no ids."""
         return self.num_examples if self.keep is None else int(self.keep.sum())
 
     @property
@@ -134,11 +137,11 @@ class Source:
         return self.stream is not None and offers_the_same_each_epoch(self.user_loader)
 
     def epoch(self, plan: Plan | None, waiting: Tensor = _NO_IDS) -> Generator[tuple[Chunk | None, Any]]:
-        """The candidates of one epoch, or of the rest of one after load_state_dict.
+        """Yield the candidate batches of one epoch, or the rest of one after load_state_dict.
 
         Args:
-            plan: decides, once the epoch's ids are known, which of them to load.
-            waiting: rising ids that are not loaded, because they wait in the queue already.
+            plan: decides which of the epoch's ids to load, once they are known.
+            waiting: rising ids of examples that already wait in the queue. They are not loaded.
         """
         chunk: Chunk | None = None
         for batch in self._start(plan, waiting):
@@ -150,8 +153,8 @@ class Source:
         self._finished = True
         if not self.position and self._has_offered and iter(self._loader) is self._loader:
             raise ValueError(
-                f"the loader is an iterator (a {type(self.user_loader).__name__}), which can be gone through once: an "
-                "earlier epoch used it up. Pass something that starts anew for every epoch, such as a DataLoader, a "
+                f"your loader is an iterator (a {type(self.user_loader).__name__}), which can be used only once, and "
+                "an earlier epoch used it up. Pass something that starts anew for every epoch, such as a DataLoader, a "
                 "list, or an object whose __iter__ makes a new generator"
             )
 
@@ -161,32 +164,32 @@ class Source:
         if state is None:
             self.position = 0
             if self.stream is not None:
-                # The stream holds this generator. If that held the source in turn, the workers of a loader that is not
-                # needed any more would live on until garbage is collected.
+                # The stream refers to this generator. If the generator referred back to the source, the workers of an
+                # unused loader would live on until the garbage collector runs.
                 self.stream.begin(Source._chunks(weakref.proxy(self), self.stream, plan, waiting))
             return iter(self._loader)
         if self.stream is not None:
             self.stream.begin(iter(chunks_from_state(state["chunks"])))
             self.stream.tail, self.stream.tail_waiting = state["tail"], state["tail_waiting"]
         if state.get("finished"):
-            return iter(())  # a loader with a state of its own would start the next epoch
+            return iter(())  # iter() of a loader that saves its own state would start the next epoch
         if self.stream is None and state["inner"] is not None:
             self._loader.load_state_dict(state["inner"])
-        # A DataLoader draws a seed for its workers whenever it starts; the run that never stopped did not draw
-        # it here, so neither may this one.
+        # A DataLoader draws a seed for its workers whenever it starts. A run that never stopped draws no seed here, so
+        # this draw is undone.
         with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
             iterator: Iterator[Any] = iter(self._loader)
             if self.stream is None and state["inner"] is None:
-                for passed in range(self.position):  # no other way to get there than to load and drop
+                for passed in range(self.position):  # without ids, batches can only be loaded and dropped to get there
                     if next(iterator, _NO_BATCH) is _NO_BATCH:
                         raise ValueError(
-                            f"the loader ended after {passed} of the {self.position} batches that it had offered when "
-                            "the state was saved: it is another one, or its data changed"
+                            f"the loader ended after {passed} batches, but it had offered {self.position} when the "
+                            "state was saved: it is another loader, or its data changed. Resume with the same data"
                         )
             return iterator
 
     def _chunks(self, stream: IndexStream, plan: Plan | None, waiting: Tensor) -> Iterator[Chunk]:
-        # A generator: the user's sampler draws its order when the DataLoader first asks, as it always does.
+        # A generator, so that the user's sampler draws its order when the DataLoader first asks, as without us.
         stream.tail, stream.tail_waiting = torch.empty(0, dtype=torch.int64), 0
         if plan is not None:
             batches = stream.joined_batches()
@@ -201,7 +204,7 @@ class Source:
                 yield Chunk(ids, ids, fraction)
 
     def _batches(self, stream: IndexStream) -> Iterator[tuple[Tensor, float]]:
-        """Batches of candidates, and how far into the epoch each is."""
+        """Yield batches of ids that are not pruned, with the fraction of the epoch at the end of each."""
         if self.keep is not None:
             yield from Source._unpruned(self, stream, self.keep)
             return
@@ -211,11 +214,11 @@ class Source:
 
     @property
     def longest_plan(self) -> int:
-        """Candidates of an epoch that can be decided about together, before any of them is loaded."""
+        """The most candidates that an epoch may have to be planned before loading."""
         return max(_LONGEST_PLAN, 4 * (self.num_examples or 0))
 
     def _with_an_end(self, batches: Iterable[IdBlock]) -> Iterator[IdBlock]:
-        """All batches of ids; an error if they do not end."""
+        """Hand on all batches of ids. Raises if they do not seem to end."""
         count, longest = 0, max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0))
         has_length = self._num_loader_batches() is not None
         for block in batches:
@@ -223,16 +226,16 @@ class Source:
             count += len(block.ids)
             if count > longest and not has_length:
                 raise ValueError(
-                    f"the batch sampler has yielded {count:,} indices without an end, of a data set of "
-                    f"{self.num_examples:,}: this method decides about a whole epoch before it loads it. End the epoch "
-                    "after one pass over the data set, or use a method that decides batch by batch, such as "
-                    "selective_backprop"
+                    f"your batch sampler has yielded {count:,} indices without an end, for a data set of "
+                    f"{self.num_examples:,} examples, and this method decides about a whole epoch before it loads it. "
+                    "End the epoch after one pass over the data set, or use a method that decides batch by batch, such "
+                    "as selective_backprop"
                 )
 
     def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[tuple[Tensor, float]]:
-        """Batches of the usual size, in the usual order, without the pruned ids; and how far into the epoch each is.
+        """Yield batches of the usual size and order, without pruned ids, with the fraction of the epoch at each end.
 
-        One batch behind the sampler, because the last one is at the very end of the epoch, whatever is pruned after it.
+        This stays one batch behind the sampler: the last batch has the fraction 1, whatever is pruned after it.
         """
         total, size, number = self._num_loader_batches(), self.batch_size or 0, 0
         waiting = torch.empty(0, dtype=torch.int64)
@@ -258,11 +261,11 @@ class Source:
 
     @property
     def tail(self) -> tuple[Tensor, int]:
-        """Ids that were skipped after the last batch of the epoch, and how many of them wait in the queue already."""
+        """Ids that were skipped after the last batch of the epoch, and how many of them already wait in the queue."""
         return (_NO_IDS, 0) if self.stream is None else (self.stream.tail, self.stream.tail_waiting)
 
     def drop_tail(self) -> None:
-        """The tail has been counted: a state saved after this must not have it counted again."""
+        """Forget the tail once it is counted, so that it is not counted again after a resume."""
         if self.stream is not None:
             self.stream.tail, self.stream.tail_waiting = _NO_IDS, 0
 
@@ -273,14 +276,14 @@ class Source:
     def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
         state: dict[str, Any] = {}
         if in_epoch:
-            # Loaded, and not gone on with since: still at the same place.
+            # If a state was loaded and nothing read since, the place is still the one in that state.
             state |= self._resume_from or self._place()
-        # Last, because asking a sampler for the rest of its epoch may draw from its generator.
+        # Read last: asking the sampler for the rest of its epoch, above, may draw from its generator.
         state["generators"] = [generator.get_state() for generator in generators_of(self._generator_owners)]
         return state
 
     def _place(self) -> dict[str, Any]:
-        """Where in the epoch this is."""
+        """Describe the current place in the epoch, for the state."""
         self._warn_of_workers()
         place: dict[str, Any] = {"position": self.position, "finished": self._finished}
         place |= {"chunks": None, "tail": None, "tail_waiting": 0, "inner": None}
@@ -291,26 +294,27 @@ class Source:
             len(self.stream)
         except TypeError:
             raise ValueError(
-                "cannot save in the middle of an epoch: the batch sampler has no length and may never end"
+                "cannot save in the middle of an epoch: the batch sampler has no length and may never end. Save "
+                "between epochs; or give your batch sampler a __len__, if it does end"
             ) from None
         count = num_candidates(self.user_loader)
         if count is not None and count > self.longest_plan:
             raise ValueError(
                 f"cannot save in the middle of an epoch of {count:,} candidates: the ids that are left would have to "
-                "be saved too. Make epochs shorter, such as RandomSampler(data, num_samples=len(data)), and save "
-                "between them"
+                "be saved too, which are too many. Make epochs shorter, for example with RandomSampler(data, "
+                "num_samples=len(data)), and save between them"
             )
         if not self.stream.in_order:
             raise ValueError(
                 f"cannot save in the middle of an epoch: {type(self.user_loader).__name__}.__iter__ drops or reorders "
-                "batches, and does not tell what it keeps. Save between epochs"
+                "batches, so it is not known which ones are left. Save between epochs"
             )
-        # In this order: the tail is known when all chunks are.
+        # The chunks come first: the tail is known only when all chunks are.
         chunks = chunks_to_state(self.stream.remaining())
         return place | {"chunks": chunks, "tail": self.stream.tail, "tail_waiting": self.stream.tail_waiting}
 
     def _warn_of_workers(self) -> None:
-        """Say it once if a resume from here may draw other random numbers than this run goes on to draw."""
+        """Log once that a resume from here may draw other random numbers inside workers than this run would."""
         keeps_own_state = self.stream is None and hasattr(self._loader, "load_state_dict")
         if self._has_warned or not getattr(self.user_loader, "num_workers", 0) or self._finished or keeps_own_state:
             return
@@ -327,8 +331,8 @@ class Source:
         generators = generators_of(self._generator_owners)
         if len(generators) != len(state["generators"]):
             raise ValueError(
-                f"saved with {len(state['generators'])} generators in the DataLoader and its samplers, "
-                f"this one has {len(generators)}"
+                f"the state was saved with {len(state['generators'])} random generators in the DataLoader and its "
+                f"samplers, but your DataLoader has {len(generators)}: make it the same way as in the saved run"
             )
         for generator, saved in zip(generators, state["generators"], strict=True):
             generator.set_state(saved)

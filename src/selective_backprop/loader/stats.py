@@ -1,4 +1,4 @@
-"""What a loader did so far: counts and seconds."""
+"""Statistics of a loader: counts of examples, and seconds by phase."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ _LOSSES = ("trained", "num_trained", "candidates", "num_candidates")
 PHASES = ("loading", "scoring", "selecting", "training")
 
 Combination = Literal["count", "sums", "mean of scores", "longest", "same", "queue"]
-"""How a statistic goes on when a run is resumed by another number of ranks.
+"""What becomes of a statistic when a run is resumed with another number of ranks.
 
-- "count": a whole number that ranks count each for itself. Ranks get equal parts of the sum over ranks.
-- "sums": the same for a dict of sums, which need not be whole numbers: quotients of two of them stay as they are.
-- "mean of scores": an average over scores. Ranks get the average over the scores of all ranks.
-- "longest": a dict of seconds. Ranks get the seconds of the rank that took longest.
-- "same": it is the same on all ranks.
-- "queue": the length of a rank's queue, which is dealt out itself.
+- "count": a whole number that each rank counts for itself. Each new rank gets an equal part of the sum over old ranks.
+- "sums": a dict of sums, divided in the same way, but not rounded. Quotients of two sums do not change.
+- "mean of scores": an average over scores. Each new rank gets the average over the scores of all old ranks.
+- "longest": a dict of seconds. Each new rank gets the seconds of the rank that took longest.
+- "same": equal on all ranks.
+- "queue": the length of the rank's queue, which follows from the new queue.
 """
 
 
 def _combine(how: Combination) -> dict[str, Combination]:
-    """Metadata of a field."""
+    """Make the metadata of a field that declares how ranks combine it."""
     return {"combine": how}
 
 
 @dataclass
 class Stats:
-    """Counts of examples and seconds by phase since the loader was made (or since the run it resumed began).
+    """Counts of examples and seconds by phase, since the loader was made or since the run that it resumed began.
 
-    Seconds are the caller's clock: scoring waits for the device, so with a GPU the end of a training step that
-    is still under way counts as scoring.
+    Seconds are measured on the CPU. With a GPU, the end of a training step may count as scoring, because scoring waits
+    for the GPU to finish that step.
     """
 
     offered: int = field(default=0, metadata=_combine("count"))
-    """Candidates, skipped ones included."""
+    """Number of candidates offered, skipped ones included."""
     scored: int = field(default=0, metadata=_combine("count"))
-    """Candidates that had a selection pass."""
+    """Number of candidates scored by a selection pass."""
     reused: int = field(default=0, metadata=_combine("count"))
-    """Examples trained on by the pass that scored them: their forward pass was no extra one."""
+    """Number of examples trained on by the same forward pass that scored them (forward reuse)."""
     trained: int = field(default=0, metadata=_combine("count"))
-    """Examples in the batches given out."""
+    """Number of examples in the training batches given out."""
     skipped_before_loading: int = field(default=0, metadata=_combine("count"))
-    """Candidates that were rejected by a known score: neither loaded nor augmented."""
+    """Number of candidates that were skipped by a known score, neither loaded nor augmented."""
     queued: int = field(default=0, metadata=_combine("queue"))
-    """Examples that are selected and wait for their batch to fill."""
+    """Number of selected examples that wait for their batch to fill."""
     batches: int = field(default=0, metadata=_combine("same"))
-    """Training batches given out."""
+    """Number of training batches given out."""
     fidelity: float = field(default=float("nan"), metadata=_combine("mean of scores"))
-    """Rank correlation of cheap scores with exact ones, on the last sample; 1 where scores are exact."""
+    """Rank correlation of cheap scores with exact ones, on the last sample; 1 if scores are exact."""
     staleness: float = field(default=0.0, metadata=_combine("mean of scores"))
-    """Training batches given out between the weights that made a score and its use, on average over all scores."""
+    """How many training batches old the model's weights were when a score was used, on average over all scores."""
     loss_sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOSSES, 0.0), metadata=_combine("sums"))
-    """Sums of the losses that `mean_trained_loss` and `mean_candidate_loss` are means of, and how many they are."""
+    """Sums and numbers of losses, from which `mean_trained_loss` and `mean_candidate_loss` are computed."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0), metadata=_combine("longest"))
     """Seconds by phase."""
 
@@ -63,37 +63,37 @@ class Stats:
 
     @property
     def selectivity(self) -> float:
-        """Achieved so far: selected among offered candidates."""
+        """Fraction of the offered candidates that was selected so far."""
         return (self.trained + self.queued) / self.offered if self.offered else float("nan")
 
     @property
     def mean_trained_loss(self) -> float:
-        """Mean loss of the examples trained on, as they were trained on: hard ones, where these are selected.
+        """Mean loss of the examples trained on, at the time of training.
 
-        It is no training loss as plain training has it, and above that of all candidates. NaN before `loader.loss` was
-        called, or where that does not tell the loss of each example.
+        Do not compare it with the training loss of plain training: methods that select hard examples make it higher.
+        NaN before `loader.loss` is called, or if the loss function does not tell the loss of each example.
         """
         return _mean(self.loss_sums["trained"], self.loss_sums["num_trained"])
 
     @property
     def mean_candidate_loss(self) -> float:
-        """Mean loss of all candidates that had a selection pass: compare this with plain training and with test loss.
+        """Mean loss of all candidates that had a selection pass. It can be compared with plain training and test loss.
 
-        NaN where there was none, or where a method scores by something else than the loss of the model.
+        NaN if there was no selection pass, or if the method scores by something else than the model's loss.
         """
         return _mean(self.loss_sums["candidates"], self.loss_sums["num_candidates"])
 
     def count_losses(self, total: float, count: int, of: str) -> None:
-        """Sum and number of the losses of examples "trained" on, or of "candidates" in a selection pass."""
+        """Add losses, given as their sum and number. of: "trained" examples, or "candidates" of a selection pass."""
         self.loss_sums[of] += total
         self.loss_sums[f"num_{of}"] += count
 
     def copy(self) -> Stats:
-        """As they are now."""
+        """Copy the current statistics."""
         return replace(self, seconds=dict(self.seconds), loss_sums=dict(self.loss_sums))
 
     def since(self, then: Stats) -> dict[str, float]:
-        """What an epoch did, to be logged; `then` is a copy from its beginning.
+        """Return what happened since `then`, a copy made earlier, such as at the beginning of an epoch. For logging.
 
         >>> then = Stats(offered=100, trained=100)
         >>> now = Stats(offered=200, trained=120, queued=5)
@@ -108,7 +108,7 @@ class Stats:
         return values | {f"seconds_{phase}": self.seconds[phase] - then.seconds[phase] for phase in PHASES}
 
     def switch(self, phase: str) -> str:
-        """From now on time counts as this phase's; "": as none's. Returns the phase that it counted as until now."""
+        """Count time for this phase from now on; "" for none. Returns the phase that was counted until now."""
         now, before = time.perf_counter(), self._phase
         if before:
             self.seconds[before] += now - self._since
@@ -116,7 +116,7 @@ class Stats:
         return before
 
     def count_scores(self, size: int, *, fidelity: float, staleness: int) -> None:
-        """A selection pass of that many candidates."""
+        """Count a selection pass of `size` candidates."""
         self.scored += size
         self.fidelity = fidelity
         self.staleness += (staleness - self.staleness) * size / self.scored
@@ -126,7 +126,10 @@ class Stats:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if unknown := state.keys() - {f.name for f in fields(self)}:
-            raise ValueError(f"the saved statistics have {', '.join(sorted(unknown))}, which these do not")
+            raise ValueError(
+                f"the saved statistics have {', '.join(sorted(unknown))}, which this version does not know: they were "
+                "saved by another version of selective_backprop"
+            )
         for name, value in state.items():
             setattr(self, name, copy.copy(value))
 
@@ -142,7 +145,7 @@ class Stats:
 
 
 COMBINATIONS: dict[str, Combination] = {statistic.name: statistic.metadata["combine"] for statistic in fields(Stats)}
-"""How ranks combine each statistic. A statistic that does not declare it is a KeyError when this is imported."""
+"""How ranks combine each statistic. If a statistic does not declare it, importing this module raises a KeyError."""
 
 
 def _mean(total: float, count: float) -> float:

@@ -1,8 +1,8 @@
-"""Which chunk a batch was loaded for, where a DataLoader subclass does as it likes with its batches.
+"""Tagging: finds out which chunk a batch belongs to if a subclass of DataLoader has its own `__iter__`.
 
-torch's own DataLoader returns batches in the order in which it asked for indices. A subclass with an `__iter__` of its
-own may read ahead, drop, reorder or change them. So the tensors that it gets from torch carry their chunk, whatever is
-computed from them inherits it, and what the subclass returns is known by it.
+torch's own DataLoader returns batches in the order in which it asked for indices. A subclass may read ahead, drop,
+reorder or change them. So the tensors that it gets from torch are tagged with their chunk. Whatever is computed from a
+tagged tensor inherits its tag, and the tags of what the subclass returns tell the chunk.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from torch import Tensor
 from selective_backprop.batches.layout import map_tensors
 
 TORCH = ("torch", "torchdata")
-"""Packages whose loaders keep the order of indices."""
+"""Packages whose loaders return batches in the order of indices."""
 
 
 class TaggedTensor(Tensor):
-    """A tensor that knows what it was made from: one tag, or several that were mixed."""
+    """A tensor that carries tags."""
 
     tags: tuple[Any, ...]
+    """The tags of all tensors from which this one was computed."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,7 +40,7 @@ class TaggedTensor(Tensor):
         return _tagged(copy.deepcopy(self.as_subclass(Tensor), memo), self.tags)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Saved or sent elsewhere, it is a tensor as any other.
+        # When it is saved or sent to another process, it becomes a normal tensor.
         return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
@@ -58,11 +59,11 @@ def _tagged(tensor: Tensor, tags: tuple[Any, ...]) -> TaggedTensor:
 
 
 class TaggedIterator:
-    """What torch's iterator yields, each batch tagged with the next of what was asked for.
+    """Yields the batches of torch's iterator, each tagged with the chunk that it was loaded for.
 
     Args:
-        iterator: of torch, in the order of asking.
-        asked: what for; it grows as the iterator asks.
+        iterator: torch's iterator, which returns batches in the order of asking.
+        asked: the chunks that it asked for. The list grows as the iterator asks.
     """
 
     def __init__(self, iterator: Any, asked: deque[Any]) -> None:
@@ -75,7 +76,7 @@ class TaggedIterator:
     def __next__(self) -> Any:
         batch = next(self._iterator)
         tags = (self._asked.popleft(),)
-        # A tensor of a class of its own keeps it: its tag would be lost with the first operation on it.
+        # Only plain tensors are tagged. A tensor of another subclass would lose its tag with the first operation.
         return map_tensors(batch, lambda tensor: _tagged(tensor, tags) if type(tensor) is Tensor else tensor)
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class TaggedIterator:
 
 
 def untag(batch: Any) -> tuple[Any, list[Any]]:
-    """The batch without tags, and the tags of all its tensors, each once."""
+    """Return the batch without tags, and the tags of all its tensors, each once."""
     tags: dict[int, Any] = {}
 
     def plain(tensor: Tensor) -> Tensor:
@@ -99,14 +100,14 @@ def untag(batch: Any) -> tuple[Any, list[Any]]:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Whether a subclass of DataLoader has a method of its own in place of torch's."""
+    """Whether a subclass of DataLoader overrides this method of torch's."""
     return _package(getattr(cls, name, None)) not in TORCH
 
 
 def with_tags(cls: type) -> type:
-    """The same class, whose `super().__iter__()` tags the batches of torch's iterator.
+    """Make a subclass of `cls` in which `super().__iter__()` yields tagged batches.
 
-    The batch sampler of its objects says by `asked` what the newest iterator asked for.
+    The batch sampler of its objects must be an IndexStream: its `asked` lists the chunks that are under way.
     """
     base = next(parent for parent in cls.__mro__ if _package(vars(parent).get("__iter__")) in TORCH)
 
@@ -114,7 +115,7 @@ def with_tags(cls: type) -> type:
         iterator = base.__iter__(self)  # type: ignore[attr-defined]
         return TaggedIterator(iterator, self.batch_sampler.asked)
 
-    # Between the user's class and torch's in the order in which methods are looked up.
+    # In the order in which Python looks up methods, this class comes between the user's class and torch's.
     tagging = type(base.__name__, (base,), {"__iter__": iterate})
     return type(cls.__name__, (cls, tagging), {"__module__": cls.__module__})
 

@@ -1,4 +1,4 @@
-"""What an epoch's plan trains on besides what was selected, so that its training batches fill.
+"""Topping up: adds examples to an epoch's selection when too few are selected to fill a training batch.
 
 # B = training batch of a rank, k = number of ranks
 """
@@ -16,28 +16,30 @@ from selective_backprop.distributed.ranks import Ranks
 
 @dataclass(frozen=True)
 class TopUp:
-    """Adds the highest scores that were not selected, where too few were selected; on all ranks together."""
+    """If too few candidates are selected, adds those with the highest scores among the others, over all ranks."""
 
     batch_size: int
     """B."""
     num_waiting: int
-    """Examples that wait at the epoch's start, on all ranks."""
+    """Number of examples on all ranks that wait in the queue when the epoch begins."""
     generator: torch.Generator
-    """Decides ties."""
+    """Breaks ties between equal scores."""
     ranks: Ranks
 
     def choose(self, scores: Tensor, chances: Tensor, *, num_selected: int, must_train: bool, known: bool) -> Tensor:
-        """Positions of the candidates to add, among those that were not selected; to be called by all ranks.
+        """Choose which candidates to add: positions among those that were not selected. All ranks must call this.
 
         Args:
-            scores: of the candidates that were not selected.
-            chances: with which they might have been. Those without a chance come after the others, outliers last.
-            num_selected: how many were.
-            must_train: candidates of this epoch have to be trained on in it, so that none may wait at its end.
-            known: it is decided about all candidates; otherwise nobody can say yet how many will be selected.
+            scores: scores of the candidates that were not selected.
+            chances: the selection probability that each of them had. Candidates with a probability of 0 are added
+                after the others, and outliers last.
+            num_selected: number of candidates that were selected.
+            must_train: whether this epoch's candidates must be trained on within it, so that none may wait at its end.
+            known: whether all candidates are decided about. If not, the number of selected ones is not known yet, and
+                nothing is added.
         """
-        told = self.ranks.share([num_selected, len(scores), must_train, not known])
-        selected, left, must, unknown = (int(sum(numbers)) for numbers in zip(*told, strict=True))
+        answers = self.ranks.share([num_selected, len(scores), must_train, not known])
+        selected, left, must, unknown = (int(sum(numbers)) for numbers in zip(*answers, strict=True))
         if unknown:
             return _NONE
         step = self.batch_size * self.ranks.size
@@ -48,16 +50,16 @@ class TopUp:
             return _NONE
         if self.ranks.size == 1:
             return _best(scores, chances, missing, self.generator)
-        # Ranks that select together have the same generator, and have to leave it in the same state.
+        # Ranks that select together have equal generators, which must stay equal: each draws one number from them.
         seed = int(torch.randint(2**62, (), generator=self.generator))
         generator = torch.Generator().manual_seed(seed + self.ranks.rank)
         best = _best(scores, chances, min(missing, len(scores)), generator)
         lots = torch.rand(len(best), generator=generator, dtype=torch.float64)
         rows = torch.stack([lots, scores[best].double(), _preference(scores, chances)[best].double()], dim=1)
-        counts = [min(missing, int(count)) for _, count, *_ in told]
+        counts = [min(missing, int(count)) for _, count, *_ in answers]
         ranking = torch.cat(self.ranks.gather(rows.flatten(), [3 * count for count in counts])).view(-1, 3)
         order = torch.arange(len(ranking))
-        for column in ranking.unbind(1):  # the last one counts most
+        for column in ranking.unbind(1):  # stable sorts: the last column counts most
             order = order[column[order].argsort(descending=True, stable=True)]
         first = sum(counts[: self.ranks.rank])
         mine = order[:missing] - first
@@ -65,7 +67,9 @@ class TopUp:
 
 
 def num_missing(num_examples: int, step: int, *, whole_batches: bool) -> int:
-    """How many examples to add to those that an epoch has to give out: for one batch, or for a whole number of them.
+    """Count the examples to add so that they fill at least one step, or, with whole_batches, a whole number of steps.
+
+    step: examples in one training batch of every rank.
 
     >>> num_missing(20, 64, whole_batches=False), num_missing(70, 64, whole_batches=False)
     (44, 0)
@@ -79,16 +83,16 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 def _preference(scores: Tensor, chances: Tensor) -> Tensor:
-    """What to add first: 2 for candidates with a chance, 1 for those without, 0 for outliers.
+    """Rank candidates by what to add first: 2 for those that could have been selected, 1 for others, 0 for outliers.
 
-    An outlier lost a draw on purpose: it must not come in by another door.
+    The policy gives outliers a low chance on purpose, so they are the last to be added.
     """
     outliers = functional.is_outlier(functional.loss_above_smallest(scores))
     return (1 + (chances > 0).to(torch.int64)).masked_fill(outliers, 0)
 
 
 def _best(scores: Tensor, chances: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Positions of the candidates to add: by preference, and the highest scores among equals."""
+    """Find the `count` candidates to add first: by preference, then by the highest score. Returns positions."""
     preference, found = _preference(scores, chances), []
     for level in (2, 1, 0):
         level_positions = (preference == level).nonzero().flatten()

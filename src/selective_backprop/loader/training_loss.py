@@ -1,4 +1,4 @@
-"""What `loader.loss` computes: the loss to train on, and each example's."""
+"""What `loader.loss` computes: the loss to train on, and the loss of each example."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from selective_backprop.scorers import TrainingPassScorer
 from selective_backprop.types import Batch
 
 Result = tuple[Tensor, Tensor | None, Batch]
-"""The loss to train on, the loss of each example (None where nobody needs it), and the batch as it was trained on."""
+"""The loss to train on, the loss of each example (None if nobody needs it), and the batch as it was trained on."""
 
 
 class TrainingLoss:
-    """The user's loss of a batch, with its weights applied."""
+    """Computes the user's loss of a batch, with the weights of its examples applied."""
 
     def __init__(self, loss: PerExampleLoss, runner: Runner) -> None:
         self._loss, self._runner = loss, runner
 
     def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, weights: Tensor | None) -> Result:
-        """weights: of the batch, on the device; None if all of them are 1."""
+        """Compute the loss. weights: the batch's weights, on the device; None if all of them are 1."""
         try:
             loss, losses = self._loss.for_training(
                 outputs, targets, weights, len(batch), record=self._runner.learns_losses
@@ -39,7 +39,7 @@ class TrainingLoss:
 
 
 class ReusedForward(TrainingLoss):
-    """Forward reuse: selects among the candidates of a batch that was given out whole, by their training losses."""
+    """Forward reuse: the user's step gets whole candidate batches, and this selects among them by training losses."""
 
     def __init__(self, loss: PerExampleLoss, runner: Runner, model: nn.Module, stats: Stats) -> None:
         super().__init__(loss, runner)
@@ -55,13 +55,14 @@ class ReusedForward(TrainingLoss):
         raw, losses = found.raw, found.losses
         selection = self._runner.select_in_training(scorer.of_outputs(outputs, targets, losses), batch.ids, epoch)
         count = len(selection.positions)
-        self._stats.trained -= size - count  # all were counted when they were given out
+        self._stats.trained -= size - count  # all candidates were counted as trained when the batch was given out
         self._stats.reused += count
         if count == size and bool((selection.weights == 1).all()):
             return found.own(), losses, Batch(batch.data, batch.ids, batch.weights, selection.probabilities)
         if self._by_rows is None:
             self._by_rows = can_reuse_rows(self._model)
         loss = selected_loss(self._loss, outputs, targets, raw, selection, by_rows=self._by_rows)
-        # In a mean over all candidates these weights give the same loss, should it be asked for again.
+        # If loader.loss is called again for this batch, these weights give the same loss, as a mean over all
+        # candidates.
         weights = torch.zeros(size).index_add_(0, selection.positions, selection.weights * (size / max(1, count)))
         return loss, losses, Batch(batch.data, batch.ids, weights, selection.probabilities)

@@ -1,4 +1,4 @@
-"""All or nothing: what is changed halfway is put back."""
+"""Undoing changes: if a block of code raises halfway, objects get their old state back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 def unchanged_on_error(
     *objects: object, generators: Iterable[torch.Generator] = (), stateful: Iterable[Any] = ()
 ) -> Iterator[None]:
-    """If the block raises, give the objects their attributes back, and generators and stateful objects their states.
+    """If the block raises, restore the objects' attributes and the states of generators and stateful objects.
 
-    For objects whose attributes are replaced, or are lists, dicts, sets and deques that are changed in place; tensors
-    that are written to stay as they are then.
+    Attributes that were replaced are restored, and lists, dicts, sets and deques that were changed in place. Tensors
+    that were written to in place are not.
 
     >>> class Counter:
     ...     count = 0

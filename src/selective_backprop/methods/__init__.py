@@ -1,4 +1,4 @@
-"""The named methods, each a few lines of wiring.
+"""The named methods. Each is a few lines that combine a scorer, a policy and a schedule.
 
 | method | where scores come from | what is trained on |
 | --- | --- | --- |

@@ -24,19 +24,20 @@ def kath18(
     scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
-    """Importance sampling: from each pool of candidates, draw 1/ratio with replacement in proportion to the score.
+    """Importance sampling: from each candidate batch, draw 1/ratio of it with replacement, in proportion to the score.
 
-    The pool is the candidate batch: give the DataLoader batches of ratio * batch_size, and batch_size= to the
+    Candidate batches are called pools here. Give the DataLoader batches of ratio * batch_size, and batch_size= to the
     SelectiveLoader. The defaults are those of the comparison in the SB paper.
 
     Args:
         ratio: pool size over training batch size.
         score: the loss, or "gradient_norm", the norm of the gradient with respect to the outputs.
-        unbiased: weight each draw by 1 / (N p).
-        variable_start: train plainly until the variance reduction tau exceeds the threshold. It is estimated from
-            training losses where `loader.loss` gives them and they are the score; otherwise from the scores of one
-            candidate batch in ten. Once selection is on, it is estimated from the pools alone. See `VariableStart`.
-        threshold: of tau; by default (B + 3b) / (3b) for pools of B and batches of b, where it pays.
+        unbiased: weight each draw by 1 / (N p), for N candidates and the probability p of the one drawn.
+        variable_start: train on everything until the variance reduction tau exceeds the threshold. While selection is
+            off, tau is estimated from training losses, if `loader.loss` gives them and the score is the loss; otherwise
+            from the scores of one candidate batch in ten. While it is on, tau comes from pools. See `VariableStart`.
+        threshold: threshold of tau. By default (B + 3b) / (3b) for pools of B and batches of b: above it, sampling
+            saves more than it costs.
         scoring, schedule: as for `selective_backprop`.
 
     >>> kath18().schedule.threshold
@@ -59,13 +60,13 @@ def kath18(
 def composer_backprop(
     start: float = 0.5, end: float = 0.9, keep: float = 0.5, interrupt: int = 2, scale_factor: float = 1.0
 ) -> Method:
-    """Composer's variant: in a window of training, a fixed share of each candidate batch, with plain ones between.
+    """Composer's variant of SB: within a window of the run, select a fixed share of each candidate batch.
 
     Args:
         start, end: the window, as fractions of the run.
-        keep: the share.
-        interrupt: every so many batches one is plain; 0 for none.
-        scale_factor: resolution of the selection pass.
+        keep: the share to keep.
+        interrupt: every interrupt-th candidate batch is trained on as a whole; 0 for none.
+        scale_factor: resolution of the images in the selection pass, as a fraction.
 
     >>> composer_backprop().schedule
     Schedule(warmup_epochs=0, start=0.5, end=0.9, interrupt=2)
@@ -76,10 +77,10 @@ def composer_backprop(
 
 
 def top_k(selectivity: float = 1 / 3, *, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]) -> Method:
-    """The highest losses of each candidate batch, without chance.
+    """Train on the highest losses of each candidate batch, without randomness.
 
     Args:
-        selectivity: the share of each candidate batch.
+        selectivity: the share of each candidate batch to keep.
         scoring, schedule: as for `selective_backprop`.
 
     >>> top_k(0.5).policy.selectivity
@@ -95,13 +96,14 @@ def reducible_loss(
     scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
-    """The highest of each candidate batch by loss minus the loss of a model of held-out data.
+    """RHO-loss: train on the candidates whose loss is highest compared with that of a reference model.
 
-    Passes over what is learned already and over what cannot be learned, such as wrong labels.
+    The score is the loss minus the reference model's loss. It is low for examples that are learned already, and for
+    examples that cannot be learned, such as those with wrong labels.
 
     Args:
         reference: a model trained on held-out data, or its loss of each example, by id.
-        selectivity: the share of each candidate batch; the paper keeps a tenth of large ones.
+        selectivity: the share of each candidate batch to keep. The paper keeps a tenth of large batches.
         scoring, schedule: as for `selective_backprop`.
 
     >>> reducible_loss(nn.Linear(2, 2)).policy.selectivity

@@ -24,7 +24,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class PercentileOptions(ScheduleOptions, total=False):
-    """Options of `PercentilePolicy` and `Schedule`, and classes: a label per id, for a history per class."""
+    """Options of `PercentilePolicy` and `Schedule`, and classes: one label per id, to select within each class."""
 
     beta: float
     history_size: int
@@ -41,7 +41,7 @@ OF_PERCENTILES = ("beta", "history_size", "fixed_size", "noise_guard", "unbiased
 
 
 def percentile_method(name: str, scorer: Scorer, selectivity: float | None, options: PercentileOptions) -> Method:
-    """A method whose chances are percentile ** beta."""
+    """Make a method that selects with the chance percentile ** beta."""
     chosen = {key: options[key] for key in OF_PERCENTILES if key in options}  # type: ignore[literal-required]
     if selectivity is None and "beta" not in chosen:
         selectivity = 1 / 3
@@ -49,7 +49,7 @@ def percentile_method(name: str, scorer: Scorer, selectivity: float | None, opti
 
 
 def method_with(name: str, scorer: Scorer, policy: Policy, options: PercentileOptions) -> Method:
-    """A method with the options that are not the policy's."""
+    """Make a method from its parts and the options of its schedule and classes."""
     known = PercentileOptions.__optional_keys__
     if unknown := set(options) - known:
         raise TypeError(f"{name} has no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")

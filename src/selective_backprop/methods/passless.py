@@ -28,10 +28,10 @@ def traditional() -> Method:
 
 
 def random_backprop(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
-    """Random-Backprop: every candidate has the same chance. What is not chosen is not even loaded.
+    """Random-Backprop: every candidate has the same chance. Examples that are not selected are not even loaded.
 
     Args:
-        selectivity: the chance.
+        selectivity: the chance of each candidate.
         schedule: as for `selective_backprop`.
 
     >>> random_backprop(0.5).policy.selectivity
@@ -41,12 +41,13 @@ def random_backprop(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptio
 
 
 def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
-    """A new random subset each epoch, without repetition until all have been seen. What selection has to beat.
+    """Train on a new random subset in each epoch. No example comes again before all have been trained on.
 
-    An example that waits in the queue when an epoch begins is trained on in it, and not chosen again for it.
+    This is the baseline that selection has to beat. An example that waits in the queue when an epoch begins is trained
+    on in that epoch, and not selected for it again.
 
     Args:
-        selectivity: the share of each epoch.
+        selectivity: the share of the data set that an epoch trains on.
         schedule: as for `selective_backprop`.
 
     >>> repeated_random(0.5).policy.selectivity
@@ -59,14 +60,14 @@ def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptio
 
 
 def recorded_backprop(record: SelectionRecord, **schedule: Unpack[ScheduleOptions]) -> Method:
-    """In each epoch what an earlier run selected in the same one, such as a run by a proxy; the rest is not loaded.
+    """Train in each epoch on what an earlier run selected in it, for example a run with a small proxy model.
 
-    With the same order of candidates, training batches are the same too, but for weights and for examples that the
-    earlier run drew more than once in an epoch. In another order, examples that wait in the queue between two epochs
-    count for the second one.
+    Other examples are not loaded. If candidates come in the same order, training batches are the same as in the earlier
+    run, except for weights and for examples that it drew more than once in an epoch. If the order differs, examples
+    that wait in the queue between two epochs count for the second one.
 
     Args:
-        record: of a run at least as long, on the same data set.
+        record: the record of a run on the same data set that was at least as long.
         schedule: as for `selective_backprop`.
 
     >>> import torch
@@ -87,24 +88,24 @@ def ledger_backprop(
     max_age: int | None = 10,
     **options: Unpack[PercentileOptions],
 ) -> Method:
-    """Selection by the losses of training, with no selection pass at all; what is skipped is not even loaded.
+    """Select by the losses of training, without any selection pass. Examples that are skipped are not even loaded.
 
-    The first epoch trains on everything. After that each epoch is planned at its start by each example's last
-    loss in training, which is refreshed whenever it is trained on.
+    The first epoch trains on everything. Every later epoch is planned at its start, by the last training loss of each
+    example. This loss is renewed whenever the example is trained on.
 
     Args:
         selectivity: expected share of candidates trained on, each with chance percentile ** beta.
         loss_share: instead of a selectivity, train on the hardest examples, as many as carry this share of the total
-            loss. It follows the data: little is trained on where there is much redundancy. 0.95 if neither it nor
+            loss. So the more redundant the data is, the fewer examples are trained on. The default is 0.95 if neither
             selectivity nor beta is given. No example counts for more than ten times the average, and outliers are
-            trained on no more often than others: see `LossSharePolicy`. Losses may be negative: then it is the share
-            of how far losses are above the smallest.
-        soft: with a loss_share, draw examples with chance percentile ** beta, beta such that the expected share is
-            trained on. It takes more examples for the same share, and more compute for the same error.
-        max_age: train on every example at least once in this many epochs; None: an example that has become easy may
-            never be seen again. For that, an epoch with overdue examples gives out all that it selects: the highest
-            losses among the other examples fill its last batch.
-        options: as for `selective_backprop`; with a loss_share those of when alone, and classes.
+            trained on no more often than others; see `LossSharePolicy`. If losses are negative, the share is that of
+            their distance from the smallest loss.
+        soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
+            share is trained on. It takes more examples for the same share, and more compute for the same error.
+        max_age: train on every example at least once in this many epochs. With None, an example that has become easy
+            may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
+            losses among the other examples fill up its last batch.
+        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule` and classes.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
@@ -114,24 +115,28 @@ def ledger_backprop(
         loss_share = 0.95
     if loss_share is None:
         if soft:
-            raise ValueError("soft goes with a loss_share: by selectivity or beta everything is drawn by chance anyway")
+            raise ValueError("soft needs a loss_share: with selectivity or beta, examples are drawn by chance anyway")
         return percentile_method("ledger_backprop", scorer, selectivity, options)
     if selectivity is not None or "beta" in options:
-        raise ValueError(f"give selectivity, beta or loss_share, got selectivity={selectivity} and {loss_share=}")
+        raise ValueError(
+            f"give only one of selectivity, beta and loss_share, got selectivity={selectivity} and {loss_share=}"
+        )
     if of_percentiles := [name for name in OF_PERCENTILES if name in options]:
-        raise ValueError(f"{', '.join(of_percentiles)} would do nothing with a loss_share: give a selectivity instead")
+        raise ValueError(f"{', '.join(of_percentiles)} has no effect with a loss_share: give a selectivity instead")
     return method_with("ledger_backprop", scorer, LossSharePolicy(loss_share=loss_share, soft=soft), options)
 
 
 def infobatch(
     prune: float = 0.5, *, until: float = 0.875, start: float = 0.0, warmup_epochs: float = 0, interrupt: int = 0
 ) -> Method:
-    """InfoBatch: drop part of the examples below the mean loss, weight their survivors up; all at the end.
+    """InfoBatch: drop some of the examples with a loss below the mean, and give the others below it a larger weight.
+
+    At the end of the run it trains on everything.
 
     Args:
-        prune: chance of dropping an example whose last loss in training is below the mean.
+        prune: chance of dropping an example whose last training loss is below the mean.
         until: fraction of the run after which everything is trained on.
-        start, warmup_epochs, interrupt: of `Schedule`.
+        start, warmup_epochs, interrupt: options of `Schedule`.
 
     >>> infobatch().schedule.end
     0.875

@@ -1,4 +1,4 @@
-"""Any method on what a pruning before training left."""
+"""Diet: prune the data set before training, then use any method on the rest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def diet(
     highest: float = 0.0,
     classes: Tensor | Sequence[int] | None = None,
 ) -> Method:
-    """Any method on what a pruning before training left: Diet-SB is EL2N and then SB.
+    """Prune the data set before training, then use a method on the rest. Diet-SB prunes by EL2N and then uses SB.
 
     Args:
-        method: what to do with the rest; `traditional()` for pruning alone.
-        scores: one per id, such as `average_scores` gives.
+        method: the method for the rest; `traditional()` for pruning alone.
+        scores: one score per id, for example from `average_scores`.
         prune: fraction of examples with the lowest scores to leave out for good.
         highest: fraction with the highest scores to leave out as well, for noisy labels.
-        classes: a label per id, to prune the same fraction of every class.
+        classes: one label per id, to prune the same fraction of every class.
 
     >>> import torch
     >>> from selective_backprop import traditional

@@ -1,4 +1,4 @@
-"""Selective-Backprop and its relatives: a chance for every candidate, by its loss."""
+"""Selective-Backprop and its variants: the higher a candidate's loss, the higher its chance to be trained on."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ def selective_backprop(
 ) -> Method:
     """Selective-Backprop: chance of training = (percentile of the loss among the last R) ** beta.
 
-    Each epoch trains on the share of candidates that was asked for, also while losses fall. The rule of the paper to
-    the letter, with the last 1,024 losses, is `paper=True`: it then trains on fewer.
+    Each epoch trains on the share of candidates that was asked for, also while losses fall. With `paper=True` it
+    follows the paper's rule to the letter, with the last 1,024 losses, and trains on fewer while losses fall.
 
     Args:
-        selectivity: share of candidates trained on; 1/3 if neither it nor beta is given. The paper: 0.33 for CIFAR-10,
-            0.5 for CIFAR-100, 0.25 for SVHN.
-        scoring: the selection pass: "eval", "train" (with statistics frozen), "half" resolution, a cheaper copy of the
-            model ("folded", "compiled", "int8", "bf16", "fp16"), "pipelined" in the background, several of these joined
-            by +, "reuse" of the training pass, or a scorer of your own.
-        options: of `PercentilePolicy` (beta, history_size, fixed_size, noise_guard, unbiased, max_weight, paper), of
-            `Schedule` (warmup_epochs, start, end, interrupt), and classes=, a label per id, for a history per class.
+        selectivity: share of candidates trained on; 1/3 if neither selectivity nor beta is given. The paper uses 0.33
+            for CIFAR-10, 0.5 for CIFAR-100 and 0.25 for SVHN.
+        scoring: how the selection pass is made: "eval", "train" (with statistics frozen), "half" resolution, with a
+            cheaper copy of the model ("folded", "compiled", "int8", "bf16", "fp16"), or "pipelined" in the background.
+            Several of these can be joined by +. "reuse" selects within the training pass. Or pass your own scorer.
+        options: options of `PercentilePolicy` (beta, history_size, fixed_size, noise_guard, unbiased, max_weight,
+            paper) and of `Schedule` (warmup_epochs, start, end, interrupt). classes= takes one label per id, to select
+            within each class.
 
     >>> selective_backprop(beta=1).policy.selectivity
     0.5
@@ -54,11 +55,11 @@ def stale_selective_backprop(
     scoring: Scoring = "eval",
     **options: Unpack[PercentileOptions],
 ) -> Method:
-    """Stale-SB: selection passes only every n-th epoch; in between the last scores decide before loading.
+    """Stale-SB: make selection passes only in every n-th epoch. In between, the last scores decide before loading.
 
     Args:
         selectivity, scoring, options: as for `selective_backprop`.
-        every: n. 1 is Selective-Backprop; the paper tries 2 and 3.
+        every: n. With 1 this is Selective-Backprop; the paper tries 2 and 3.
 
     >>> stale_selective_backprop(0.25, every=2).scorer.every
     2
@@ -80,14 +81,14 @@ def predicted_selective_backprop(
     scoring: Scoring = "eval",
     **options: Unpack[PercentileOptions],
 ) -> Method:
-    """Selection by losses predicted from each example's past; a selection pass where they are too old.
+    """Select by losses that are predicted from each example's past scores. If these are too old, score it anew.
 
     Args:
         selectivity, scoring, options: as for `selective_backprop`.
-        predictor: "average", exponentially weighted by `decay`, or "gaussian_process" over epochs with
-            `length_scale` and `noise`.
-        past_scores: how many scores to predict from.
-        max_age: epochs after which an example is scored afresh.
+        predictor: "average" is an average of past scores, exponentially weighted by `decay`. "gaussian_process" is a
+            Gaussian process over epochs with `length_scale` and `noise`.
+        past_scores: number of past scores to predict from.
+        max_age: number of epochs after which an example is scored anew.
 
     >>> predicted_selective_backprop(predictor="gaussian_process").scorer.max_age
     3
@@ -110,7 +111,7 @@ def distance_backprop(
     """The first version of Selective-Backprop: chance = squared L2 distance of softmax and one-hot target.
 
     Args:
-        minimum: the least chance; the distance is clipped to [minimum, 1].
+        minimum: the smallest chance. Distances are clipped to [minimum, 1].
         scoring, schedule: as for `selective_backprop`.
 
     >>> distance_backprop(0.1).policy.minimum
@@ -132,10 +133,10 @@ def expected_selective_backprop(
     scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
-    """What SB does in expectation: nothing is skipped, all are weighted, in batches 1 / selectivity times larger.
+    """Train on what SB trains on in expectation: all candidates are kept, each weighted by its chance in SB.
 
-    Slower than plain training: a tool to tell how much of SB's benefit is its weighting, and how much the work
-    that it skips.
+    Training batches are 1 / selectivity times larger. This is slower than plain training. It is a tool to find out how
+    much of SB's benefit comes from its weighting and how much from the work that it skips.
 
     Args:
         selectivity, history_size, paper, scoring, schedule: as for `selective_backprop`.
