@@ -220,7 +220,7 @@ def test_the_same_on_the_gpu():
         (lambda: Augment(padding_mode="edge"), "padding_mode must be 'zero' or 'reflect', got 'edge'"),
         (
             lambda: Augment(padding=7, padding_mode="reflect")(random_images()),
-            "padding by reflection must be below the size 9x7, got 7",
+            "padding by reflection must be smaller than the image, 9x7, got 7",
         ),
         (
             lambda: Augment()(random_images()[0]),
@@ -228,7 +228,7 @@ def test_the_same_on_the_gpu():
         ),
         (lambda: Augment()(random_images().long()), "uint8 or float, got torch.int64 of shape"),
         (lambda: Normalise([0.5], [0.2])(random_images().long()), "uint8 or float, got torch.int64 of shape"),
-        (lambda: Normalise([0.5], [0.2])(random_images()), "mean and std are of 1 channels, got images of 3"),
+        (lambda: Normalise([0.5], [0.2])(random_images()), "mean and std have 1 channels, got images with 3"),
         (lambda: Normalise([0.5], [0.2, 0.2]), r"one number per channel each, got \[0.5\] and \[0.2, 0.2\]"),
         (lambda: Normalise([], []), r"one number per channel each, got \[\] and \[\]"),
         (lambda: Normalise([0.5], [0.0]), r"std must be > 0 in every channel, got \[0.0\]"),

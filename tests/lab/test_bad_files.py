@@ -68,7 +68,7 @@ def no_image(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut_short, "mine/train.parquet cannot be read as parquet, it is damaged or cut short"),
+        (cut_short, "mine/train.parquet cannot be read as parquet because it is damaged or cut short"),
         (no_test_set, "there is no test.parquet"),
         (no_image, "mine/train.parquet cannot be decoded"),
     ],
@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_written_to(read_only):
 def test_a_file_in_the_place_of_a_folder(tmp_path):
     (tmp_path / "run").write_text("notes")
     said = refused(*TRAIN, "--out", tmp_path / "run", folder=tmp_path)
-    assert "is a file, and a run needs a folder" in said
+    assert "is a file, but a run needs a folder" in said
     refused(*TRAIN, "--out", tmp_path / "run" / "deeper", folder=tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_a_run_under_way_is_not_disturbed(tmp_path):
     ("words", "message"),
     [
         (("--option", "no_such_option=3"), "selective_backprop does not take these options"),
-        (("--dataset", "/no/such/folder"), "no image set or folder is called '/no/such/folder'"),
+        (("--dataset", "/no/such/folder"), "there is no data set or folder '/no/such/folder'"),
         (("--dataset", "imagenet"), "image"),
     ],
 )

@@ -71,7 +71,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate()
     assert process.returncode == 130
-    assert "stopped; go on with the same command and --resume" in " ".join(output.split())
+    assert "stopped; to continue, add --resume to the command" in " ".join(output.split())
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path):
@@ -79,7 +79,7 @@ def test_an_existing_run_is_not_overwritten(tmp_path):
     before = (tmp_path / "records.jsonl").read_text()
     again = run("train", *SHORT, "--out", tmp_path)
     assert again.returncode == 2
-    assert "holds a run already: add --resume to go on with it" in text_of(again)
+    assert "already holds a run: add --resume to continue it" in text_of(again)
     other = run("train", *SHORT, "--seed", 1, "--out", tmp_path, "--resume")
     assert other.returncode == 2
     assert "holds a run with other settings (seed)" in text_of(other)
@@ -94,7 +94,7 @@ def test_an_existing_run_is_not_overwritten(tmp_path):
         (("--model", "resnet21"), "resnet20"),
         (("--dataset", "mnits"), "mnist"),
         (("--selectivity", "2"), "selectivity must be in (0, 1], got 2.0"),
-        (("--option", "every"), "an option is name=value, got 'every'"),
+        (("--option", "every"), "an option must be name=value, got 'every'"),
         (("--epochs", "0"), "epochs must be at least 1, got 0"),
         (("--resume",), "--resume needs --out"),
         (("--label-noise", "3"), "3"),
@@ -128,7 +128,7 @@ def test_what_is_asked_for_is_written_beside_the_run(tmp_path):
     [
         (("--probe", "gradient"), "there is no probe 'gradient': did you mean gradients"),
         (("--probe", "examples"), "--probe and --tensorboard need --out"),
-        (("--probe", "examples", "--probe-at", "first"), "--probe-at takes epochs as 0,5,9, got 'first'"),
+        (("--probe", "examples", "--probe-at", "first"), "--probe-at takes epochs such as 0,5,9, got 'first'"),
         (("--probe-at", "1"), "--probe-at needs --probe"),
     ],
 )

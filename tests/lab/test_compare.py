@@ -51,7 +51,7 @@ def test_every_method_and_baseline_runs_at_every_length_with_every_seed(compared
             assert config["seed"] == seed and config["label"] == label
     mine = json.loads((folder_of(out, "mine, 4 epochs") / "config.json").read_text())
     assert (mine["recipe"]["lr"], mine["recipe"]["epochs"], mine["options"]) == (0.05, 4, {"loss_share": 0.8})
-    assert re.search(r"14 runs, of which at most \d+ epochs of compute are still to do: about", text_of(result))
+    assert re.search(r"14 runs\. At most \d+ epochs of compute are left to do, which takes about", text_of(result))
 
 
 def test_short_runs_come_first_and_those_of_one_length_take_turns(compared):
@@ -124,7 +124,7 @@ def test_running_it_again_does_nothing_but_the_table(compared):
     assert files == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
     tables = "Compute multipliers"
     assert first.stdout.split(tables)[1:] == again.stdout.split(tables)[1:]
-    assert "at most 0 epochs of compute are still to do" in text_of(again)
+    assert "At most 0 epochs of compute are left to do" in text_of(again)
 
 
 def test_a_killed_comparison_goes_on_exactly(tmp_path):
@@ -214,8 +214,8 @@ def test_sweep_over_models_and_schedules(tmp_path):
         (("compare", "--epochs", "0"), "--epochs takes whole numbers from 1 on"),
         (("compare", "--method", "traditional", "--method", "traditional"), "each method can be given once"),
         (("compare", "--method", "a=sb", "--method", "a=ledger"), "each method can be given once"),
-        (("compare", "--method", "traditional", "--method", "sb@high"), "after @ goes a selectivity"),
-        (("compare", "--method", "traditional@0.5"), "traditional has no selectivity of its own, got 0.5"),
+        (("compare", "--method", "traditional", "--method", "sb@high"), "after @ there must be a selectivity"),
+        (("compare", "--method", "traditional@0.5"), "traditional has no selectivity, got 0.5"),
         (("compare", "--method", "stale:evry=2"), "does not take these options"),
         (("compare", "--method", "ledger:loss_share=2"), "loss_share must be in (0, 1], got 2"),
         (("compare", "--target", "0.5"), "at least 1, got [0.5]"),

@@ -188,9 +188,9 @@ def test_without_the_hub_the_error_says_what_to_do(tmp_path):
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert (
-        "ConnectionError: cifar10 cannot be had from the Hugging Face Hub as uoft-cs/cifar10 (" in result.stderr
-        and "set data_dir= or the environment variable SELECTIVE_BACKPROP_DATA to a folder of cifar10/train.parquet "
-        "and cifar10/test.parquet"
+        "ConnectionError: could not load cifar10 from the Hugging Face Hub as uoft-cs/cifar10 (" in result.stderr
+        and "--data-dir, data_dir= or the environment variable SELECTIVE_BACKPROP_DATA to a folder that holds "
+        "cifar10/train.parquet and cifar10/test.parquet"
         in result.stderr
     ), result.stderr
     assert result.returncode == 1
@@ -318,7 +318,9 @@ def test_no_room_says_where_and_how_much(tmp_path, kind):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # the error of a file that cannot grow is a real one
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(OSError, match=f"{needed} bytes are needed, cache_dir= chooses where: '.*cache") as raised:
+        with pytest.raises(
+            OSError, match=f"{needed} bytes are needed; cache_dir= chooses another folder: '.*cache"
+        ) as raised:
             load_images(folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -332,10 +334,13 @@ def test_no_room_says_where_and_how_much(tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cifar_10", r"no image set or folder is called 'cifar_10', did you mean 'cifar10'\? \(sets: digits, mnist, "),
+        (
+            "cifar_10",
+            r"there is no data set or folder 'cifar_10', did you mean 'cifar10'\? \(data sets: digits, mnist, ",
+        ),
         ("fashionmnist", "did you mean 'fashion_mnist'?"),
-        ("zzz", r"called 'zzz' \(sets: digits"),
-        ("./no/such/folder", r"no image set or folder is called './no/such/folder' \(sets"),
+        ("zzz", r"folder 'zzz' \(data sets: digits"),
+        ("./no/such/folder", r"there is no data set or folder './no/such/folder' \(data sets"),
     ],
 )
 def test_unknown_names(name, message):
@@ -360,7 +365,9 @@ def test_parquet_cut_short(tmp_path, left):
     folder = write_set(tmp_path / "mine")
     path = folder / "test.parquet"
     os.truncate(path, int(left * path.stat().st_size) if left < 1 else left)
-    with pytest.raises(ValueError, match=r"mine/test\.parquet cannot be read as parquet, it is damaged or cut short: "):
+    with pytest.raises(
+        ValueError, match=r"mine/test\.parquet cannot be read as parquet because it is damaged or cut short: "
+    ):
         load_images(folder)
 
 
@@ -369,7 +376,7 @@ def test_parquet_damaged_in_the_middle(tmp_path):
     content = bytearray((folder / "train.parquet").read_bytes())
     content[4:4000] = bytes(3996)
     (folder / "train.parquet").write_bytes(content)
-    with pytest.raises(ValueError, match=r"train\.parquet cannot be read as parquet, it is damaged"):
+    with pytest.raises(ValueError, match=r"train\.parquet cannot be read as parquet because it is damaged"):
         load_images(folder)
 
 
@@ -386,7 +393,7 @@ def test_parquet_damaged_in_the_middle(tmp_path):
         ),
         (
             lambda folder: write_set(folder, random_pixels(4, (6, 5)).astype(np.uint16)),
-            r"images must have 8 bits per channel, but among those of .* is one of PIL's mode I;16",
+            r"images must have 8 bits per channel, but .* have one with PIL's mode I;16",
         ),
         (lambda folder: write_set(folder, test=[]), r"test\.parquet is empty: it has no images"),
         (
@@ -411,7 +418,7 @@ def test_parquet_damaged_in_the_middle(tmp_path):
         ),
         (
             lambda folder: (write_folders(folder) / "test/cow").mkdir() or (folder / "test/cow/1.png").touch(),
-            "has not: cow",
+            "does not have: cow",
         ),
         (lambda folder: (write_folders(folder) / "train/ant/0.png").write_text("x"), r"ant/0\.png cannot be decoded"),
         (lambda folder: [(folder / part).mkdir(parents=True) for part in ("train", "test")], "train is empty"),
@@ -427,7 +434,7 @@ def test_wrong_content(tmp_path, write, message):
     ("options", "message"),
     [
         ({"image_size": 0}, "image_size must be at least 1, got 0"),
-        ({"image_size": 16}, "digits are 8x8 and not resized, got image_size=16"),
+        ({"image_size": 16}, "digits are 8x8 and cannot be resized, got image_size=16"),
     ],
 )
 def test_wrong_options(options, message):
@@ -462,7 +469,7 @@ def make_set(train=(10, 1, 2, 2), test=(5, 1, 2, 2), labels=None, classes=("a", 
         ({"train": (0, 1, 2, 2)}, r"uint8 \(N, C, H, W\) and not empty, got torch.uint8 \(0, 1, 2, 2\)"),
         ({"test": (5, 2, 2)}, r"uint8 \(N, C, H, W\) and not empty, got torch.uint8 \(5, 2, 2\)"),
         ({"test": (5, 3, 2, 2)}, r"must have the same shape, got \(1, 2, 2\) and \(3, 2, 2\)"),
-        ({"labels": torch.arange(9) % 2}, "mine: one label per image, got 9 for 10"),
+        ({"labels": torch.arange(9) % 2}, "mine: every image needs one label, got 9 for 10"),
         ({"labels": torch.rand(10)}, r"labels of mine must be int64 \(N,\), got torch.float32 \(10,\)"),
         ({"classes": ("a",)}, r"labels of mine must be in \[0, 1\), got 1 at position 1"),
     ],
@@ -536,7 +543,7 @@ def test_wrong_labels_are_uniform_among_the_others():
         ((torch.zeros(4).long(), 1.5, 3), r"fraction must be in \[0, 1\], got 1.5"),
         ((torch.zeros(4).long(), -0.5, 3), r"fraction must be in \[0, 1\], got -0.5"),
         ((torch.zeros(4).long(), float("nan"), 3), r"fraction must be in \[0, 1\], got nan"),
-        ((torch.zeros(4).long(), 0.5, 1), "num_classes must be at least 2, so that there is another class; got 1"),
+        ((torch.zeros(4).long(), 0.5, 1), "num_classes must be at least 2, or there is no wrong label; got 1"),
         ((torch.tensor([0, 1, 3]), 0.5, 3), r"labels must be in \[0, 3\), got 3 at position 2"),
         ((torch.zeros(4), 0.5, 3), r"labels must be int64 \(N,\), got torch.float32 \(4,\)"),
     ],
@@ -591,5 +598,5 @@ def test_ids_match_the_images_in_a_selective_loader(method, workers, monkeypatch
 
 
 def test_images_and_labels_have_to_be_as_many():
-    with pytest.raises(ValueError, match="images and labels must be as many, got 3 and 4"):
+    with pytest.raises(ValueError, match="there must be as many images as labels, got 3 and 4"):
         ImageDataset(torch.zeros(3, 1, 2, 2), torch.zeros(4))

@@ -85,14 +85,14 @@ def test_a_networks_folder_serves_other_scores_and_later_epochs(scored, tmp_path
 
 def test_stopping_loses_at_most_an_epoch(scored, tmp_path, monkeypatch):
     epochs = itertools.count()
-    advance = sb.lab.diet.advance
+    advance = sb.lab.study.diet.advance
 
     def interrupted(*arguments):
         if next(epochs) == 3:  # in the last epoch of the second network
             raise KeyboardInterrupt
         advance(*arguments)
 
-    monkeypatch.setattr(sb.lab.diet, "advance", interrupted)
+    monkeypatch.setattr(sb.lab.study.diet, "advance", interrupted)
     command = ("score", "--epochs", 2, "--seeds", 2, "--out", tmp_path / "scores.pt")
     assert "stopped; run the same command to go on" in run(*command, exit_code=130)
     assert not (tmp_path / "scores.pt").exists()

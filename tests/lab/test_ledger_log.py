@@ -166,7 +166,7 @@ def flip_a_bit(file):
         (lambda file: np.savez(file, loss=np.array([print])), "epoch-0000.npz is damaged: .*allow_pickle"),
         (
             lambda file: np.savez(file, loss=np.zeros(3), probability=np.zeros(3), selected=np.zeros(3)),
-            r"ledger are of different runs: their arrays are of shapes \(2,\), \(3,\)",
+            r"ledger come from different runs: their arrays have the shapes \(2,\), \(3,\)",
         ),
     ],
 )

@@ -251,13 +251,13 @@ def test_a_network_of_ones_own(own):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet-20", "no model is called 'resnet-20'; did you mean 'resnet20'? There are small_cnn, "),
+        ("resnet-20", "there is no model 'resnet-20', did you mean 'resnet20'? There are small_cnn, "),
         ("WRN-28-10", "did you mean 'wrn_28_10'?"),
-        ("xyz", "no model is called 'xyz'; There are small_cnn, "),
-        ("", "Your own is 'package.module:function'"),
-        ("{own}.nets:", "a model of your own is 'package.module:function', got"),
-        (":linear", "a model of your own is 'package.module:function', got ':linear'"),
-        (".nets:linear", "a model of your own is 'package.module:function', got '.nets:linear'"),
+        ("xyz", "there is no model 'xyz'. There are small_cnn, "),
+        ("", "Name your own as 'package.module:function'"),
+        ("{own}.nets:", "name your own model as 'package.module:function', got"),
+        (":linear", "name your own model as 'package.module:function', got ':linear'"),
+        (".nets:linear", "name your own model as 'package.module:function', got '.nets:linear'"),
         ("{own}.net:linear", "Install it, or put its folder on PYTHONPATH"),
         ("{own}.broken:linear", "No module named 'no_such_module_anywhere'"),
         (

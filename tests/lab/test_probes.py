@@ -183,7 +183,7 @@ def test_chosen_examples_and_those_never_seen(tmp_path):
     with pytest.raises(ValueError, match="there is no example 1437 to probe: ids go from 0 to 1436"):
         ExampleProbe(tmp_path, [1437])(training, {"epoch": 0})
     for ids in ([-1], []):
-        with pytest.raises(ValueError, match="ids of examples are 0 or more"):
+        with pytest.raises(ValueError, match="ids of examples must be 0 or more"):
             ExampleProbe(tmp_path, ids)
 
 
@@ -247,9 +247,9 @@ def test_by_default_first_middle_and_last(tmp_path):
     [
         (["gradient"], {}, r"there is no probe 'gradient': did you mean gradients\?"),
         (["xyz"], {}, "there is no probe 'xyz': there are gradients, confidence, examples"),
-        (ALL, {"at": [0, 10], "epochs": 10}, "probes are made at epochs of the run, 0 to 9, got 10"),
-        (ALL, {"at": [-1]}, "probes are made at epochs of the run, 0 or more, got -1"),
-        (ALL, {"at": [], "epochs": 3}, "probes are made at epochs of the run, 0 to 2, got none"),
+        (ALL, {"at": [0, 10], "epochs": 10}, "epochs to probe must be 0 to 9, got 10"),
+        (ALL, {"at": [-1]}, "epochs to probe must be 0 or more, got -1"),
+        (ALL, {"at": [], "epochs": 3}, "epochs to probe must be 0 to 2, got none"),
     ],
 )
 def test_what_cannot_be_probed(names, options, message, tmp_path):

@@ -67,7 +67,7 @@ def test_what_works_in_one_process_says_so(command, monkeypatch):
     result = CliRunner().invoke(app, [command])
     assert result.exit_code == 2
     said = " ".join(result.output.replace("│", " ").split())
-    assert f"{command} works in one process: start it without torchrun" in said
+    assert f"{command} runs in one process: start it without torchrun" in said
 
 
 def test_the_folder_is_that_of_one_process(undisturbed):
@@ -116,7 +116,7 @@ def test_killed_and_resumed_equals_undisturbed(undisturbed, tmp_path):
     assert len(records(tmp_path)) < 8
     other = run(*SB, tmp_path, "--resume")
     assert other.returncode == 2
-    assert "holds a run of 2 ranks, and here are 1: go on with it by torchrun --nproc-per-node 2" in text_of(other)
+    assert "holds a run of 2 ranks, but this one has 1: continue it with torchrun --nproc-per-node 2" in text_of(other)
     result = run_on_ranks(*SB, tmp_path, "--resume")
     assert result.returncode == 0, text_of(result)
     folder, _ = undisturbed
@@ -220,7 +220,7 @@ def test_one_rank_and_two_are_statistically_the_same(compared, tmp_path):
 def test_a_batch_that_ranks_cannot_share_is_told_once(tmp_path):
     result = run_on_ranks("train", "--option", "batch_size=33", "--out", tmp_path / "run")
     assert result.returncode != 0
-    told = "the batch of 33 is that of all ranks together, and 2 ranks cannot have equal parts of it"
+    told = "the batch of 33 is divided among all ranks, and 2 ranks cannot have equal parts of it"
     assert text_of(result).count(told) == 1
     assert "batch_size such as 34" in text_of(result)
     assert not (tmp_path / "run").exists()
@@ -255,7 +255,7 @@ def test_ctrl_c_says_once_how_to_go_on(tmp_path):
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=600)
     assert process.returncode != 0
-    assert " ".join(output.split()).count("stopped; go on with the same command and --resume") == 1
+    assert " ".join(output.split()).count("stopped; to continue, add --resume to the command") == 1
 
 
 THREE = """

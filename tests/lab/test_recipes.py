@@ -75,8 +75,11 @@ def test_the_nearest_name_is_suggested():
             lambda: Decay(kind="step", milestones=(0.6, 0.3)),
             r"rising fractions of the run in \(0, 1\), got \(0.6, 0.3\)",
         ),
-        (lambda: Decay(kind="step"), r"milestones go with kind 'step', got \(\) with 'step'"),
-        (lambda: Decay(kind="cosine", milestones=(0.5,)), "milestones go with kind 'step'"),
+        (
+            lambda: Decay(kind="step"),
+            r"kind 'step' needs milestones, and no other kind takes them: got \(\) with 'step'",
+        ),
+        (lambda: Decay(kind="cosine", milestones=(0.5,)), "kind 'step' needs milestones"),
     ],
 )
 def test_bad_values(make, message):

@@ -101,7 +101,8 @@ def test_a_damaged_checkpoint_is_gone_behind(tmp_path, damage, reason, caplog):
         (message,) = caplog.messages
         assert f"{file} is damaged ({reason}" in message
         assert (
-            "going on from checkpoint-previous.pt, after 1 epochs; the damaged one is now checkpoint-damaged" in message
+            "the run continues from checkpoint-previous.pt, after 1 epochs; the damaged file is now called "
+            "checkpoint-damaged" in message
         )
         assert (tmp_path / "checkpoint-damaged.pt").read_bytes() == damaged
         folder.save({"weights": torch.ones(100), "records": [{"epoch": 0}, {"epoch": 1}]})
@@ -162,9 +163,7 @@ def test_records_of_a_finished_run_come_back_without_asking_for_the_checkpoint(t
         (tmp_path / "records.jsonl").write_text("[]")
         for name in ("checkpoint.pt", "checkpoint-previous.pt"):
             (tmp_path / name).unlink()
-        with pytest.raises(
-            ValueError, match=r"records.jsonl is damaged \(line 1 is no record\): going on with the run"
-        ):
+        with pytest.raises(ValueError, match=r"records.jsonl is damaged \(line 1 is no record\): continue the run"):
             folder.records()
 
 
@@ -172,7 +171,7 @@ def test_records_of_a_finished_run_come_back_without_asking_for_the_checkpoint(t
     ("now", "message"),
     [
         ({"train": {"examples": 9, "images": "a"}}, "10 train examples then, 9 now"),
-        ({"train": {"examples": 10, "images": "b"}}, "as many examples as now, but not the same ones"),
+        ({"train": {"examples": 10, "images": "b"}}, "as many examples as now, but other ones"),
     ],
 )
 def test_a_run_on_other_data(tmp_path, now, message):
@@ -204,12 +203,12 @@ def test_every_named_method_can_be_made():
         ("selective_backpropp", {}, "there is no method 'selective_backpropp': did you mean selective_backprop"),
         ("xyz", {}, "there is no method 'xyz': there are composer_backprop, diet, "),
         ("top_k", {"every": 3}, "top_k does not take these options: .*every.* It has scoring"),
-        ("top_k", {"proxy": "small_cn"}, "no model is called 'small_cn'; did you mean 'small_cnn'"),
+        ("top_k", {"proxy": "small_cn"}, "there is no model 'small_cn', did you mean 'small_cnn'"),
         ("top_k", {"proxy": 3}, "proxy= takes the name of a model, got 3"),
         ("top_k", {"proxy": "small_cnn", "train_every": -1}, "train_every must be a whole number .* got -1"),
         ("top_k", {"train_every": 2}, "top_k does not take these options: .*train_every"),
         ("ledger", {"proxy": "small_cnn"}, "ledger_backprop does not take these options: .*scoring"),
-        ("recorded", {}, "recorded_backprop needs run=FOLDER, an earlier run whose selection to repeat, got None"),
+        ("recorded", {}, "recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats, got None"),
         ("recorded", {"run": "no/run"}, r"there is no no/run/ledger/epoch-\*.npz"),
     ],
 )

@@ -62,7 +62,7 @@ def damaged_checkpoint(damage, scratch):
     DAMAGES[damage](folder / "checkpoint.pt")
     said = finish(METHOD, folder)
     assert "checkpoint.pt is damaged (it" in said, said
-    assert f"going on from checkpoint-previous.pt, after {EPOCHS - 1} epochs" in said, said
+    assert f"the run continues from checkpoint-previous.pt, after {EPOCHS - 1} epochs" in said, said
     assert said.count(" epoch ") == 1, "one epoch is done again"
     check_same_outcome(METHOD, folder)
 
@@ -207,7 +207,7 @@ def changed_data(scratch):
     changes = {
         "12 train examples then, 13 now": _grow,
         "12 train examples then, 11 now": _shrink,
-        "as many examples as now, but not the same ones": _replace,
+        "as many examples as now, but other ones": _replace,
     }
     for message, change in changes.items():
         shutil.rmtree(data)

@@ -1,1 +1,1 @@
-"""Experiments with the library. The library never imports it; it needs the extra `lab`."""
+"""Experiments with the library. The library never imports this package, which needs the extra `lab`."""

@@ -1,4 +1,4 @@
-"""python -m selective_backprop.lab, or the command selective-backprop."""
+"""Entry point of `python -m selective_backprop.lab` and of the command selective-backprop."""
 
 import sys
 
@@ -10,7 +10,7 @@ def main() -> None:
     try:
         from selective_backprop.lab.cli import app
     except ImportError as error:
-        sys.exit(f"the command line needs the extra lab ({error}): pip install 'selective-backprop[lab]'")
+        sys.exit(f"the command line needs the extra `lab` ({error}): pip install 'selective-backprop[lab]'")
     try:
         with joined():
             app()

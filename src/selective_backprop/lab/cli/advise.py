@@ -1,4 +1,4 @@
-"""selective-backprop advise."""
+"""The command selective-backprop advise."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from selective_backprop.lab.study.comparison import settings_for
 @with_option_groups
 def advise(
     options: ModelOptions,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to measure for, about.")] = 30.0,
 ) -> None:
-    """Measure what loading, scoring and training cost here, and predict epoch times of the methods.
+    """Measure the cost of loading, scoring and training on this machine, and predict epoch times of the methods.
 
     Examples:
 
@@ -28,9 +28,10 @@ def advise(
 
     `selective-backprop advise --recipe svhn --model resnet20 --data-dir data`
 
-    Cheap ways to score, as in `train --method sb --option scoring=int8`, joined by +:
+    Cheap ways to score, and where they help. Use one as in `train --method sb --option scoring=int8`, and join several
+    by +, as in `scoring=half+int8`:
 
-    - `half`: images at half resolution; look at its rank correlation
+    - `half`: images at half resolution; check its rank correlation
 
     - `int8`: CPUs with VNNI or AMX
 
@@ -42,7 +43,7 @@ def advise(
 
     - `pipelined`: a second GPU, or cores that training leaves idle
 
-    - `reuse`, alone: networks without BatchNorm, and memory for the graph of all candidates
+    - `reuse`, only alone: networks without BatchNorm, if memory holds the graph of all candidates
     """
     with told_plainly():
         settings = settings_for(Choice.parse("traditional"), options.chosen())

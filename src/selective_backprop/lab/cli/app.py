@@ -1,4 +1,4 @@
-"""All commands."""
+"""The command line: all commands in one app."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ON_RANKS = ("train", "compare", "sweep")
 
 @app.callback()
 def _refuse_ranks(context: typer.Context) -> None:
-    """What would do the same several times over is refused at once."""
+    """Refuse to run commands on several ranks that would only do the same work several times."""
     name = context.invoked_subcommand
     if number_of_ranks() > 1 and name not in _ON_RANKS:
         raise typer.BadParameter(
-            f"{name} works in one process: start it without torchrun, which train, compare and sweep can use"
+            f"{name} runs in one process: start it without torchrun. Only train, compare and sweep run on several ranks"
         )
 
 

@@ -14,7 +14,7 @@ from selective_backprop.lab.runs.training import Record
 
 
 def describe(record: Record, epochs: int) -> str:
-    """An epoch in one line."""
+    """Describe an epoch in one line."""
     speed = record["offered"] / sum(record["seconds"].values())
     share = record["trained"] / record["offered"]
     return (
@@ -24,7 +24,7 @@ def describe(record: Record, epochs: int) -> str:
 
 
 class Bars:
-    """A bar per label, over all its seeds."""
+    """Progress bars: one per label, over all its seeds."""
 
     def __init__(self, console: Console, seeds: int = 1) -> None:
         self.console, self.seeds = console, seeds
@@ -46,7 +46,7 @@ class Bars:
         self._progress.stop()
 
     def show(self, entry: Entry, record: Record) -> None:
-        """An epoch is over."""
+        """Move the run's bar after an epoch, or print a line if this is no terminal."""
         label, seed, epochs = entry.label, entry.settings.seed, entry.settings.epochs
         if label not in self._tasks:
             self._tasks[label] = self._progress.add_task(label, total=epochs * self.seeds, state="")
@@ -60,7 +60,7 @@ class Bars:
 
 @contextmanager
 def stopping_says(console: Console, how_to_go_on: str) -> Iterator[None]:
-    """Ctrl-C ends the command with a word on how to go on."""
+    """On Ctrl-C, end the command and print how to go on."""
     try:
         yield
     except KeyboardInterrupt:

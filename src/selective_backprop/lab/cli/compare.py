@@ -1,4 +1,4 @@
-"""selective-backprop compare."""
+"""The command selective-backprop compare."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
-        help="[LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable. Default: the field's main ones.",
+        help="A method as [LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable. Default: well-known ones.",
     ),
 ]
 
 DEFAULT_METHODS = ["sb", "stale:every=3", "ledger", "kath18", "random", "infobatch"]
 NO_BASELINES = (
-    "Plain training and random subsets were left out (--no-baselines): nothing here says that a method is worth it."
+    "Plain training and random subsets were left out (--no-baselines), so nothing here shows that a method pays."
 )
 
 
@@ -52,21 +52,24 @@ def compare(
     seeds: Seeds = 3,
     baselines: Annotated[
         bool,
-        typer.Option("--baselines/--no-baselines", help="Also train plainly and on random subsets."),
+        typer.Option("--baselines/--no-baselines", help="Also run the baselines: plain training and random subsets."),
     ] = True,
     target: Annotated[
         list[float] | None,
-        typer.Option(help="For the table of speed-ups: multiples of plain training's final error; repeatable."),
+        typer.Option(
+            help="Error to reach in the table of speed-ups, as a multiple of plain training's final error; repeatable."
+        ),
     ] = None,
     label_noise: LabelNoise = 0.0,
     out: RunsFolder = Path("runs/compare"),
 ) -> None:
     """Train several methods with several seeds, and print how much compute each of them saves.
 
-    Each method is measured by its compute multiplier: how many times more compute plain training, with its learning
-    rate fully decayed within the budget, needs for the same error; and random subsets likewise. Options of a method
-    that the recipe has (lr, ...) change the recipe for that method alone. Run the same command again to go on after a
-    stop, or with more seeds or methods: only what is missing is done. On several ranks as `train`.
+    Each method is measured by its compute multiplier: how many times more compute plain training needs for the same
+    error, with its learning rate fully decayed within the budget. Random subsets are measured in the same way. If an
+    option of a method is a setting of the recipe (lr, ...), it changes the recipe for that method only. After a stop,
+    run the same command again, also with more seeds or methods: it does only what is missing. `torchrun` runs it on
+    several ranks, as for `train`.
 
     Examples:
 
@@ -92,8 +95,8 @@ def compare(
         num_test = len(load(entries[0].settings).test_labels)
         epochs_left, seconds = seconds_left(entries, load, out)
         console.print(
-            f"{len(entries)} runs, of which at most {epochs_left:.0f} epochs of compute are still to do: "
-            f"about {in_words(seconds)}, by a few measured steps",
+            f"{len(entries)} runs. At most {epochs_left:.0f} epochs of compute are left to do, which takes about "
+            f"{in_words(seconds)}, estimated from a few measured steps",
             highlight=False,
         )
         with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
@@ -122,7 +125,7 @@ def compare(
     console.print(f"runs and tables: {out}")
     if not is_first():
         return
-    with told_plainly():  # last, so that nothing that goes wrong with it can hide the tables
+    with told_plainly():  # last, so that an error in the report cannot hide the tables
         tell_left_out(write_report([out], out / "report.html", load=data_of(options.data_dir)))
     console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
@@ -134,14 +137,14 @@ def _speed_tables(results: Results, design: Design, factors: list[float]) -> dic
 
 
 def check_targets(target: list[float] | None) -> list[float]:
-    """Multiples of the final error of plain training; the usual ones if none are given."""
+    """Check the multiples of plain training's final error. Default: the usual ones."""
     if any(not factor >= 1 for factor in target or []):
-        raise ValueError(f"--target is a multiple of plain training's final error, at least 1, got {target}")
+        raise ValueError(f"--target must be a multiple of plain training's final error of at least 1, got {target}")
     return target or list(FACTORS)
 
 
 def parse_methods(texts: list[str], recipe: Recipe) -> list[Choice]:
-    """All of them are tried out at once: a wrong one must not come up after hours."""
+    """Parse all methods and make each once, so that a wrong one fails now and not after hours."""
     choices = name_choices(texts)
     for choice in choices:
         settings = settings_for(choice, recipe)

@@ -1,4 +1,4 @@
-"""selective-backprop diet score, diet prune."""
+"""The commands selective-backprop diet score and diet prune."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from selective_backprop.lab.runs.training import Record, Settings, Training
 from selective_backprop.lab.study.diet import score_by_network, summarise
 from selective_backprop.pruning.scores import Measure
 
-_FRACTION = 0.25  # what Diet-SB prunes
+_FRACTION = 0.25  # Diet-SB prunes this much
 _COMPARED = (0.05, 0.1, 0.25, 0.5, 0.75)
 _MOST_ROWS = 20
 
 diet_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Score examples by networks early in their training, and leave out the easiest before training.",
+    help="Leave out the easiest examples before training, by scores of briefly trained networks.",
 )
 
 
 class Score(StrEnum):
-    """As the command line knows them."""
+    """Names of the scores on the command line."""
 
     EL2N = "el2n"
     GRAND = "grand"
@@ -60,18 +60,18 @@ class Score(StrEnum):
 def score(
     options: ModelOptions,
     out: Annotated[Path, typer.Option(help="File for the scores.")],
-    epochs: Annotated[int, typer.Option(min=0, help="Of the recipe's own schedule, after which to score.")] = 10,
-    seeds: Annotated[int, typer.Option(min=1, help="Networks whose scores are averaged.")] = 3,
-    score: Annotated[Score, typer.Option(help="What to score by.")] = Score.EL2N,
+    epochs: Annotated[int, typer.Option(min=0, help="Score after this many epochs of the recipe's schedule.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of networks whose scores are averaged.")] = 3,
+    score: Annotated[Score, typer.Option(help="Which score to compute.")] = Score.EL2N,
     validation: Validation = 0.0,
     networks: Annotated[
-        Path | None, typer.Option(help="Folder of the networks; default: --out with .networks.")
+        Path | None, typer.Option(help="Folder for the networks. Default: the name of --out plus .networks.")
     ] = None,
 ) -> None:
     """Score every training example by networks that are trained for a few epochs.
 
-    The same command goes on with what was stopped. The networks stay in their folder, so that another score, more
-    seeds or more epochs cost only what is new.
+    After a stop, run the same command again: it continues. The networks stay in their folder, so another score, more
+    seeds or more epochs only cost what is new.
 
     Examples:
 
@@ -86,7 +86,7 @@ def score(
         chosen = options.chosen()
         settings = _settings(chosen, validation)
         data = cached_loader(options.data_dir)(settings)
-        # A wrong name must not leave a folder behind, which would be refused to the right one.
+        # Fail before the folder is made: a folder made with a wrong name would be refused when the name is right.
         make_model(chosen.model, num_classes=data.num_classes, channels=data.image_shape[0])
         folder = networks or out.with_name(f"{out.name}.networks")
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -101,8 +101,8 @@ def score(
         pairs = [sb.pruning.rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
         console.print(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
     typer.echo(
-        f"{out}: {score} of {len(scores):,} examples after {epochs} epochs, mean of {seeds} networks. They are in "
-        f"{folder}, which can be deleted."
+        f"{out}: {score} of {len(scores):,} examples after {epochs} epochs, mean of {seeds} networks. The networks are "
+        f"in {folder}, which can be deleted."
     )
     data_options = {
         "--recipe": options.recipe,
@@ -111,7 +111,7 @@ def score(
         "--validation": validation or None,
     }
     which = [str(word) for pair in data_options.items() if pair[1] is not None for word in pair]
-    typer.echo("next, look at a pruning, or train on what it leaves:")
+    typer.echo("next, look at the pruning, or train on the examples that it keeps:")
     typer.echo("  " + shlex.join(["selective-backprop", "diet", "prune", str(out), *which]))
     method = ["--method", "diet", "--option", f"scores={out}", "--option", f"prune={_FRACTION}"]
     typer.echo("  " + shlex.join(["selective-backprop", "train", *which, *method]))
@@ -121,14 +121,18 @@ def score(
 @with_option_groups
 def prune(
     options: DataOptions,
-    scores: Annotated[Path, typer.Argument(help="File of scores.")],
-    fraction: Annotated[float, typer.Option(help="Fraction to leave out, those with the lowest scores.")] = _FRACTION,
-    highest: Annotated[float, typer.Option(help="Fraction with the highest scores to leave out as well.")] = 0.0,
-    compare: Annotated[Path | None, typer.Option(help="Another file of scores, to compare with.")] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file of all ids: class, score, whether it stays.")] = None,
+    scores: Annotated[Path, typer.Argument(help="File of scores, made by `diet score`.")],
+    fraction: Annotated[
+        float, typer.Option(help="Leave out this fraction of the examples, those with the lowest scores.")
+    ] = _FRACTION,
+    highest: Annotated[float, typer.Option(help="Also leave out this fraction, those with the highest scores.")] = 0.0,
+    compare: Annotated[Path | None, typer.Option(help="Another file of scores to compare with.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write: one line per id with class, score, and whether it is kept.")
+    ] = None,
     validation: Validation = 0.0,
 ) -> None:
-    """Say which examples a pruning leaves out, class by class, and how far two scores agree.
+    """Show which examples a pruning leaves out, class by class, and how well two scores agree.
 
     Examples:
 

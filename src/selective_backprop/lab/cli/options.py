@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their errors are told."""
+"""Options that several commands share, and how errors in them are shown."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.runs.recipes import Recipe, find_recipe
 from selective_backprop.lab.runs.training import Observer, Settings, load_data
 
-Seeds = Annotated[int, typer.Option(min=1, help="Runs per method.")]
-LabelNoise = Annotated[float, typer.Option(help="Fraction of training labels to make wrong.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs per method, each with its own seed.")]
+LabelNoise = Annotated[float, typer.Option(help="Fraction of training labels to replace by wrong ones.")]
 Validation = Annotated[
-    float, typer.Option(help="Fraction of the training data to test on instead of the test set: for choosing settings.")
+    float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of NAME/train.parquet and test.parquet.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder that holds NAME/train.parquet and NAME/test.parquet.")]
 RunsFolder = Annotated[Path, typer.Option("--out", help="Folder for all runs and the tables.")]
 
 
@@ -30,12 +30,12 @@ RunsFolder = Annotated[Path, typer.Option("--out", help="Folder for all runs and
 class DataOptions:
     """Options of every command that needs data."""
 
-    recipe: Annotated[str, typer.Option(help="Training setup; see `list`.")] = "digits"
-    dataset: Annotated[str | None, typer.Option(help="Data set by name or path, instead of the recipe's.")] = None
+    recipe: Annotated[str, typer.Option(help="Training setup by name; see `list`.")] = "digits"
+    dataset: Annotated[str | None, typer.Option(help="Data set by name or path. Default: the recipe's.")] = None
     data_dir: DataDir = None
 
     def chosen(self) -> Recipe:
-        """The recipe, with what the command line says instead of it."""
+        """The recipe with the changes from the command line."""
         names = {item.name for item in fields(self)} & {item.name for item in fields(Recipe)}
         changes = {name: getattr(self, name) for name in names}
         return find_recipe(self.recipe).with_(**{key: value for key, value in changes.items() if value is not None})
@@ -43,28 +43,28 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions(DataOptions):
-    """Options of every command that needs a model, too."""
+    """Options of every command that needs data and a model."""
 
-    model: Annotated[str | None, typer.Option(help="Model by name or package.module:function.")] = None
+    model: Annotated[
+        str | None, typer.Option(help="Model by name, or package.module:function. Default: the recipe's.")
+    ] = None
 
 
 @dataclass(frozen=True)
 class RunOptions(ModelOptions):
-    """Options of every command that trains methods, but for the length of the runs."""
+    """Options of every command that trains methods, except the length of the runs."""
 
     validation: Validation = 0.0
     probe: Annotated[
-        str | None, typer.Option(help="What to look at, of gradients,confidence,examples; off the clock.")
+        str | None, typer.Option(help="What to record, such as gradients,confidence,examples. Its time is not counted.")
     ] = None
     probe_at: Annotated[
-        str | None, typer.Option(help="Epochs to look at, from 0, as 0,5,9. Default: first, middle, last.")
+        str | None, typer.Option(help="Epochs to probe, from 0, such as 0,5,9. Default: first, middle, last.")
     ] = None
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events beside the records.")] = (
-        False
-    )
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False
 
     def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
-        """What is written beside a run, given its folder and settings. What is asked for wrongly is told at once."""
+        """A function that makes the observers of a run from its folder and settings. Wrong options fail at once."""
         return watching(self.probe, self.probe_at, self.tensorboard)
 
 
@@ -72,7 +72,9 @@ class RunOptions(ModelOptions):
 class TrainingOptions(RunOptions):
     """Options of commands whose runs have one length."""
 
-    epochs: Annotated[int | None, typer.Option(help="Length of the run; the schedule stretches with it.")] = None
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs to train. The learning rate schedule stretches with it.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,12 @@ class ComparisonOptions(RunOptions):
     ] = None
 
     def chosen(self) -> Recipe:
-        """The recipe, at the longest of these lengths."""
+        """The recipe with the changes from the command line, at the longest of these lengths."""
         recipe = replace(self, epochs=None).chosen() if self.epochs is not None else super().chosen()
         return recipe.with_(epochs=max(self.lengths(recipe)))
 
     def lengths(self, recipe: Recipe) -> list[int]:
-        """The lengths asked for, in epochs; the recipe's if none were."""
+        """Lengths of the runs in epochs. Default: the recipe's."""
         if self.epochs is None:
             return [recipe.epochs]
         try:
@@ -106,7 +108,7 @@ class ComparisonOptions(RunOptions):
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a group, a dataclass of options, by the options in it."""
+    """Replace each parameter of a command that is a dataclass of options by the options in it."""
     parameters, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name not in groups]
@@ -130,7 +132,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def told_plainly() -> Iterator[None]:
-    """What was wrong with the input, without a traceback."""
+    """Show errors in the user's input as a message, without a traceback."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -138,7 +140,7 @@ def told_plainly() -> Iterator[None]:
 
 
 def cached_loader(data_dir: Path | None) -> Callable[[Settings], ImageSet]:
-    """The data of a run; runs with the same data share it in memory."""
+    """Make a function that loads the data of a run. Runs with the same data share it in memory."""
     loaded: dict[tuple[str, int | None, float], ImageSet] = {}
 
     def load(settings: Settings) -> ImageSet:

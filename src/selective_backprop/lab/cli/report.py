@@ -1,4 +1,4 @@
-"""selective-backprop report, watch."""
+"""The commands selective-backprop report and watch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from selective_backprop.lab.data.datasets import ImageSet, load_images, split_va
 from selective_backprop.lab.report import Report, Run, build_report, find_runs, write_report
 from selective_backprop.lab.report.images import LoadData
 
-Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold such.")]
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain them.")]
 Scores = Annotated[
-    list[Path] | None, typer.Option(help="File of `diet score`, to compare with what selection used; repeatable.")
+    list[Path] | None,
+    typer.Option(help="File made by `diet score`, to compare with the examples selected; repeatable."),
 ]
 Images = Annotated[
     bool | None,
-    typer.Option("--images/--no-images", help="Show training images, where the data are here. Default: digits alone."),
+    typer.Option(
+        "--images/--no-images", help="Show training images, if the data are on this machine. Default: only for digits."
+    ),
 ]
 
 
@@ -34,10 +37,10 @@ def report(
     images: Images = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Make one page of what selection did in these runs: curves, speed-ups, where the time went, what was selected.
+    """Make one page about these runs: curves, speed-ups, where the time went, what was selected.
 
-    The page works offline, in any browser. Sections are drawn where the runs have what they need: galleries and
-    likely wrong labels need the data, gradients and confidence the probes (`--probe gradients,confidence,examples`).
+    The page works offline, in any browser. A section appears if the runs have what it needs. Galleries and likely wrong
+    labels need the data. Gradients and confidence need probes: train with `--probe gradients,confidence,examples`.
 
     Examples:
 
@@ -60,13 +63,13 @@ def report(
 
 
 def tell_left_out(made: Report) -> None:
-    """On stderr, a line for each thing that the report is without."""
+    """Print a line on stderr for each thing that the report leaves out."""
     for what, reason in made.left_out:
         typer.echo(f"left out of the report: {what} ({reason})", err=True)
 
 
 def data_of(data_dir: Path | None) -> LoadData:
-    """The data of a run, where it is on this machine: a report downloads nothing."""
+    """Make a function that loads the data of a run if it is on this machine. A report downloads nothing."""
     loaded: dict[str, ImageSet] = {}
 
     def load(run: Run) -> ImageSet:
@@ -85,12 +88,12 @@ def data_of(data_dir: Path | None) -> LoadData:
 
 def watch(
     runs: Runs,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 takes any free one.")] = 0,
     scores: Scores = None,
     images: Images = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Serve the report of runs that go on, to a browser on this machine; it updates as epochs end.
+    """Serve the report to a browser on this machine while runs go on; it updates after each epoch.
 
     Example:
 
@@ -116,7 +119,7 @@ def watch(
                 raise NotADirectoryError(f"{path} is no folder of runs")
         server = Server(port, runs, make)
     with server:
-        Console(soft_wrap=True).print(f"{server.url} (Ctrl-C ends it)", markup=False, highlight=False)
+        Console(soft_wrap=True).print(f"{server.url} (stop with Ctrl-C)", markup=False, highlight=False)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

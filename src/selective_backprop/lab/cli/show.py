@@ -1,4 +1,4 @@
-"""selective-backprop list, demo."""
+"""The commands selective-backprop list and demo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from selective_backprop.lab.study import demo as digits_demo
 
 
 def list_names() -> None:
-    """Data sets, models, recipes and methods that can be named.
+    """List the names of data sets, models, recipes and methods.
 
     Example:
 
@@ -38,13 +38,13 @@ def list_names() -> None:
 
 
 def demo(
-    epochs: Annotated[int, typer.Option(min=2, help="Epochs of candidates for every method.")] = 12,
+    epochs: Annotated[int, typer.Option(min=2, help="Epochs to train each method.")] = 12,
     seeds: Seeds = 4,
     report: Annotated[Path, typer.Option(help="File for the report.")] = Path("selective-backprop-demo/report.html"),
 ) -> None:
     """Compare three methods with plain training and random subsets on scikit-learn's digits: two minutes on two cores.
 
-    Prints how much compute each method saves and who won, whoever it is; writes a report.
+    It prints how much compute each method saves and which one won, and writes a report.
 
     Examples:
 

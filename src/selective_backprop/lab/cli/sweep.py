@@ -1,4 +1,4 @@
-"""selective-backprop sweep."""
+"""The command selective-backprop sweep."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def sweep(
     vary: Annotated[
         list[str],
         typer.Option(
-            help="NAME=VALUE,VALUE,...: selectivity, every, label_noise, model, "
-            "schedule, epochs, lr or an option of the methods; repeatable."
+            help="A setting and its values, as NAME=VALUE,VALUE,...; repeatable. NAME is selectivity, every, "
+            "label_noise, model, schedule, epochs, lr or another option of the methods."
         ),
     ],
     method: Methods = None,
     seeds: Seeds = 1,
     out: RunsFolder = Path("runs/sweep"),
 ) -> None:
-    """Train methods at every combination of settings; print the errors, the Pareto frontier and each method's share.
+    """Train methods at every combination of settings, and print errors and the Pareto frontier.
 
-    A setting that a method does not have is not varied for it. Run the same command again to go on after a stop. On
-    several ranks as `train`.
+    The table also says which share of the frontier each method has. A setting that a method does not have is not varied
+    for it. After a stop, run the same command again: it continues. `torchrun` runs it on several ranks, as for `train`.
 
     Examples:
 

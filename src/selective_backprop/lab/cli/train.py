@@ -1,4 +1,4 @@
-"""selective-backprop train."""
+"""The command selective-backprop train."""
 
 from __future__ import annotations
 
@@ -29,21 +29,25 @@ from selective_backprop.lab.study.curves import Curve
 @with_option_groups
 def train(
     options: TrainingOptions,
-    method: Annotated[str | None, typer.Option(help="Method of selection; see `list`.")] = None,
-    selectivity: Annotated[float | None, typer.Option(help="Share of candidates to train on, in (0, 1].")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method of selection, by name; see `list`. Default: the recipe's.")
+    ] = None,
+    selectivity: Annotated[float | None, typer.Option(help="Fraction of candidates to train on, in (0, 1].")] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="More for the method, as name=value; repeatable. Cheap scoring: see `advise --help`."),
+        typer.Option(help="Option of the method, as name=value; repeatable. For scoring= see `advise --help`."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, order, augmentation and selection.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of initial weights, order, augmentation and selection.")] = 0,
     label_noise: LabelNoise = 0.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for config, records and checkpoints.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for settings, records and checkpoints. Without it nothing is saved.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
 ) -> None:
     """Train one model with one method.
 
-    Started by `torchrun`, on several ranks: the recipe's batch is that of all ranks together, which each have an equal
-    part of it, so that a recipe means the same on any number of them. Counts are sums over ranks, seconds are rank 0's.
+    To train on several ranks, start it with `torchrun`. The recipe's batch is divided equally among the ranks, so a
+    recipe means the same on any number of them. Counts are sums over ranks, and seconds are those of rank 0.
 
     Examples:
 
@@ -61,17 +65,17 @@ def train(
         choice = Choice(name, *with_selectivity(name, selectivity, of_method))
         settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
         if resume and out is None:
-            raise ValueError("--resume needs --out, the folder of the run to go on with")
+            raise ValueError("--resume needs --out, the folder of the run to continue")
         if out is not None and not resume and from_first((out / "records.jsonl").exists):
-            raise ValueError(f"{out} holds a run already: add --resume to go on with it, or choose another folder")
-        make_method(settings.method, settings.selectivity, settings.options)  # a wrong name is told at once
+            raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another folder")
+        make_method(settings.method, settings.selectivity, settings.options)  # a wrong name fails at once
         observers_of = options.observers()
         if out is None and (options.probe is not None or options.tensorboard):
             raise ValueError("--probe and --tensorboard need --out, the folder to write to")
         data = load_data(settings, options.data_dir)
         check(settings, data)
         console, entry = Console(), Entry(name, settings)
-        how = f"go on with the same command and --resume: {out}" if out is not None else "nothing was saved: no --out"
+        how = f"to continue, add --resume to the command: {out}" if out is not None else "nothing was saved: no --out"
         with ExitStack() as stack:
             folder = open_folder(out, settings.as_json(), data.fingerprint) if out is not None else None
             if folder is not None:

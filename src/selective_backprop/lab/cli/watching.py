@@ -1,4 +1,4 @@
-"""What is written beside a run: the ledger always, probes and TensorBoard events if asked for."""
+"""Observers of a run: they write its ledger, and probes and TensorBoard events if asked for."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from selective_backprop.lab.runs.training import Observer, Settings
 def watching(
     probe: str | None, probe_at: str | None, tensorboard: bool
 ) -> Callable[[Path, Settings], Sequence[Observer]]:
-    """Gives the observers of a run, for its folder and settings. What is asked for wrongly is told at once."""
+    """Return a function that makes the observers of a run from its folder and settings. Wrong options fail at once."""
     if probe_at is not None and probe is None:
-        raise ValueError("--probe-at needs --probe, which says what to look at")
+        raise ValueError("--probe-at needs --probe: one says when to probe, the other what to probe")
     try:
         at = None if probe_at is None else [int(epoch) for epoch in probe_at.split(",")]
     except ValueError:
-        raise ValueError(f"--probe-at takes epochs as 0,5,9, got {probe_at!r}") from None
+        raise ValueError(f"--probe-at takes epochs such as 0,5,9, got {probe_at!r}") from None
     names = probe.split(",") if probe is not None else []
     make_probes(names, Path(), at)
     if tensorboard:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_CHUNK_VALUES = 2**24  # of memory-mapped pixels that are in memory at a time
+_CHUNK_VALUES = 2**24  # memory-mapped pixel values to hold in memory at a time
 _PADDING_MODES = ("zero", "reflect")
 
 
 def measure_mean_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, on the scale from 0 to 1.
 
-    Pixels are counted by value, so that the sums are exact however many there are.
+    It counts pixels by value, so the sums are exact for any number of pixels.
 
     >>> measure_mean_std(torch.tensor([0, 255, 255, 0], dtype=torch.uint8).view(2, 1, 1, 2))
     ((0.5,), (0.5,))
@@ -44,8 +44,8 @@ class Normalise(nn.Module):
     A module without parameters, so that it can be the first layer of a network that takes uint8 images.
 
     Args:
-        mean, std: per channel, on the scale from 0 to 1, as `measure_mean_std` returns them. Images of uint8 are
-            brought to that scale; those of float are taken to be on it.
+        mean, std: one number per channel, on the scale from 0 to 1, as `measure_mean_std` returns them. uint8 images
+            are scaled to that range; float images must already be in it.
 
     >>> Normalise([0.5], [0.25])(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2))
     tensor([[[[-2.,  2.]]]])
@@ -66,7 +66,7 @@ class Normalise(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         _require_images(images)
         if images.shape[1] != len(self.mean):
-            raise ValueError(f"mean and std are of {len(self.mean)} channels, got images of {images.shape[1]}")
+            raise ValueError(f"mean and std have {len(self.mean)} channels, got images with {images.shape[1]}")
         if images.dtype == torch.uint8:
             # In place on the new tensor: one allocation for the batch.
             return images.float().div_(255 * self.std).sub_(self.mean / self.std)
@@ -74,20 +74,21 @@ class Normalise(nn.Module):
 
 
 class Augment:
-    """Random crop from the padded image, random horizontal flip, cutout: for each example of a batch on its own.
+    """Random crop from the padded image, random horizontal flip, and cutout, drawn separately for each example.
 
-    Everything is drawn from a generator of its own, on the CPU, so that a seed gives the same on every device. With
-    all three off, the batch itself is returned.
+    Random numbers come from its own generator on the CPU, so a seed gives the same result on every device. If all three
+    are off, it returns the batch itself.
 
-    Zero is black in uint8 images and the mean in normalised ones. DeVries and Taylor normalise first.
+    Padding and cutout fill with zero, which is black in uint8 images and the mean in normalised ones. DeVries and
+    Taylor normalise first.
 
     Args:
-        padding: pixels on each side that the crop can move by; 0 is no crop.
+        padding: pixels by which the crop can move to each side; 0 switches cropping off.
         flip: mirror each image with chance 1/2.
-        cutout: length of a square of zeros whose centre is uniform over the image, so that the border may cut it
-            (DeVries and Taylor 2017: 16 for CIFAR-10, 8 for CIFAR-100, 20 for SVHN); 0 is none.
-        padding_mode: "zero" or "reflect", the latter without repeating the border.
-        seed: of the generator.
+        cutout: side of a square of zeros; 0 for none. Its centre is uniform over the image, so the border may cut it.
+            DeVries and Taylor 2017 use 16 for CIFAR-10, 8 for CIFAR-100 and 20 for SVHN.
+        padding_mode: "zero" or "reflect", which does not repeat the border.
+        seed: seed of the generator.
 
     >>> augment = Augment(padding=0, flip=True, seed=1)
     >>> augment(torch.arange(3.0).expand(4, 1, 1, 3)).flatten(1)
@@ -112,7 +113,9 @@ class Augment:
         _require_images(images)
         size, _, height, width = images.shape
         if self.padding_mode == "reflect" and self.padding >= min(height, width):
-            raise ValueError(f"padding by reflection must be below the size {height}x{width}, got {self.padding}")
+            raise ValueError(
+                f"padding by reflection must be smaller than the image, {height}x{width}, got {self.padding}"
+            )
         if not (self.padding or self.flip or self.cutout):
             return images
         ranges = (2 * self.padding + 1, 2 * self.padding + 1, 1 + self.flip, *((height, width) if self.cutout else ()))
@@ -140,7 +143,7 @@ class Augment:
 
 
 def _take_pixels(images: Tensor, positions: Tensor, blank: Tensor | None) -> Tensor:
-    """The pixels at these positions, (B, H, W), the same for all channels; zero where blank. One gather does it all."""
+    """Take the pixels at these positions, (B, H, W), from every channel, in one gather; zero where blank."""
     size, channels, height, width = images.shape
     pixels = images.flatten(2)
     if blank is not None:
@@ -151,12 +154,12 @@ def _take_pixels(images: Tensor, positions: Tensor, blank: Tensor | None) -> Ten
 
 
 def _reflect(positions: Tensor, length: int) -> Tensor:
-    """-1 becomes 1, and length becomes length - 2."""
+    """Reflect positions at the border: -1 becomes 1, and length becomes length - 2."""
     return (length - 1) - ((length - 1) - positions.abs()).abs()
 
 
 def _near(positions: Tensor, centre: Tensor, length: int) -> Tensor:
-    """(B, positions): within the stretch of this length around the centre."""
+    """(B, positions) bool: whether a position is in the interval of this length around the centre."""
     offset = positions - centre + length // 2
     return (offset >= 0) & (offset < length)
 

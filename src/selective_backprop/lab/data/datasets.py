@@ -27,7 +27,7 @@ _CACHE_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images to train on and to test on: uint8 (N, C, H, W), with labels int64 (N,)."""
+    """A training set and a test set: images uint8 (N, C, H, W), labels int64 (N,)."""
 
     name: str
     train_images: Tensor
@@ -43,7 +43,7 @@ class ImageSet:
                 got = f"{images.dtype} {tuple(images.shape)}"
                 raise ValueError(f"{self.name}: images must be uint8 (N, C, H, W) and not empty, got {got}")
             if len(images) != len(labels):
-                raise ValueError(f"{self.name}: one label per image, got {len(labels)} for {len(images)}")
+                raise ValueError(f"{self.name}: every image needs one label, got {len(labels)} for {len(images)}")
             check_labels(labels, self.num_classes, f"labels of {self.name}")
         if test.shape[1:] != train.shape[1:]:
             got = f"{self.image_shape} and {tuple(test.shape[1:])}"
@@ -55,9 +55,9 @@ class ImageSet:
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, dict[str, Any]]:
-        """What tells it from other data, plain: for both parts the number of examples, and SHA-256 of all the content.
+        """Number of examples and SHA-256 of images and labels, for both parts, as plain data.
 
-        A second for a gigabyte or two; the images' mean, which a run needs too, takes longer.
+        It takes a second for a gigabyte or two. The mean of the images, which a run needs too, takes longer.
 
         >>> digits = load_images("digits")
         >>> digits.fingerprint["train"]["examples"], len(digits.fingerprint["test"]["labels"])
@@ -77,7 +77,7 @@ class ImageSet:
 
 def _digest(values: Tensor) -> str:
     digest = hashlib.sha256(repr(tuple(values.shape)).encode())
-    for part in torch.split(values, 4096):  # what is mapped from a file is never in memory as a whole
+    for part in torch.split(values, 4096):  # in parts, so that a mapped file is never in memory as a whole
         digest.update(part.contiguous().numpy().data)
     return digest.hexdigest()
 
@@ -95,7 +95,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         if len(images) != len(labels):
-            raise ValueError(f"images and labels must be as many, got {len(images)} and {len(labels)}")
+            raise ValueError(f"there must be as many images as labels, got {len(images)} and {len(labels)}")
         self.images, self.labels = images, labels
 
     def __len__(self) -> int:
@@ -110,14 +110,14 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     @staticmethod
     def collate(batch: Any) -> Any:
-        """For DataLoader's collate_fn: the batch is one already."""
+        """For DataLoader's collate_fn. Returns the batch as it is, since `__getitems__` has made it."""
         return batch
 
 
 def flip_labels(labels: Tensor, fraction: float, num_classes: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """New labels of which exactly round(fraction * N) are wrong, and the (N,) mask of those.
+    """Return labels of which exactly round(fraction * N) are wrong, and the (N,) mask of the wrong ones.
 
-    A wrong label is uniform among the other classes.
+    A wrong label is drawn uniformly from the other classes.
 
     >>> labels, flipped = flip_labels(torch.zeros(6, dtype=torch.int64), 0.5, 3, seed=0)
     >>> int(flipped.sum()), bool((labels[flipped] != 0).all()), labels[~flipped].tolist()
@@ -126,7 +126,7 @@ def flip_labels(labels: Tensor, fraction: float, num_classes: int, *, seed: int)
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction}")
     if num_classes < 2:
-        raise ValueError(f"num_classes must be at least 2, so that there is another class; got {num_classes}")
+        raise ValueError(f"num_classes must be at least 2, or there is no wrong label; got {num_classes}")
     check_labels(labels, num_classes, "labels")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
@@ -137,7 +137,7 @@ def flip_labels(labels: Tensor, fraction: float, num_classes: int, *, seed: int)
 
 
 def split_validation(image_set: ImageSet, fraction: float, seed: int) -> ImageSet:
-    """The training set alone, with a random part of it to test on: for choosing settings.
+    """Split the training set into a part to train on and a random part to test on, for choosing settings.
 
     Both parts are copies in memory and keep the order of the training set.
 
@@ -162,17 +162,17 @@ def load_images(
     data_dir: AnyPath | None = None,
     cache_dir: AnyPath | None = None,
 ) -> ImageSet:
-    """An image set by name, or from a folder. All but the digits are decoded once, into memory-mapped files.
+    """Load an image set by name or from a folder. It is decoded once into memory-mapped files, except the digits.
 
     Args:
         name: one of `NAMES`; or a folder with train.parquet and test.parquet, or with train/<class>/<image> and
             test/<class>/<image>. Parquet files are as on the Hugging Face Hub: encoded images in a column image or
             img, labels in label or fine_label.
-        image_size: resize to this height and width (bilinear). Needed where sizes differ, as in imagenet.
-        data_dir: folder of <name>/train.parquet and <name>/test.parquet, used instead of the Hub if <name> is there;
-            default: the environment variable SELECTIVE_BACKPROP_DATA.
-        cache_dir: where decoded images are kept; default: selective_backprop in $XDG_CACHE_HOME or ~/.cache. While
-            decoding, there is a temporary copy of the parquet files too.
+        image_size: resize to this height and width (bilinear). Needed if sizes differ, as in imagenet.
+        data_dir: folder that holds <name>/train.parquet and <name>/test.parquet. If <name> is there, it is used
+            instead of the Hub. Default: the environment variable SELECTIVE_BACKPROP_DATA.
+        cache_dir: where decoded images are kept. Default: selective_backprop in $XDG_CACHE_HOME or ~/.cache. While
+            decoding, it also holds a temporary copy of the parquet files.
 
     >>> digits = load_images("digits")
     >>> len(digits.train_labels), len(digits.test_labels), digits.image_shape, digits.num_classes
@@ -182,7 +182,7 @@ def load_images(
         raise ValueError(f"image_size must be at least 1, got {image_size}")
     if name == "digits":
         if image_size not in (None, 8):
-            raise ValueError(f"digits are 8x8 and not resized, got image_size={image_size}")
+            raise ValueError(f"digits are 8x8 and cannot be resized, got image_size={image_size}")
         return _digits()
     if name == "imagenet" and image_size is None:
         raise ValueError("imagenet has images of many sizes: pass image_size=, the height and width to resize them to")
@@ -194,7 +194,7 @@ def load_images(
         decode(open_splits, image_size, cached)
     load = import_extra("numpy").load
     try:
-        # Copy-on-write: writing to these tensors is possible and never reaches the file.
+        # Copy-on-write: these tensors can be written to, and the file stays as it is.
         tensors = {part: torch.from_numpy(load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS}
         classes = tuple(read_json(cached / "classes.json"))
     except (OSError, ValueError) as error:
@@ -203,7 +203,7 @@ def load_images(
 
 
 def _digits() -> ImageSet:
-    """Too small for files: they stay in memory. The split is the same everywhere."""
+    """scikit-learn's digits, in memory because they are small. The split is the same everywhere."""
     data = import_extra("sklearn.datasets").load_digits()
     images = (torch.from_numpy(data.images).unsqueeze(1) * 255 / 16).round().to(torch.uint8)
     labels = torch.from_numpy(data.target).to(torch.int64)

@@ -36,7 +36,7 @@ _HUB = {  # repository, configuration, split to test on
 }
 NAMES = ("digits", *_HUB)
 _MOST_PIXELS = 89_478_485
-"""Most pixels of one image: a quarter of a gigabyte in colour. PIL warns above it and refuses twice as many."""
+"""Largest number of pixels in an image, a quarter of a gigabyte in colour. PIL warns above it, and refuses twice it."""
 DATA_VARIABLE = "SELECTIVE_BACKPROP_DATA"
 
 
@@ -54,19 +54,19 @@ OpenSplits = Callable[[Path], list[Split]]  # train and test, given a folder for
 
 
 def locate(name: AnyPath, data_dir: AnyPath | None) -> tuple[str, Any, OpenSplits]:
-    """Title, what identifies the content, and how to open it."""
+    """Return the data set's title, what identifies its content, and a function that opens it."""
     folder, title = Path(name), Path(name).resolve().name
     if name in _HUB:
         data_dir, title = data_dir or os.environ.get(DATA_VARIABLE, ""), str(name)
         if data_dir and not Path(data_dir).is_dir():
-            raise FileNotFoundError(f"data_dir= or $SELECTIVE_BACKPROP_DATA is no folder: {data_dir}")
+            raise FileNotFoundError(f"--data-dir, data_dir= or $SELECTIVE_BACKPROP_DATA is no folder: {data_dir}")
         folder = Path(data_dir, name)
         if not (data_dir and folder.is_dir()):
             return title, _HUB[title], lambda _: _from_hub(title)
     elif not folder.is_dir():
         near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.5)
         meant = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no image set or folder is called {str(name)!r}{meant} (sets: {', '.join(NAMES)})")
+        raise ValueError(f"there is no data set or folder {str(name)!r}{meant} (data sets: {', '.join(NAMES)})")
     parts, tables = ([folder.resolve() / f"{part}{end}" for part in ("train", "test")] for end in ("", ".parquet"))
     if all(part.is_dir() for part in parts):
         files = sorted(path for part in parts for path in part.glob("*/[!.]*"))
@@ -87,11 +87,11 @@ def _from_hub(name: str) -> list[Split]:
     try:
         with _without_progress_bars():
             tables = load_dataset(repository, configuration)
-    except Exception as error:  # of many kinds: no network, no access, offline mode
+    except Exception as error:  # many kinds of error: no network, no access, offline mode
         raise ConnectionError(
-            f"{name} cannot be had from the Hugging Face Hub as {repository} ({error}). Without the Hub, set data_dir= "
-            f"or the environment variable SELECTIVE_BACKPROP_DATA to a folder of {name}/train.parquet and "
-            f"{name}/test.parquet"
+            f"could not load {name} from the Hugging Face Hub as {repository} ({error}). Without the Hub, set "
+            "--data-dir, data_dir= or the environment variable SELECTIVE_BACKPROP_DATA to a folder that holds "
+            f"{name}/train.parquet and {name}/test.parquet"
         ) from error
     return [_from_table(tables[split], f"{repository}, {split}") for split in ("train", test_split)]
 
@@ -99,24 +99,24 @@ def _from_hub(name: str) -> list[Split]:
 def _from_parquet(path: Path, work: Path) -> Split:
     load_dataset, read_metadata = import_extra("datasets").load_dataset, import_extra("pyarrow.parquet").read_metadata
     try:
-        if read_metadata(path).num_rows == 0:  # load_dataset fails on it without saying so
+        if read_metadata(path).num_rows == 0:  # load_dataset fails on an empty table with an unclear error
             return Split(str(path), [], None, lambda: iter(()))
-        # Not streaming=True, which needs no copy: its threads abort the process where an error leaves them running.
+        # streaming=True would need no copy, but after an error its threads go on and abort the process.
         with _without_progress_bars():
             table = load_dataset("parquet", data_files={"train": str(path)}, split="train", cache_dir=str(work))
     except Exception as error:
         cause = error.__cause__ or error
-        if isinstance(cause, OSError) and cause.errno is not None:  # pyarrow's, for bad content, have no number
+        if isinstance(cause, OSError) and cause.errno is not None:  # errors of pyarrow about bad content have no errno
             raise _with_needs(cause, work, path.stat().st_size) from error
-        raise ValueError(f"{path} cannot be read as parquet, it is damaged or cut short: {cause}") from error
+        raise ValueError(f"{path} cannot be read as parquet because it is damaged or cut short: {cause}") from error
     return _from_table(table, str(path))
 
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Switch off the progress bars of `datasets`, which show internal copies. The old setting comes back after."""
+    """Switch off the progress bars of `datasets` for a while, because they show internal copies."""
     datasets = import_extra("datasets")
-    # Where the environment variable of `datasets` decides, either way, trying to switch them makes it warn.
+    # If the environment variable of `datasets` is set, switching would only make it warn.
     leave = datasets.are_progress_bars_disabled() or datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is not None
     if not leave:
         datasets.disable_progress_bars()
@@ -142,7 +142,7 @@ def _from_table(table: Any, source: str) -> Split:
     def encoded() -> Iterator[bytes | str]:
         for batch in images.iter(1000):
             for cell in batch[image]:
-                if not cell["bytes"]:  # its path may be that of any image on this machine
+                if not cell["bytes"]:  # the path could name any file on this machine
                     raise ValueError(
                         f"{source}: a cell of the column {image} holds no image, only the path {cell['path']!r:.80}, "
                         "which is not opened: put the images themselves into the table, or into a folder per class"
@@ -157,7 +157,7 @@ def _from_folders(parts: Sequence[Path], files: Sequence[Path]) -> list[Split]:
     train, test = ([path for path in files if path.parent.parent == part] for part in parts)
     classes = {name: label for label, name in enumerate(sorted({path.parent.name for path in train}))}
     if unknown := {path.parent.name for path in test} - classes.keys():
-        raise ValueError(f"{parts[1]} has classes that {parts[0]} has not: {', '.join(sorted(unknown))}")
+        raise ValueError(f"{parts[1]} has classes that {parts[0]} does not have: {', '.join(sorted(unknown))}")
     return [
         Split(
             str(part), [classes[path.parent.name] for path in mine], tuple(classes), functools.partial(map, str, mine)
@@ -167,7 +167,7 @@ def _from_folders(parts: Sequence[Path], files: Sequence[Path]) -> list[Split]:
 
 
 def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> None:
-    """Write a folder of .npy files under a temporary name, then rename it: it is whole or not there."""
+    """Write a folder of .npy files under a temporary name, then rename it, so that it is never half-written."""
     np = import_extra("numpy")
     cached.parent.mkdir(parents=True, exist_ok=True)
     with _work_folder(cached.parent) as work:
@@ -188,15 +188,15 @@ def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> Non
 
 @contextmanager
 def _work_folder(parent: Path) -> Iterator[Path]:
-    """A temporary folder; first removes those that killed processes left, which may be as large as the images.
+    """Make a temporary folder. First remove folders that killed processes left, because they may be large.
 
-    A folder in use is locked. Looking for locks and making a new folder happens under a lock of the parent, so that
-    none is taken for abandoned before its owner could lock it.
+    A folder in use is locked. The parent is locked while old folders are removed and the new one is made, so that no
+    folder counts as abandoned before its owner could lock it.
     """
     with ExitStack() as stack:
         with _locked(parent, wait=True) as alone:
             for folder in parent.glob(".decoding-*") if alone else ():
-                # One that is gone by now was in use, and its owner has finished.
+                # If the folder is gone by now, its owner has just finished.
                 with suppress(FileNotFoundError), _locked(folder, wait=False) as abandoned:
                     if abandoned:
                         shutil.rmtree(folder, ignore_errors=True)
@@ -207,7 +207,7 @@ def _work_folder(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the folder's lock, if it can be had; some network file systems have none."""
+    """Hold the folder's lock and say whether that worked. Some network file systems have no locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -232,13 +232,11 @@ def _common_classes(train: Split, test: Split) -> tuple[str, ...]:
 
 
 def _common_format(train: Split, test: Split, image_size: int | None) -> tuple[str, tuple[int, int]]:
-    """PIL's mode and size for all images. Reads headers alone, so that nothing is decoded in vain."""
+    """PIL's mode and size for all images. Reads only headers, so it fails before anything is decoded."""
     found = [set(_each(split, lambda image: (image.mode, image.size))) for split in (train, test)]
     both, modes = f"{train.source} and {test.source}", [{mode for mode, _ in formats} for formats in found]
     if deep := [mode for mode in modes[0] | modes[1] if mode[0] in "IF"]:
-        raise ValueError(
-            f"images must have 8 bits per channel, but among those of {both} is one of PIL's mode {deep[0]}"
-        )
+        raise ValueError(f"images must have 8 bits per channel, but {both} have one with PIL's mode {deep[0]}")
     colours = ["L" if mode <= {"1", "L", "LA"} else "RGB" for mode in modes]
     if colours[0] != colours[1]:
         raise ValueError(f"images must be all grey or all in colour, but {both} have {colours[0]} and {colours[1]}")
@@ -254,7 +252,7 @@ def _common_format(train: Split, test: Split, image_size: int | None) -> tuple[s
 
 def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) -> None:
     np, bilinear = import_extra("numpy"), import_extra("PIL.Image").Resampling.BILINEAR
-    shape = (len(split.labels), len(mode), size[1], size[0])  # L or RGB: a letter per channel
+    shape = (len(split.labels), len(mode), size[1], size[0])  # the mode, L or RGB, has a letter per channel
 
     def pixels(image: Any) -> Any:
         image = image.convert(mode)
@@ -262,7 +260,7 @@ def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) ->
         return np.moveaxis(np.asarray(image).reshape(*shape[2:], shape[1]), 2, 0).tobytes()
 
     try:
-        # Written, not assigned to a memory map: there a full disk would kill the process.
+        # Written to a file, because with a memory map a full disk would kill the process.
         with path.open("wb", buffering=2**20) as file:
             np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
             file.writelines(_each(split, pixels))
@@ -271,7 +269,7 @@ def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) ->
 
 
 def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
-    """What read returns for each opened image."""
+    """Open each image and yield what `read` returns for it."""
     pillow = import_extra("PIL.Image")
     for number, encoded in enumerate(split.encoded()):
         try:
@@ -294,16 +292,18 @@ def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
 
 def _open_image(pillow: Any, content: IO[bytes]) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # where it warns, an error follows
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # the size is checked by the caller
         return pillow.open(content)
 
 
 def _with_needs(error: OSError, path: Path, needed: int) -> OSError:
-    return OSError(error.errno, f"{error.strerror}; {needed:,} bytes are needed, cache_dir= chooses where", str(path))
+    return OSError(
+        error.errno, f"{error.strerror}; {needed:,} bytes are needed; cache_dir= chooses another folder", str(path)
+    )
 
 
 def check_labels(labels: Tensor, num_classes: int, what: str) -> None:
-    """Raise for labels that are no class's."""
+    """Raise for labels that do not belong to any class."""
     if labels.dtype != torch.int64 or labels.dim() != 1:
         raise ValueError(f"{what} must be int64 (N,), got {labels.dtype} {tuple(labels.shape)}")
     if bool((wrong := (labels < 0) | (labels >= num_classes)).any()):
@@ -312,7 +312,7 @@ def check_labels(labels: Tensor, num_classes: int, what: str) -> None:
 
 
 def import_extra(module: str) -> Any:
-    """A module of the extra `lab`, or an error with the pip line."""
+    """Import a module of the extra `lab`. If it is missing, the error has the pip line."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Networks for images, by name. Initial weights are torch's own unless a network says otherwise."""
+"""Networks for images, by name. Initial weights are torch's defaults unless a network's docstring says otherwise."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet_v2": mobilenet_v2,
     "googlenet": googlenet,
 }
-"""Every network that has a name; called with num_classes= and channels=."""
+"""All networks by name. Each is called with num_classes= and channels=."""
 
 
 def make_model(name: str, *, num_classes: int, channels: int, seed: int | None = None) -> nn.Module:
-    """A network by its name in MODELS, or your own as `package.module:function`.
+    """Make a network by its name in MODELS, or your own as `package.module:function`.
 
     The function is called with num_classes= and channels=. With a seed, the network is made on the CPU, its weights
     follow from the seed alone, and torch's global random state is left as it was.
@@ -85,7 +85,7 @@ def make_model(name: str, *, num_classes: int, channels: int, seed: int | None =
         model = function(num_classes=num_classes, channels=channels)
     else:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs, too
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed the GPUs
             model = function(num_classes=num_classes, channels=channels)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must return an nn.Module, got {type(model).__name__}")
@@ -96,16 +96,16 @@ def _named_function(name: str) -> Callable[..., object]:
     if name in MODELS:
         return MODELS[name]
     nearest = difflib.get_close_matches(name.lower().replace("-", "_"), MODELS, n=1)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    hint = f", did you mean {nearest[0]!r}?" if nearest else "."
     raise ValueError(
-        f"no model is called {name!r}; {hint}There are {', '.join(MODELS)}. Your own is 'package.module:function'"
+        f"there is no model {name!r}{hint} There are {', '.join(MODELS)}. Name your own as 'package.module:function'"
     )
 
 
 def _own_function(name: str) -> Callable[..., object]:
     path, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*path.split("."), attribute]):
-        raise ValueError(f"a model of your own is 'package.module:function', got {name!r}")
+        raise ValueError(f"name your own model as 'package.module:function', got {name!r}")
     try:
         module = importlib.import_module(path)
     except ImportError as error:

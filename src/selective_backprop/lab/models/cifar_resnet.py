@@ -1,4 +1,4 @@
-"""The narrow ResNets for 32x32 images.
+"""Narrow ResNets for 32x32 images.
 
 Deep Residual Learning for Image Recognition, He et al. 2015, section 4.2, https://arxiv.org/abs/1512.03385.
 """
@@ -35,7 +35,7 @@ class _Block(nn.Module):
 def cifar_resnet(
     depth: int, num_classes: int = 10, channels: int = 3, *, width: int = 16, norm: Norm = "batch"
 ) -> nn.Module:
-    """Three stages of (depth - 2) / 6 blocks each, of width, 2 * width and 4 * width channels.
+    """ResNet with three stages of (depth - 2) / 6 blocks each, with width, 2 * width and 4 * width channels.
 
     >>> sum(p.numel() for p in cifar_resnet(32).parameters())
     464154

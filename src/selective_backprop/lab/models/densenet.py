@@ -18,7 +18,7 @@ def _normalised(channels_in: int, convolution: nn.Conv2d) -> list[nn.Module]:
 
 
 class _Layer(nn.Module):
-    """Adds `growth` channels to those it gets."""
+    """A layer that appends `growth` channels to its input."""
 
     def __init__(self, channels_in: int, growth: int) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class _Layer(nn.Module):
 
 
 def densenet_bc(num_layers: Sequence[int], growth: int, num_classes: int = 10, channels: int = 3) -> nn.Module:
-    """Blocks of `num_layers` layers each; between them half the channels and half the width and height.
+    """DenseNet with one block per entry of `num_layers`. Channels, width and height are halved between blocks.
 
-    The stem is a 3x3 convolution of 2 * growth channels. Initial weights as in the paper.
+    The stem is a 3x3 convolution of 2 * growth channels. Initial weights are as in the paper.
 
     >>> densenet_bc((2, 2), growth=4)(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 10])

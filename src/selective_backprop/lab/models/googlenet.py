@@ -27,13 +27,13 @@ _MODULES = (
 
 
 def _conv(channels_in: int, channels: int, size: int) -> nn.Sequential:
-    """With a bias, which BatchNorm makes useless, as it is in the published counts."""
+    """Convolution, BatchNorm and ReLU. BatchNorm makes the bias useless, but published parameter counts include it."""
     convolution = nn.Conv2d(channels_in, channels, size, padding=size // 2)
     return nn.Sequential(convolution, nn.BatchNorm2d(channels), nn.ReLU())
 
 
 class _Inception(nn.Module):
-    """Four branches side by side; two 3x3 convolutions stand for the 5x5 one."""
+    """Four branches side by side. Two 3x3 convolutions replace the 5x5 one."""
 
     def __init__(
         self, channels_in: int, only1x1: int, reduced3x3: int, full3x3: int, reduced5x5: int, full5x5: int, pooled: int
@@ -58,7 +58,7 @@ class _Inception(nn.Module):
 def googlenet(num_classes: int = 10, channels: int = 3) -> nn.Module:
     """GoogLeNet as adapted in https://github.com/kuangliu/pytorch-cifar: 6.2 million parameters.
 
-    Other than in the paper, the stem is a single 3x3 convolution, every convolution is followed by BatchNorm, two
+    Unlike in the paper, the stem is a single 3x3 convolution, every convolution is followed by BatchNorm, two
     3x3 convolutions replace 5x5, and there are no auxiliary classifiers and no dropout.
 
     >>> sum(p.numel() for p in googlenet().parameters())

@@ -1,4 +1,4 @@
-"""What several families share."""
+"""Layers that several families of networks share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def conv(channels_in: int, channels: int, size: int, stride: int = 1, *, groups:
 
 
 def normalisation(norm: Norm, width: int) -> nn.Module:
-    """BatchNorm, or GroupNorm in groups of 8 channels, or of the largest number below that divides the width.
+    """BatchNorm, or GroupNorm in groups of at most 8 channels: the largest number that divides the width.
 
-    Group Normalization, Wu and He 2018, https://arxiv.org/abs/1803.08494. With it, no example's outputs depend on
-    the others in the batch. The paper's 16 channels a group would leave a single group in narrow ResNets.
+    With GroupNorm, an example's outputs do not depend on the others in the batch (Wu and He 2018,
+    https://arxiv.org/abs/1803.08494). The paper's 16 channels per group would leave a single group in narrow ResNets.
 
     >>> normalisation("group", 16), normalisation("group", 12)
     (GroupNorm(2, 16, ...), GroupNorm(2, 12, ...))
@@ -49,19 +49,19 @@ class Residual(nn.Module):
 
 
 def projection(channels_in: int, channels: int, stride: int, norm: Norm = "batch") -> nn.Module:
-    """The shortcut itself where it fits, a normalised 1x1 convolution where it does not (option B of He et al.)."""
+    """Shortcut of a block: identity if shapes match, else a normalised 1x1 convolution (option B of He et al.)."""
     if stride == 1 and channels_in == channels:
         return nn.Identity()
     return nn.Sequential(conv(channels_in, channels, 1, stride), normalisation(norm, channels))
 
 
 def classifier(width: int, num_classes: int) -> list[nn.Module]:
-    """The mean over the image, whatever its size, and a linear layer."""
+    """Mean over the image, of any size, then a linear layer."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
 
 
 def kaiming_init(model: nn.Module) -> nn.Module:
-    """Normal weights of variance 2 / fan_out in convolutions, zero biases in linear layers; returns the model.
+    """Set normal weights of variance 2 / fan_out in convolutions and zero biases in linear layers. Returns the model.
 
     Delving Deep into Rectifiers, He et al. 2015, https://arxiv.org/abs/1502.01852.
     """

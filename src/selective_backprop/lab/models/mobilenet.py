@@ -40,7 +40,7 @@ def _inverted_residual(channels_in: int, channels: int, expansion: int, stride: 
 def mobilenet_v2(num_classes: int = 10, channels: int = 3) -> nn.Module:
     """MobileNetV2 as adapted in https://github.com/kuangliu/pytorch-cifar: 2.3 million parameters.
 
-    Other than in the paper, the stem and the second stage have stride 1, shortcuts are projected where the number
+    Unlike in the paper, the stem and the second stage have stride 1, shortcuts are projected where the number
     of channels changes, the first stage has its 1x1 expansion too, and ReLU has no upper limit.
 
     >>> sum(p.numel() for p in mobilenet_v2().parameters())

@@ -1,4 +1,4 @@
-"""The ResNets of ImageNet, one of them with a stem for 32x32 images.
+"""ResNet-18 with a stem for 32x32 images, and ResNet-50 for ImageNet.
 
 Deep Residual Learning for Image Recognition, He et al. 2015, table 1, https://arxiv.org/abs/1512.03385.
 """
@@ -21,7 +21,7 @@ from selective_backprop.lab.models.layers import (
 
 
 def _basic(channels_in: int, width: int, stride: int, norm: Norm) -> tuple[nn.Module, int]:
-    """Two 3x3 convolutions, and how many channels they give."""
+    """A block of two 3x3 convolutions, and its number of output channels."""
     branch = nn.Sequential(
         conv(channels_in, width, 3, stride),
         normalisation(norm, width),
@@ -33,9 +33,9 @@ def _basic(channels_in: int, width: int, stride: int, norm: Norm) -> tuple[nn.Mo
 
 
 def _bottleneck(channels_in: int, width: int, stride: int, norm: Norm) -> tuple[nn.Module, int]:
-    """1x1, 3x3 and 1x1 convolutions, the last four times as wide, and how many channels they give.
+    """A block of 1x1, 3x3 and 1x1 convolutions, the last four times as wide, and its number of output channels.
 
-    The stride is in the 3x3 convolution, not in the first as in the paper: known as v1.5, and what is used today.
+    The stride is in the 3x3 convolution, not in the first one as in the paper. This is v1.5, which is used today.
     """
     branch = nn.Sequential(
         conv(channels_in, width, 1),
@@ -80,7 +80,7 @@ def resnet18(num_classes: int = 10, channels: int = 3, *, norm: Norm = "batch") 
 def resnet50(num_classes: int = 10, channels: int = 3, *, norm: Norm = "batch") -> nn.Module:
     """ResNet-50 for ImageNet: 25.6 million parameters with 1000 classes.
 
-    Its stem makes images four times smaller at once, so it wants large ones. Initial weights as in the paper.
+    Its stem makes images four times smaller, so use large ones. Initial weights are as in the paper.
     """
     stem = [conv(channels, 64, 7, 2), normalisation(norm, 64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     return kaiming_init(nn.Sequential(*stem, *_stages(_bottleneck, (3, 4, 6, 3), num_classes, norm)))

@@ -12,7 +12,7 @@ from selective_backprop.lab.models.layers import Norm, classifier, conv, kaiming
 
 
 class _Block(nn.Module):
-    """Normalisation and ReLU before each of two 3x3 convolutions, dropout between them."""
+    """Two 3x3 convolutions, each after normalisation and ReLU, with dropout between them."""
 
     def __init__(self, channels_in: int, channels: int, stride: int, dropout: float, norm: Norm) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.norm1(x))
         out = self.conv2(self.dropout(F.relu(self.norm2(self.conv1(active)))))
-        # As the authors do: a shortcut that has to convolve starts from the active values, as the branch does.
+        # As in the authors' code: a shortcut with a convolution starts after the ReLU, as the branch does.
         total: Tensor = out + (x if self.shortcut is None else self.shortcut(active))
         return total
 
@@ -64,7 +64,7 @@ def wide_resnet(
 
 
 def wrn_28_10(num_classes: int = 10, channels: int = 3, *, dropout: float = 0.0, norm: Norm = "batch") -> nn.Module:
-    """WRN-28-10: 36.5 million parameters. Where the paper uses dropout, it is 0.3 on CIFAR and 0.4 on SVHN."""
+    """WRN-28-10: 36.5 million parameters. If the paper uses dropout, it is 0.3 on CIFAR and 0.4 on SVHN."""
     return wide_resnet(28, 10, num_classes, channels, dropout=dropout, norm=norm)
 
 
@@ -79,5 +79,5 @@ def wrn_16_2(num_classes: int = 10, channels: int = 3, *, dropout: float = 0.0, 
 
 
 def wrn_10_1(num_classes: int = 10, channels: int = 3, *, dropout: float = 0.0, norm: Norm = "batch") -> nn.Module:
-    """WRN-10-1, the smallest there is: 0.08 million parameters, for CPUs."""
+    """WRN-10-1, the smallest one, for CPUs: 0.08 million parameters."""
     return wide_resnet(10, 1, num_classes, channels, dropout=dropout, norm=norm)

@@ -1,4 +1,4 @@
-"""Probes: what is looked at in a run as it goes, and written beside it. None leaves a trace on the run."""
+"""Probes look at a run after each epoch and write what they see into its folder. They do not change the run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NAMES = ("gradients", "confidence", "examples")
 
 @dataclass(frozen=True)
 class AtEpochs:
-    """An observer that is called at some epochs only.
+    """An observer that is called only at some epochs.
 
     Args:
-        observer: to be called.
-        epochs: when, counted from 0; None: at the first, the middle and the last epoch of the run.
+        observer: the observer to call.
+        epochs: epochs counted from 0; None: the first, the middle and the last epoch of the run.
     """
 
     observer: Observer
@@ -47,14 +47,14 @@ def make_probes(
     epochs: int | None = None,
     examples: Sequence[int] | None = None,
 ) -> list[Observer]:
-    """Observers by name; what they see is in `folder / "probes"`.
+    """Make probes by name. They write to `folder / "probes"`.
 
     Args:
-        names: of `NAMES`.
-        folder: of the run.
-        at: epochs, from 0, at which to look at gradients and confidence; None: first, middle, last. Examples are
-            cheap and looked at in every epoch.
-        epochs: length of the run, where known: an epoch in `at` that it does not reach is then an error.
+        names: some of `NAMES`.
+        folder: folder of the run.
+        at: epochs, from 0, at which to probe gradients and confidence; None: first, middle, last. Examples are cheap
+            and probed in every epoch.
+        epochs: length of the run, if known. An epoch in `at` beyond it is then an error.
         examples: ids of training examples; None: five, spread evenly over the data set.
 
     >>> len(make_probes(["gradients", "examples"], Path("run"), [0, 5, 9], epochs=10))
@@ -69,7 +69,7 @@ def make_probes(
         wrong = [epoch for epoch in at if epoch < 0 or (epochs is not None and epoch >= epochs)]
         if wrong or not at:
             span = f"0 to {epochs - 1}" if epochs is not None else "0 or more"
-            raise ValueError(f"probes are made at epochs of the run, {span}, got {wrong[0] if wrong else 'none'}")
+            raise ValueError(f"epochs to probe must be {span}, got {wrong[0] if wrong else 'none'}")
     makers: dict[str, Callable[[], Observer]] = {
         "gradients": lambda: AtEpochs(GradientProbe(folder), at),
         "confidence": lambda: AtEpochs(ConfidenceProbe(folder), at),

@@ -24,20 +24,20 @@ _CHUNK = 1000  # test examples at a time
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """What was probed, by epoch and test example."""
+    """Confidence in the true class, by epoch and test example."""
 
     epochs: list[int]
     confidence: Array
     """(epochs, examples) float16: softmax probability of the true class."""
     correct: Array
-    """(epochs, examples) bool: whether the true class has the highest. Not implied by a confidence below 1/2."""
+    """(epochs, examples) bool: whether the true class has the highest probability."""
 
 
 class ConfidenceProbe:
-    """Confidence in the true class and correctness of every test example: 3 bytes each, before compression.
+    """Records the confidence in the true class and whether it won, for every test example, in 3 bytes each.
 
     Args:
-        folder: of the run; arrays go to probes/confidence-0003.npz.
+        folder: folder of the run; arrays go to probes/confidence-0003.npz.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class ConfidenceProbe:
 
 
 def read_confidence(folder: Path) -> Confidence:
-    """What `ConfidenceProbe` wrote for the run in this folder."""
+    """Read what `ConfidenceProbe` wrote for the run in this folder."""
     folder = folder / "probes"
     epochs = epochs_written(folder, "confidence")
     files = [read_arrays(epoch_file(folder, "confidence", epoch), "confidence", "correct") for epoch in epochs]

@@ -23,22 +23,22 @@ class ExampleState:
     epoch: int
     id: int
     loss: float | None
-    """Last known, see `last_known_loss`; None if it was neither scored nor trained on."""
+    """Last known loss, see `last_known_loss`; None if the example was neither scored nor trained on."""
     probability: float | None
     """Selection probability at the last decision; None if there was none."""
 
 
 class ExampleProbe:
-    """Loss and selection probability of chosen training examples, at the end of every epoch.
+    """Records the loss and selection probability of a few training examples at the end of every epoch.
 
     Args:
-        folder: of the run; rows go to probes/examples.jsonl.
-        ids: of the examples; None: five, spread evenly over the data set.
+        folder: folder of the run; rows go to probes/examples.jsonl.
+        ids: ids of the examples; None: five, spread evenly over the data set.
     """
 
     def __init__(self, folder: Path, ids: Sequence[int] | None = None) -> None:
         if ids is not None and (not ids or min(ids) < 0):
-            raise ValueError(f"ids of examples are 0 or more, and there must be one at least, got {list(ids)}")
+            raise ValueError(f"ids of examples must be 0 or more, and there must be at least one, got {list(ids)}")
         self.folder, self.ids = folder, ids
 
     def __call__(self, training: Training, record: Record) -> None:
@@ -55,10 +55,10 @@ class ExampleProbe:
 
 
 def last_known_loss(ledger: Ledger) -> Tensor:
-    """Each example's last loss from training, or its last score where that is of a later epoch; NaN if it has neither.
+    """Each example's last training loss, or its last score if that is from a later epoch; NaN if it has neither.
 
-    Of the same epoch, the loss is nearly always the later: candidates are scored first. A score is the loss, unless
-    the method measures something else (distance_backprop, kath18).
+    If both are from the same epoch, the loss is taken: it is nearly always newer, because candidates are scored first.
+    A score is the loss, unless the method measures something else (distance_backprop, kath18).
 
     >>> ledger = Ledger(3)
     >>> ledger.record_losses(torch.tensor([0, 1]), torch.tensor([0.5, 1.5]), epoch=0)
@@ -70,7 +70,7 @@ def last_known_loss(ledger: Ledger) -> Tensor:
 
 
 def spread(num_examples: int, count: int = 5) -> list[int]:
-    """Ids from the first to the last, evenly.
+    """Ids spread evenly from the first to the last.
 
     >>> spread(101), spread(2)
     ([0, 25, 50, 75, 100], [0, 1])
@@ -83,7 +83,7 @@ def _known(value: float) -> float | None:
 
 
 def read_examples(folder: Path) -> list[ExampleState]:
-    """What `ExampleProbe` wrote for the run in this folder."""
+    """Read what `ExampleProbe` wrote for the run in this folder."""
     return [ExampleState(**row) for row in read_rows(_file(folder), _check)]
 
 

@@ -1,4 +1,4 @@
-"""Files beside a run that are never half-written: arrays of one epoch, and rows of all."""
+"""Files of probes: arrays of one epoch, and rows of all epochs. They are never half-written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def epoch_file(folder: Path, kind: str, epoch: int) -> Path:
-    """Where the arrays of an epoch are.
+    """Path of the arrays of an epoch.
 
     >>> epoch_file(Path("run"), "confidence", 3).as_posix()
     'run/confidence-0003.npz'
@@ -28,7 +28,7 @@ def epoch_file(folder: Path, kind: str, epoch: int) -> Path:
 
 
 def epochs_written(folder: Path, kind: str) -> list[int]:
-    """Epochs that have a file, rising; a ValueError if there is none."""
+    """Epochs that have a file, in rising order. Raises ValueError if there is none."""
     numbers = [file.stem.rpartition("-")[2] for file in folder.glob(f"{kind}-*.npz")]
     epochs = sorted(int(number) for number in numbers if number.isdecimal() and len(number) < 10)
     if not epochs:
@@ -37,48 +37,48 @@ def epochs_written(folder: Path, kind: str) -> list[int]:
 
 
 def write_arrays(file: Path, **arrays: Array) -> None:
-    """Compressed, each under its name."""
+    """Write arrays to a compressed file, each under its name."""
     np.savez_compressed(buffer := io.BytesIO(), **arrays)  # type: ignore[arg-type]
     _write(file, buffer.getvalue())
 
 
 def read_arrays(file: Path, *names: str) -> list[Array]:
-    """The arrays of these names; a ValueError if the file is missing or damaged. No code in it is run."""
+    """Read the arrays of these names, without running code. Raises ValueError if the file is missing or damaged."""
     try:
-        # Opened here: numpy leaves a damaged file open.
+        # Opened here, because numpy leaves a damaged file open.
         with open_regular(file) as opened, np.load(opened, allow_pickle=False) as loaded:
             return [loaded[name] for name in names]
     except FileNotFoundError:
         raise ValueError(f"{file} is missing") from None
     except OSError:
         raise
-    except Exception as error:  # zip, zlib and numpy raise many kinds, depending on where the file stops making sense
-        reason = str(error).partition(". If you trust")[0]  # numpy goes on with how to run the code in it
+    except Exception as error:  # zip, zlib and numpy raise many kinds of error
+        reason = str(error).partition(". If you trust")[0]  # numpy adds how to run the code in it
         raise ValueError(f"{file} is damaged: {reason}") from None
 
 
 def stack(arrays: list[Array], folder: Path) -> Array:
-    """(epochs, examples)."""
+    """Stack arrays of all epochs into one, (epochs, examples)."""
     try:
         return np.stack(arrays)
     except ValueError:
         sizes = ", ".join(sorted({str(array.shape) for array in arrays}))
-        raise ValueError(f"files in {folder} are of different runs: their arrays are of shapes {sizes}") from None
+        raise ValueError(f"files in {folder} come from different runs: their arrays have the shapes {sizes}") from None
 
 
 def replace_rows(file: Path, epoch: int, rows: Iterable[Row]) -> None:
-    """Add an epoch's rows in place of those from this epoch on, which a run that was resumed does again."""
+    """Write an epoch's rows. They replace rows from this epoch on, which a resumed run makes again."""
     kept = [row for row in read_rows(file) if row["epoch"] < epoch] if file.exists() else []
     lines = "".join(json.dumps(row) + "\n" for row in [*kept, *rows])
     _write(file, lines.encode())
 
 
 def read_rows(file: Path, check: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """JSON lines, each with an epoch; a ValueError if the file is missing or damaged.
+    """Read JSON lines, each with an epoch. Raises ValueError if the file is missing or damaged.
 
     Args:
-        file: to read.
-        check: raises a ValueError for a row that is not as it should be.
+        file: the file to read.
+        check: raises ValueError for a wrong row.
     """
     if not file.exists():
         raise ValueError(f"there is no {file}: was it asked for when the run was made?")
@@ -99,7 +99,7 @@ def read_rows(file: Path, check: Callable[[Row], None] = lambda row: None) -> li
 def require_number(
     row: Row, name: str, *, least: float, most: float = 1e300, whole: bool = False, optional: bool = False
 ) -> None:
-    """Raise a ValueError unless the row has such a number under this name."""
+    """Raise ValueError unless the row has a number in this range under this name."""
     value = row.get(name)
     if optional and value is None and name in row:
         return
@@ -109,13 +109,13 @@ def require_number(
 
 
 def require_columns(row: Row, names: set[str]) -> None:
-    """Raise a ValueError unless the row has exactly these."""
+    """Raise ValueError unless the row has exactly these columns."""
     if different := sorted(map(str, names ^ row.keys())):
         raise ValueError(f"it must have {', '.join(sorted(names))}, and differs in {', '.join(different):.80}")
 
 
 def require_arrays(folder: Path, **kinds: tuple[Array, str]) -> None:
-    """Raise a ValueError unless all are (epochs, examples), with one example at least, and of these kinds of number."""
+    """Raise ValueError unless all arrays are (epochs, examples), not empty, and of these kinds of number."""
     shapes = {array.shape for array, _ in kinds.values()}
     for name, (array, kind) in kinds.items():
         if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in kind or len(shapes) > 1:
@@ -126,5 +126,7 @@ def require_arrays(folder: Path, **kinds: tuple[Array, str]) -> None:
 
 
 def _write(file: Path, content: bytes) -> None:
-    make_subfolder(file.parent.parent, file.parent.name)  # of the run, whose folder may come from a stranger
+    make_subfolder(
+        file.parent.parent, file.parent.name
+    )  # refuses links, because the run's folder may come from a stranger
     write_whole({file: content})

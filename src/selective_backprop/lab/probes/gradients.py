@@ -1,4 +1,4 @@
-"""How well the gradient of a part of a batch agrees with the whole batch's (figure 5 of Jiang et al. 2019).
+"""How well the gradient of part of a batch agrees with that of the whole batch (figure 5 of Jiang et al. 2019).
 
 # N = candidate batch, P = parameters
 """
@@ -31,29 +31,29 @@ class Agreement:
     part: Literal["highest", "random"]
     """The examples with the highest losses, or random ones."""
     fraction: float
-    """Share of the batch that was asked for."""
+    """Fraction of the batch that was asked for."""
     size: int
-    """Examples in the part."""
+    """Number of examples in the part."""
     cosine: float
     equal_signs: float
-    """Share of the gradient's components."""
+    """Fraction of the gradient's components that have equal signs."""
 
 
 class GradientProbe:
-    """Cosine similarity and share of equal signs between the gradients of whole batches and of parts of them.
+    """Records how well gradients of parts of batches agree with those of whole batches, by cosine and equal signs.
 
-    Batches are of training data (labels as they are trained on), normalised and not augmented. Batches and random
-    parts are the same in every epoch, so that epochs can be compared.
+    Batches come from the training data with the labels that are trained on, normalised but not augmented. Batches and
+    random parts are the same in every epoch, so that epochs can be compared.
 
-    The model is in eval mode: BatchNorm uses its running statistics and dropout is off, so that a batch's gradient is
-    the mean of its examples' and only the choice of examples makes a difference. With statistics of the batch, a part
-    of two examples would be normalised by those two, which never happens in training: its batches are full.
+    The model is in eval mode: BatchNorm uses its running statistics and dropout is off. So a batch's gradient is the
+    mean of its examples' gradients, and only the choice of examples makes a difference. With batch statistics, a part
+    of two examples would be normalised by those two, which never happens in training, where batches are full.
 
     Args:
-        folder: of the run; rows go to probes/gradients.jsonl.
-        num_batches: of the run's batch size; fewer where the data set has no more.
-        fractions: sizes of the parts; a part has one example at least.
-        seed: of the batches and the random parts.
+        folder: folder of the run; rows go to probes/gradients.jsonl.
+        num_batches: number of batches, each of the run's batch size; fewer if the data set is smaller.
+        fractions: sizes of the parts; a part has at least one example.
+        seed: seed of the batches and the random parts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GradientProbe:
         replace_rows(_file(self.folder), record["epoch"], rows)
 
     def _look(self, training: Training, epoch: int) -> Iterator[Agreement]:
-        # Not through the loader, whose order and augmentation are the run's.
+        # Bypasses the loader, because its random numbers belong to the run.
         dataset = training.dataset
         generator = torch.Generator().manual_seed(self.seed)
         order = torch.randperm(len(dataset), generator=generator)
@@ -102,7 +102,7 @@ class GradientProbe:
 
 
 def gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """(P,) of the mean loss; the parameters' own .grad is left alone."""
+    """Gradient of the mean loss, (P,). The parameters' .grad is left alone."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.enable_grad():
         loss = F.cross_entropy(model(images), labels)
@@ -111,7 +111,7 @@ def gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def agreement(whole: Tensor, part: Tensor) -> tuple[float, float]:
-    """Cosine similarity, and the share of components with equal signs; zero is equal to zero alone.
+    """Cosine similarity, and the fraction of components with equal signs. Zero equals only zero.
 
     >>> agreement(torch.tensor([1.0, 0.0, 2.0, 0.0]), torch.tensor([4.0, 0.0, -2.0, 1.0]))
     (0.0, 0.5)
@@ -121,7 +121,7 @@ def agreement(whole: Tensor, part: Tensor) -> tuple[float, float]:
 
 
 def read_gradients(folder: Path) -> list[Agreement]:
-    """What `GradientProbe` wrote for the run in this folder."""
+    """Read what `GradientProbe` wrote for the run in this folder."""
     return [Agreement(**row) for row in read_rows(_file(folder), _check)]
 
 

@@ -1,4 +1,4 @@
-"""Methods by name, selectivity and options, as the command line gives them."""
+"""Making methods from the names, selectivities and options on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from torch import nn
 
@@ -21,34 +21,34 @@ from selective_backprop.files.reading import parse_json
 from selective_backprop.lab.models import make_model
 
 MakeNetwork = Callable[[str], nn.Module]
-"""A network by its name, for the run's data."""
+"""Makes a network by its name, for the run's data."""
 
 _for_any_data: MakeNetwork = partial(make_model, num_classes=10, channels=3, seed=0)
 
 
 def _diet(selectivity: float, /, **options: Any) -> sb.Method:
-    from selective_backprop.lab.study.diet import diet_from_file  # late: it trains networks, by methods that are named here
+    from selective_backprop.lab.study.diet import diet_from_file  # imported late, because it imports this module
 
     return diet_from_file(selectivity, **options)
 
 
 def _recorded(selectivity: float, /, *, run: str | None = None, **options: Any) -> sb.Method:
-    from selective_backprop.lab.runs.ledger_log import read_selections  # late, for the same reason
+    from selective_backprop.lab.runs.ledger_log import read_selections  # imported late, for the same reason
 
     if not isinstance(run, str):
-        raise ValueError(f"recorded_backprop needs run=FOLDER, an earlier run whose selection to repeat, got {run!r}")
+        raise ValueError(f"recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats, got {run!r}")
     return sb.recorded_backprop(read_selections(Path(run)), **options)
 
 
 def _at(method: Callable[..., sb.Method]) -> Callable[..., sb.Method]:
-    """The method as a function whose first argument is a selectivity, also where it has none."""
+    """Make a function whose first argument is a selectivity. A method that has none ignores it."""
     if "selectivity" in inspect.signature(method).parameters:
         return method
     return lambda selectivity, /, **options: method(**options)
 
 
 _SPECIAL: dict[str, Callable[..., sb.Method]] = {
-    # Unless a selectivity is asked for among its options, the share of the loss decides.
+    # The loss share decides, unless the options name a selectivity.
     "ledger_backprop": lambda selectivity, /, **options: sb.ledger_backprop(**options),
     "kath18": lambda selectivity, /, **options: sb.kath18(1 / selectivity, **options),
     "composer_backprop": lambda selectivity, /, **options: sb.composer_backprop(**({"keep": selectivity} | options)),
@@ -56,13 +56,13 @@ _SPECIAL: dict[str, Callable[..., sb.Method]] = {
     "diet": _diet,
 }
 METHODS = {name: _at(getattr(methods, name)) for name in methods.__all__ if name != "reducible_loss"} | _SPECIAL
-"""What can be chosen by name: all but reducible_loss, which needs a model. Each takes a selectivity, and options."""
+"""Methods by name, each a function of a selectivity and options. reducible_loss is missing, because it needs a model."""
 
 _BY_OTHER_MEANS = {
     *(name for name, make in METHODS.items() if name not in _SPECIAL and make is not getattr(methods, name)),
     *("ledger_backprop", "recorded_backprop"),
 }
-"""Methods that have no selectivity, or have one only if it is asked for."""
+"""Methods that have no selectivity, or use one only if the user gives it."""
 
 SHORT_NAMES = {
     "sb": "selective_backprop",
@@ -78,7 +78,7 @@ SHORT_NAMES = {
 
 
 def full_name(name: str) -> str:
-    """The method's name in full, or an error that suggests the nearest.
+    """The full name of a method. An unknown name is an error that suggests the nearest one.
 
     >>> full_name("sb")
     'selective_backprop'
@@ -97,11 +97,11 @@ def make_method(
     options: dict[str, Any] | None = None,
     make_network: MakeNetwork = _for_any_data,
 ) -> sb.Method:
-    """A method by name, at a selectivity where it has one, with its other options.
+    """Make a method from its name, its selectivity (if it has one) and its other options.
 
     Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
-    and train_every=, how often it learns. A run gives make_network, which knows its data; without it, the method
-    serves to see that it can be made.
+    and train_every=, how often that network learns. A run passes make_network, which knows its data. Without it, the
+    call only checks that the method can be made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
@@ -111,8 +111,22 @@ def make_method(
     try:
         return METHODS[name](selectivity, **options)
     except TypeError as error:
-        known = [p for p in inspect.signature(getattr(sb, name)).parameters if p != "selectivity"]
-        raise ValueError(f"{name} does not take these options: {error}. It has {', '.join(known)}") from None
+        known = _option_names(getattr(sb, name))
+        unknown = [] if name in ("diet", "recorded_backprop") else [key for key in options if key not in known]
+        wrong = ", ".join(unknown) or error
+        raise ValueError(f"{name} does not take these options: {wrong}. It has {', '.join(known)}") from None
+
+
+def _option_names(method: Callable[..., sb.Method]) -> list[str]:
+    """Options of a method besides its selectivity, with those that it shares with other methods."""
+    names: list[str] = []
+    for parameter in inspect.signature(method).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            (shared,) = get_args(get_type_hints(method, include_extras=True)[parameter.name])
+            names += sorted(shared.__optional_keys__)
+        else:
+            names.append(parameter.name)
+    return [name for name in names if name != "selectivity"]
 
 
 def _with_proxy(options: dict[str, Any], make_network: MakeNetwork) -> dict[str, Any]:
@@ -127,7 +141,7 @@ def _with_proxy(options: dict[str, Any], make_network: MakeNetwork) -> dict[str,
 
 @dataclass(frozen=True)
 class Choice:
-    """A method as it is written in one word, to set several side by side.
+    """A method as one word on the command line, so that several can be listed.
 
     >>> Choice.parse("stale@0.25:every=2,warmup_epochs=1")
     Choice(label='stale@0.25:every=2,warmup_epochs=1', method='stale_selective_backprop', selectivity=0.25, \
@@ -141,7 +155,7 @@ options={'every': 2, 'warmup_epochs': 1})
 
     @classmethod
     def parse(cls, text: str) -> Choice:
-        """From NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both, and LABEL= before it.
+        """Parse NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both, with an optional LABEL= before it.
 
         >>> Choice.parse("EL2N + SB=sb@0.5:warmup_epochs=1").label
         'EL2N + SB'
@@ -152,13 +166,13 @@ options={'every': 2, 'warmup_epochs': 1})
         try:
             share = float(selectivity) if at else None
         except ValueError:
-            raise ValueError(f"after @ goes a selectivity, a number in (0, 1], got {text!r}") from None
+            raise ValueError(f"after @ there must be a selectivity, a number in (0, 1], got {text!r}") from None
         options = dict(parse_option(part) for part in tail.split(",") if part)
         return cls(label or text, *with_selectivity(full_name(name), share, options))
 
 
 def split_off_label(text: str) -> tuple[str, str]:
-    """A label that the user gives, which ends with the first = before any option; and the rest.
+    """Split the text into the user's label and the rest. The label ends with the first =, before any option.
 
     >>> split_off_label("mine=sb:every=3"), split_off_label("sb:every=3")
     (('mine', 'sb:every=3'), ('', 'sb:every=3'))
@@ -168,7 +182,7 @@ def split_off_label(text: str) -> tuple[str, str]:
 
 
 def name_choices(texts: list[str]) -> list[Choice]:
-    """Several methods; each goes by its name alone where no other has the same.
+    """Parse several methods. The label is the name alone, unless two methods have the same name.
 
     >>> [choice.label for choice in name_choices(["sb@0.25", "ledger:loss_share=0.8", "ledger:loss_share=0.9"])]
     ['sb', 'ledger:loss_share=0.8', 'ledger:loss_share=0.9']
@@ -188,23 +202,23 @@ def name_choices(texts: list[str]) -> list[Choice]:
 def with_selectivity(
     method: str, selectivity: float | None, options: dict[str, Any]
 ) -> tuple[str, float | None, dict[str, Any]]:
-    """A selectivity asked for must be heeded or refused, never passed over."""
+    """Put the selectivity where the method reads it, or refuse it: it must never be ignored."""
     if selectivity is None or method not in _BY_OTHER_MEANS:
         return method, selectivity, options
     if method == "ledger_backprop":
         return method, None, options | {"selectivity": selectivity}
-    raise ValueError(f"{method} has no selectivity of its own, got {selectivity}: leave it out")
+    raise ValueError(f"{method} has no selectivity, got {selectivity}: leave it out")
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """From name=value; the value is JSON, or else a string.
+    """Parse name=value. The value is JSON or, if it is no JSON, a string.
 
     >>> parse_option("every=3"), parse_option("mode=train")
     (('every', 3), ('mode', 'train'))
     """
     name, separator, value = text.partition("=")
     if not separator:
-        raise ValueError(f"an option is name=value, got {text!r}")
+        raise ValueError(f"an option must be name=value, got {text!r}")
     try:
         return name, parse_json(value)
     except json.JSONDecodeError:

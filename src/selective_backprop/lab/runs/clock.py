@@ -1,4 +1,4 @@
-"""Seconds by phase, on the CPU and on a GPU."""
+"""Measuring seconds by phase, on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Clock:
-    """Adds up the seconds of phases. On a GPU by events, which do not make the host wait until they are read.
+    """Adds up the seconds of phases. On a GPU it uses events, which make the host wait only when they are read.
 
     >>> clock = Clock(torch.device("cpu"))
     >>> with clock("forward"):
@@ -42,7 +42,7 @@ class Clock:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """Seconds since the last reading; waits for the GPU."""
+        """Seconds of each phase since the last call. Waits for the GPU."""
         if self._events:
             torch.cuda.synchronize()
         for phase, start, end in self._events:

@@ -1,4 +1,4 @@
-"""Several runs in one go, taking turns, each in a folder of its own."""
+"""Several runs that take turns, each in its own folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from selective_backprop.lab.runs.training import Observer, Record, Settings, Tra
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A run of an experiment, under the name it goes by in tables."""
+    """A run of an experiment, with its name in tables."""
 
     label: str
     settings: Settings
 
     @property
     def folder(self) -> str:
-        """Where it is within the experiment."""
+        """The run's folder within the experiment."""
         name = re.sub(r"[^\w@:=,.+-]+", "_", self.label)
         return f"{name}/seed-{self.settings.seed}"
 
@@ -58,14 +58,16 @@ def run_in_turns(
     observers: Callable[[Path, Settings], Sequence[Observer]] = lambda folder, settings: (),
     show: Show = lambda entry, record: None,
 ) -> Results:
-    """Epoch by epoch in turn, so that drift of the machine hits all alike. Does only what is missing in `out`.
+    """Train all runs, one epoch each in turn, and do only what is missing in `out`.
+
+    Taking turns makes a machine that slows down or speeds up affect all runs alike.
 
     Args:
         entries: the runs.
-        load: gives the data; called several times a run.
-        out: folder of the experiment; None: nothing is saved.
-        observers: of a run, given its folder and settings.
-        show: is told of every epoch, and of the last one of a run that was finished before.
+        load: returns the data of a run; called several times per run.
+        out: folder of the experiment; None saves nothing.
+        observers: makes the observers of a run from its folder and settings.
+        show: called after every epoch, and with the last epoch of a run that was finished before.
     """
     for entry in entries:
         check(entry.settings, load(entry.settings))
@@ -86,7 +88,7 @@ def run_in_turns(
                 training = start(entry.settings, load(entry.settings), folder)
                 under_way.append(_Run(entry, training, folder, observers(folder.path, entry.settings)))
         while under_way:
-            run = min(under_way, key=lambda run: run.share_done)  # who is furthest behind; of several the first
+            run = min(under_way, key=lambda run: run.share_done)  # the run that is furthest behind
             advance(run.training, run.folder, run.observers)
             show(run.entry, run.training.records[-1])
             if run.share_done == 1:
@@ -96,5 +98,5 @@ def run_in_turns(
 
 
 def _make_folder(out: Path, name: str) -> None:
-    """By rank 0. A link on the way is refused: it may lead out of the experiment, which may be a stranger's."""
+    """Make the folder on rank 0. A link on its path is refused, because it may lead out of the experiment."""
     make_subfolder(out, name)

@@ -1,4 +1,4 @@
-"""A command that torchrun started several times over: its processes join each other, and one of them speaks."""
+"""Commands on several ranks: the processes that torchrun started join each other, and only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from torch.distributed.rendezvous import rendezvous
 
 from selective_backprop.distributed.ranks import current_ranks, lost_another
 
-_PATIENCE = timedelta(seconds=5)  # for rank 0 to come to the same error
+_PATIENCE = timedelta(seconds=5)  # how long to wait for rank 0 to meet the same error
 
 
 def alone() -> bool:
-    """Whether torchrun started this process alone, or did not start it."""
+    """Whether this process runs alone: without torchrun, or as its only process."""
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ
 
 
 def leave() -> NoReturn:
-    """End this process well, and at once.
+    """End this process successfully, and at once.
 
-    Now and then a thread of DDP or gloo still has something to let go of, and aborts the process when it finds that
-    the interpreter is ending (10 of 360 processes that did nothing but a few steps of DDP, torch 2.13): a rank that
-    has done all its work would count as failed.
+    Without this, a thread of DDP or gloo sometimes aborts the process while the interpreter ends, because it still has
+    something to release. A rank that has done all its work would then count as failed. It happened in 10 of 360
+    processes that only made a few steps of DDP, with torch 2.13.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -42,10 +42,10 @@ def leave() -> NoReturn:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """The processes that torchrun started work together meanwhile, and leave each other at the end, however it comes.
+    """Join the processes that torchrun started, and part at the end, also after an error. Without torchrun, do nothing.
 
-    Only rank 0 prints. What goes wrong on all ranks is told by rank 0, and what goes wrong on another one by that one;
-    the exit code says so on all of them. Without torchrun this does nothing.
+    Only rank 0 prints. An error that all ranks have is shown by rank 0, an error that only another rank has is shown by
+    that rank. All ranks end with an exit code that says so.
     """
     if alone():
         yield
@@ -55,7 +55,7 @@ def joined() -> Iterator[None]:
     if on_gpu:
         _take_gpu()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
-    current_ranks()  # connects all of them for what follows
+    current_ranks()  # connects all ranks
     said = io.StringIO()
     usual = signal.signal(signal.SIGINT, _interrupt_once)
     try:
@@ -71,19 +71,19 @@ def joined() -> Iterator[None]:
 def _take_gpu() -> None:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= (count := torch.cuda.device_count()):
-        sys.exit(f"there are {count} GPUs, and none for local rank {local}: --nproc-per-node {count} at most")
+        sys.exit(f"there are {count} GPUs, so none for local rank {local}: start at most --nproc-per-node {count}")
     torch.cuda.set_device(local)
 
 
 def _interrupt_once(*_: object) -> NoReturn:
-    """Ctrl-C comes from the terminal and from torchrun; the second must not disturb what the first one started."""
+    """Handle only the first Ctrl-C. It comes twice, from the terminal and from torchrun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 @contextmanager
 def _only_first_prints(rank: int, said: io.StringIO) -> Iterator[None]:
-    """What the others say about errors is kept in `said`."""
+    """Keep what the other ranks write to stderr in `said`, and drop what they print."""
     if rank == 0:
         yield
         return
@@ -92,7 +92,7 @@ def _only_first_prints(rank: int, said: io.StringIO) -> Iterator[None]:
 
 
 def _in_plain_words(error: BaseException, rank: int, size: int) -> BaseException:
-    """What a rank that sums gradients says when another one is gone is about sockets."""
+    """Replace an error about sockets, which means that another rank is gone, by one that says so."""
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error)):
         plain = lost_another(rank, size, "trained")
         plain.__cause__ = error
@@ -101,17 +101,17 @@ def _in_plain_words(error: BaseException, rank: int, size: int) -> BaseException
 
 
 def _fail(error: BaseException, rank: int, size: int, store: Any, said: str) -> NoReturn:
-    """End this rank; it tells the reason unless another rank does."""
+    """End this rank. It shows the reason, unless another rank does."""
     code = error.code if isinstance(error, SystemExit) else 1
     if not code:
         raise error
     reason = _reason(error)
     if isinstance(error, RuntimeError) and _has_failed(store, [other for other in range(size) if other != rank]):
-        sys.exit(1)  # what a rank sees when another one leaves
+        sys.exit(1)  # this error only follows from the other rank's
     if rank == 0:
-        if not isinstance(error, SystemExit):  # or it is on the screen already
+        if not isinstance(error, SystemExit):  # those are on the screen already
             sys.excepthook(type(error), error, error.__traceback__)
-        _post(store, rank, reason)  # only now: torchrun ends this rank as soon as another one has left
+        _post(store, rank, reason)  # only now, because torchrun ends this rank as soon as another one has left
     else:
         _post(store, rank, reason)
         if _reason_of_first(store) != reason:
@@ -126,8 +126,8 @@ def _post(store: Any, rank: int, reason: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The same text for the same error."""
-    if isinstance(error, SystemExit):  # of an error that the command line has shown already
+    """A text that is the same for the same error on every rank."""
+    if isinstance(error, SystemExit):  # the command line has shown its error already
         return str(error.__context__ or error.code)
     return f"{type(error).__name__}: {error}"
 

@@ -1,4 +1,4 @@
-"""What the ledger knew at the end of every epoch, on disk.
+"""The ledger at the end of every epoch, on disk.
 
 # M = examples
 """
@@ -31,21 +31,21 @@ class LedgerHistory:
     """The ledger at the end of every epoch from the first on."""
 
     loss: Array
-    """(epochs, M) float16: last known, see `last_known_loss`; NaN if none."""
+    """(epochs, M) float16: the last known loss, see `last_known_loss`; NaN if there is none."""
     probability: Array
-    """(epochs, M) float16: of selection, at the last decision; NaN if there was none."""
+    """(epochs, M) float16: selection probability at the last decision; NaN if there was none."""
     selected: Array
-    """(epochs, M) unsigned: how often it was selected in that epoch."""
+    """(epochs, M) unsigned: how often the example was selected in that epoch."""
 
 
 class LedgerLog:
     """Observer that writes ledger/epoch-0003.npz after epoch 3, and so on.
 
-    5 bytes per example and epoch, before compression: 50 MB at most for 200 epochs of 50,000 examples. (An epoch in
-    which an example is selected more than 255 times takes a byte or more on top.)
+    It takes 5 bytes per example and epoch before compression, so at most 50 MB for 200 epochs of 50,000 examples. (An
+    epoch in which an example is selected more than 255 times takes more.)
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ def _to_half(values: Tensor) -> Array:
 
 
 def read_ledger_log(folder: Path) -> LedgerHistory:
-    """What `LedgerLog` wrote for the run in this folder; a ValueError if an epoch is missing or damaged."""
+    """Read what `LedgerLog` wrote for the run in this folder. Raises ValueError if an epoch is missing or damaged."""
     folder = folder / "ledger"
     epochs = range(epochs_written(folder, "epoch")[-1] + 1)
     files = [read_arrays(epoch_file(folder, "epoch", epoch), "loss", "probability", "selected") for epoch in epochs]
@@ -78,7 +78,7 @@ def read_ledger_log(folder: Path) -> LedgerHistory:
 
 
 def read_selections(folder: Path) -> sb.SelectionRecord:
-    """What the run in this folder selected in each epoch, for `recorded_backprop`."""
+    """Read what the run in this folder selected in each epoch, for `recorded_backprop`."""
     selected = torch.from_numpy(read_ledger_log(folder).selected.astype(bool))
     record = sb.SelectionRecord(selected.shape[1])
     for mask in selected:

@@ -1,4 +1,4 @@
-"""The folder of a run that several ranks make: rank 0 alone reads and writes it."""
+"""The folder of a run on several ranks. Only rank 0 reads and writes it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OF_EACH = ("loader", "random")  # parts of a checkpoint that differ between ran
 
 
 class RankedFolder:
-    """As `RunFolder`, whose arguments and methods it has; all ranks call each method together.
+    """A `RunFolder` for several ranks, with the same arguments and methods. All ranks call each method together.
 
-    In the checkpoint, what rank 0 has is where it is in that of a single process, and what the others have is in
+    The checkpoint holds the state of rank 0 as that of a single process does. The states of the other ranks are in
     "other_ranks".
     """
 
@@ -26,12 +26,12 @@ class RankedFolder:
         from_first(lambda: self._opened.append(RunFolder(path, settings, data)))
 
     def close(self) -> None:
-        """Let other processes work on it."""
+        """Release the lock, so that other processes can use the folder."""
         for folder in self._opened:
             folder.close()
 
     def records(self) -> list[dict[str, Any]]:
-        """A record per finished epoch."""
+        """One record per finished epoch."""
         return from_first(lambda: self._opened[0].records())
 
     def save(self, checkpoint: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class RankedFolder:
         from_first(lambda: self._opened[0].save(checkpoint | {"other_ranks": others}))
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """What this rank saved last, or None."""
+        """The last checkpoint of this rank, or None."""
         states: list[dict[str, Any]] = []
 
         def read() -> bool:
@@ -56,6 +56,6 @@ Folder = RunFolder | RankedFolder
 
 
 def open_folder(path: Path, settings: dict[str, Any], data: dict[str, Any] | None = None) -> Folder:
-    """The folder of a run, for this process or for all ranks."""
+    """Open the folder of a run, for this process or for all ranks."""
     kind = RunFolder if number_of_ranks() == 1 else RankedFolder
     return kind(path, settings, data)

@@ -1,4 +1,4 @@
-"""What the ranks of an experiment do together. In a process that trains alone each of these is a plain call.
+"""Functions that the ranks of an experiment call together. In a process that trains alone, each is a plain call.
 
 # K = ranks, M = training examples
 """
@@ -17,11 +17,11 @@ from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import current_ranks
 
 T = TypeVar("T")
-_TOLD = (ValueError, TypeError, OSError, ImportError)  # what is wrong with the input, not with the program
+_TOLD = (ValueError, TypeError, OSError, ImportError)  # errors in the user's input, not in the program
 
 
 def place() -> tuple[int, int]:
-    """This process's rank, and how many there are.
+    """The rank of this process, and the number of ranks.
 
     >>> place()
     (0, 1)
@@ -31,7 +31,7 @@ def place() -> tuple[int, int]:
 
 
 def number_of_ranks() -> int:
-    """That train together; 1 for a process that trains alone."""
+    """Number of ranks that train together; 1 for a process that trains alone."""
     return place()[1]
 
 
@@ -41,7 +41,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """What rank 0 makes, which is plain data, on all ranks. What goes wrong with it is raised on all of them.
+    """Call `make` on rank 0 and return its result, plain data, on all ranks. An error is raised on all of them.
 
     >>> from_first(lambda: {"epochs": 3})
     {'epochs': 3}
@@ -61,14 +61,14 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 def in_turn(make: Callable[[], T]) -> T:
-    """Made by every rank, by rank 0 first: what it leaves on the disk, such as a cache, is there for the others."""
+    """Call `make` on every rank, first on rank 0, so that the others find what it leaves on disk, such as a cache."""
     made: list[T] = []
     from_first(lambda: made.append(make()))
     return made[0] if made else make()
 
 
 def total(values: Sequence[float]) -> list[float]:
-    """Sums over ranks, the same to the bit on each; whole numbers up to 2**53 are exact.
+    """Sum values over ranks. The result is bit-identical on all; whole numbers up to 2**53 are exact.
 
     >>> total([3, 0.5])
     [3.0, 0.5]
@@ -80,7 +80,7 @@ def total(values: Sequence[float]) -> list[float]:
 
 
 def own_part(length: int) -> slice:
-    """This rank's part of so many rows, one after the other.
+    """This rank's part of `length` rows, as a slice.
 
     >>> own_part(360)
     slice(0, 360, None)
@@ -90,14 +90,14 @@ def own_part(length: int) -> slice:
 
 
 class Share(Sampler[int]):
-    """The candidates of this rank: each K-th of the order that one process would go through.
+    """Sampler of this rank's candidates: every K-th of the order that one process would go through.
 
-    All ranks draw the same order, so that the k-th candidate batches of all of them are together the k-th of one
-    process. No example is repeated where M is no multiple of K; rather are the last few of the order, other ones in
-    each epoch, left out of it. With as many candidates on each rank, keeping everything is plain DDP.
+    All ranks draw the same order, so the k-th candidate batches of all ranks together are the k-th batch of one process.
+    If M is not a multiple of K, the last few examples of the order are left out of the epoch (others each time), and no
+    example is repeated. All ranks have equally many candidates, so keeping everything is plain DDP.
 
     Args:
-        order: of all examples, the same on every rank.
+        order: sampler of all examples, the same on every rank.
     """
 
     def __init__(self, order: Sized) -> None:
@@ -108,12 +108,12 @@ class Share(Sampler[int]):
         return len(self.order) // self.size
 
     def __iter__(self) -> Iterator[int]:
-        # All of it at once: what is drawn for it must not depend on where this rank stops.
+        # Drawn as a whole, so that the random numbers used do not depend on where this rank stops.
         return iter(list(self.order)[self.rank : len(self) * self.size : self.size])
 
 
 def for_training(model: nn.Module) -> nn.Module:
-    """The model in DDP, which has the ranks train it together."""
+    """Wrap the model in DDP if there are several ranks."""
     if number_of_ranks() == 1:
         return model
     on_gpu = next(model.parameters()).is_cuda
@@ -121,9 +121,9 @@ def for_training(model: nn.Module) -> nn.Module:
 
 
 def arrange_gradients(model: nn.Module, inputs: Tensor) -> None:
-    """Make a model in DDP sum gradients as one that has been trained; a state is to be loaded into it after this.
+    """Make a model in DDP sum gradients in the order of a model that has been trained. Load its state after this.
 
-    After its first step DDP arranges gradients in the order in which they arrive, and of three ranks or more the order
+    After its first step DDP arranges gradients in the order in which they arrive. With three or more ranks, this order
     decides how sums are rounded.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):

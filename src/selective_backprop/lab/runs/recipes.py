@@ -1,4 +1,4 @@
-"""Published training setups, at their own length or compressed to any other."""
+"""Published training setups, at their own length or stretched to any other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Decay:
-    """What the learning rate is multiplied by, as a function of progress from 0 to 1.
+    """Factor on the learning rate as a function of progress, which goes from 0 to 1.
 
     >>> Decay(kind="step", milestones=(0.3, 0.6), factor=0.2).at(0.5)
     0.2
@@ -21,9 +21,9 @@ class Decay:
 
     kind: Literal["step", "cosine", "linear", "constant"] = "cosine"
     milestones: tuple[float, ...] = ()
-    """For "step": where, as fractions of the run."""
+    """For "step": when the rate drops, as fractions of the run."""
     factor: float = 0.1
-    """For "step": by how much."""
+    """For "step": what the rate is multiplied by at each milestone."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("step", "cosine", "linear", "constant"):
@@ -31,7 +31,7 @@ class Decay:
         if not all(0 < a < 1 for a in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones must be rising fractions of the run in (0, 1), got {self.milestones}")
         if (self.kind == "step") != bool(self.milestones):
-            raise ValueError(f"milestones go with kind 'step', got {self.milestones} with {self.kind!r}")
+            raise ValueError(f"kind 'step' needs milestones, and no other kind takes them: got {self.milestones} with {self.kind!r}")
 
     def at(self, progress: float) -> float:
         """The multiplier at this fraction of the run."""
@@ -41,36 +41,36 @@ class Decay:
             return 1 - progress
         if self.kind == "cosine":
             return (1 + math.cos(math.pi * progress)) / 2
-        # The small allowance undoes the rounding of progress: epoch 120 of 200 is at 0.6.
+        # 1e-9 makes up for rounding, so that epoch 120 of 200 counts as 0.6.
         return self.factor ** sum(progress + 1e-9 >= milestone for milestone in self.milestones)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything about a training run but the method of selection and the seed."""
+    """A training setup: everything about a run except the seed. The method and selectivity are defaults."""
 
     dataset: str
     model: str
     epochs: int
     source: str
-    """Where the setup is from."""
+    """Where the setup comes from."""
     decay: Decay
     image_size: int | None = None
-    """Images are shrunk to this many pixels a side; None: as they are."""
+    """Pixels per side that images are resized to; None leaves them as they are."""
     batch_size: int = 128
-    """Examples in a training step, of all ranks together."""
+    """Examples in a training step, on all ranks together."""
     lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 5e-4
     padding: int = 4
-    """Random crops from images padded by this much."""
+    """Pixels of padding on each side, from which crops are drawn at random."""
     flip: bool = True
     cutout: int = 0
-    """Length of the square cut out of each image; 0 for none."""
+    """Side of the square that is cut out of each image; 0 for none."""
     method: str = "selective_backprop"
     selectivity: float = 1 / 3
-    """What the source uses with the method."""
+    """Selectivity that the source uses with the method."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -86,7 +86,7 @@ class Recipe:
         return self.lr * self.decay.at(progress)
 
     def with_(self, **changes: object) -> Recipe:
-        """The same with other values; a decay by milestones stretches with `epochs`.
+        """A copy with other values. A decay by milestones stretches with `epochs`.
 
         >>> RECIPES["cifar10"].with_(epochs=20).decay.milestones
         (0.3, 0.6, 0.8)
@@ -143,7 +143,7 @@ _DIGITS = Recipe(
 
 
 def _small(dataset: str, **more: object) -> Recipe:
-    """Images of half the size and a network of 75,000 parameters: minutes on two cores."""
+    """A recipe for minutes on two cores: half-size images and a network of 75,000 parameters."""
     changes = {"dataset": dataset, "model": "small_resnet", "batch_size": 128, "decay": Decay(kind="linear")}
     source = "made for comparisons on two cores"
     return _DIGITS.with_(**changes, **more, method="ledger_backprop", source=source)
@@ -183,7 +183,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe by name.
+    """Find a recipe by name.
 
     >>> find_recipe("cifar10").selectivity == 1 / 3
     True

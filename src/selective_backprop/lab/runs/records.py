@@ -1,7 +1,7 @@
-"""A run is a folder: its settings, a line per epoch, checkpoints. Nothing in it is ever half-written.
+"""The folder of a run: its settings, one line per epoch, and checkpoints. No file in it is ever half-written.
 
-What is needed to go on is all in the checkpoint; records.jsonl is a copy for readers. The checkpoint before the last
-stays beside it, for the case that the last is damaged.
+The checkpoint holds everything needed to continue the run; records.jsonl is a copy for readers. The previous checkpoint
+stays beside the last one, in case that is damaged.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class RunFolder:
     """Reads and writes the files of one run; one process at a time.
 
     Args:
-        path: made if it is not there.
-        settings: of the run, plain data. A folder that holds another run's is refused.
-        data: what tells the run's data from others (`ImageSet.fingerprint`). A folder of a run on others is refused.
+        path: the folder; it is made if it does not exist.
+        settings: settings of the run, as plain data. A folder with other settings is refused.
+        data: fingerprint of the run's data (`ImageSet.fingerprint`). A folder of a run on other data is refused.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], data: dict[str, Any] | None = None) -> None:
         self.path = path
         if path.exists() and not path.is_dir():
-            raise NotADirectoryError(f"{path} is a file, and a run needs a folder: choose another name")
+            raise NotADirectoryError(f"{path} is a file, but a run needs a folder: choose another name")
         path.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         try:
@@ -56,13 +56,13 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let other processes work on it."""
+        """Release the lock, so that other processes can use the folder."""
         self._lock.close()
 
     def _claim(self, settings: dict[str, Any]) -> None:
         saved = self.read_json("config.json")
         if not (self.path / "config.json").exists():
-            if (self.path / "records.jsonl").exists():  # nobody could tell whether they are of this run
+            if (self.path / "records.jsonl").exists():  # they may belong to another run
                 raise ValueError(f"{self.path} holds records but no config.json: put it back, or choose another folder")
             self.write_json("config.json", settings)
             self.write_json("environment.json", environment())
@@ -71,14 +71,14 @@ class RunFolder:
         elif (ranks := saved.get("ranks", 1)) != settings.get("ranks", 1):
             start = f"torchrun --nproc-per-node {ranks} -m selective_backprop.lab" if ranks > 1 else "no torchrun"
             raise ValueError(
-                f"{self.path} holds a run of {ranks} ranks, and here are {settings.get('ranks', 1)}: go on with it by "
+                f"{self.path} holds a run of {ranks} ranks, but this one has {settings.get('ranks', 1)}: continue it with "
                 f"{start}, or choose another folder"
             )
         elif saved != settings:
             different = sorted(key for key in saved.keys() | settings.keys() if saved.get(key) != settings.get(key))
             raise ValueError(
                 f"{self.path} holds a run with other settings ({', '.join(different)}): choose another folder, or give "
-                "the same settings to go on with it"
+                "the same settings to continue it"
             )
 
     def _check_data(self, data: dict[str, Any]) -> None:
@@ -87,8 +87,8 @@ class RunFolder:
             self.write_json("data.json", data)
         elif saved != data:
             raise ValueError(
-                f"{self.path} holds a run on other data ({describe_change(saved, data)}), with which it cannot go on: "
-                "choose another folder, or put the data back as they were"
+                f"{self.path} holds a run on other data ({describe_change(saved, data)}), so it cannot continue: choose "
+                "another folder, or put the data back as they were"
             )
 
     def _take_lock(self) -> FolderLock:
@@ -100,18 +100,18 @@ class RunFolder:
             ) from None
 
     def read_json(self, name: str) -> Any:
-        """The content of a file, or None where there is none."""
+        """The content of a file, or None if the file does not exist."""
         file = self.path / name
         try:
             return read_json(file) if file.exists() else None
-        except ValueError as error:  # no JSON, or no text at all
+        except ValueError as error:  # it is no JSON, or not even text
             raise _damaged(file, error) from None
 
     def write_json(self, name: str, content: Any) -> None:
         write_whole({self.path / name: (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()})
 
     def records(self) -> list[dict[str, Any]]:
-        """A record per finished epoch; the checkpoint's, where records.jsonl is damaged."""
+        """One record per finished epoch. If records.jsonl is damaged, they come from the checkpoint."""
         try:
             return read_records(self.path)
         except ValueError:
@@ -120,16 +120,16 @@ class RunFolder:
             return list(checkpoint["records"])
 
     def save(self, checkpoint: dict[str, Any]) -> None:
-        """Replace the last checkpoint, which becomes the one before it; its "records" go to records.jsonl too.
+        """Save a checkpoint and keep the last one as the previous one. Its "records" go to records.jsonl too.
 
-        The checkpoint first, so that a run with all its records has its last weights too.
+        The checkpoint is written first, so that a run with all its records has its last weights too.
         """
         file, previous = self.path / CHECKPOINT, self.path / PREVIOUS
         contents = {file: seal(checkpoint), self.path / "records.jsonl": _lines(checkpoint["records"])}
         write_whole(contents, keep={file: previous})
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """What was saved last, or None; what was saved before it, where that is damaged. Cuts records.jsonl to it."""
+        """The last checkpoint, or the previous one if the last is damaged; None if there is none. Adjusts records.jsonl."""
         damages: dict[Path, ValueError] = {}
         for file in (self.path / CHECKPOINT, self.path / PREVIOUS):
             if not file.exists():
@@ -144,8 +144,8 @@ class RunFolder:
             for damaged, reason in damages.items():
                 aside = damaged.replace(self.path / DAMAGED)
                 _logger.warning(
-                    f"{damaged} is damaged ({reason}): going on from {file.name}, after {len(state['records'])} "
-                    f"epochs; the damaged one is now {aside.name}"
+                    f"{damaged} is damaged ({reason}): the run continues from {file.name}, after {len(state['records'])} "
+                    f"epochs; the damaged file is now called {aside.name}"
                 )
             self._restore_records(_lines(state["records"]), file)
             return state
@@ -160,7 +160,7 @@ class RunFolder:
         found = read_bytes(file) if file.exists() else b""
         if found == lines:
             return
-        # One more or fewer is what a killed process leaves, or a checkpoint that was gone back to.
+        # One record more or fewer is normal: after a kill, or after going back to the previous checkpoint.
         whole_lines = not found or found.endswith(b"\n")
         if not whole_lines or not (lines.startswith(found) or found.startswith(lines)):
             _logger.warning(f"{file} is damaged: written again from {checkpoint.name}")
@@ -168,7 +168,7 @@ class RunFolder:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """A record per finished epoch of the run in this folder; no lock is needed, files are replaced as a whole."""
+    """One record per finished epoch of the run in this folder. Needs no lock, because files are replaced as a whole."""
     file = folder / "records.jsonl"
     records = []
     for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else (), start=1):
@@ -182,7 +182,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def describe_change(before: Any, now: dict[str, Any]) -> str:
-    """How data differ, for a message.
+    """Describe how data differ, for a message.
 
     >>> describe_change({"train": {"examples": 3}}, {"train": {"examples": 4}})
     '3 train examples then, 4 now'
@@ -194,14 +194,14 @@ def describe_change(before: Any, now: dict[str, Any]) -> str:
         if not isinstance(then, dict) or then.get("examples") == found["examples"]:
             continue
         return f"{then.get('examples')} {part} examples then, {found['examples']} now"
-    return "as many examples as now, but not the same ones"
+    return "as many examples as now, but other ones"
 
 
 def _lines(records: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(record, sort_keys=True) + "\n" for record in records).encode()
 
 
-_AGAIN = "going on with the run writes it again from its checkpoint; without one, move it away to start the run again"
+_AGAIN = "continue the run, which writes it again from its checkpoint; without one, move it away to start the run again"
 _MOVE = "move it away with the rest of the folder to start the run again"
 
 
@@ -210,7 +210,7 @@ def _damaged(file: Path, reason: object, what_to_do: str = _MOVE) -> ValueError:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and the command: what is needed to make a result again."""
+    """Versions, hardware and the command, so that a result can be made again."""
     accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -226,7 +226,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the package's own repository; None if it does not run from one."""
+    """The commit of the package's own repository; None if the package does not run from one."""
     command = ["git", "-C", str(Path(sb.__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

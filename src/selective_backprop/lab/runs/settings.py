@@ -1,4 +1,4 @@
-"""What decides the outcome of a run."""
+"""Settings of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selective_backprop.lab.runs.recipes import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that decides the outcome of a run, but the data."""
+    """Everything that decides the outcome of a run, except the data."""
 
     recipe: Recipe
     method: str
@@ -21,20 +21,20 @@ class Settings:
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     label_noise: float = 0.0
-    """Fraction of training labels that are made wrong."""
+    """Fraction of training labels that are replaced by wrong ones."""
     validation: float = 0.0
-    """Fraction of the training data to test on, instead of the test set: for choosing settings."""
+    """Fraction of the training data to test on instead of the test set, to choose settings."""
     length: float | None = None
-    """Epochs after which the run ends, its learning rate fully decayed, if not the recipe's; need not be whole."""
+    """Epochs after which the run ends with its learning rate fully decayed, possibly a fraction. None: the recipe's."""
     ranks: int = field(default_factory=number_of_ranks)
-    """Processes that train together: the recipe's batch is divided among them."""
+    """Number of processes that train together. The recipe's batch is divided among them."""
 
     def __post_init__(self) -> None:
         size = self.recipe.batch_size
         if size % self.ranks:
             raise ValueError(
-                f"the batch of {size} is that of all ranks together, and {self.ranks} ranks cannot have equal parts of "
-                f"it: start another number of ranks, or choose a batch_size such as {size + -size % self.ranks}"
+                f"the batch of {size} is divided among all ranks, and {self.ranks} ranks cannot have equal parts of it: "
+                f"start another number of ranks, or choose a batch_size such as {size + -size % self.ranks}"
             )
         if self.length is not None and self.length <= 0:
             raise ValueError(f"length must be positive, got {self.length}")
@@ -44,15 +44,15 @@ class Settings:
 
     @property
     def epochs(self) -> int:
-        """Epochs that are begun."""
+        """Epochs that the run begins; the last one may be cut short."""
         return self.recipe.epochs if self.length is None else math.ceil(self.length)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; equal settings give equal data."""
+        """The settings as plain data. Equal settings give equal data."""
         content = dataclasses.asdict(self) | {"recipe": _plain(dataclasses.asdict(self.recipe))}
         if self.ranks > 1:
             return content | {"batch_size_of_each_rank": self.recipe.batch_size // self.ranks}
-        del content["ranks"]  # as folders were before there were ranks
+        del content["ranks"]  # so that older folders still fit
         return content
 
 

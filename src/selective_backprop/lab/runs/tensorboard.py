@@ -1,4 +1,4 @@
-"""Records as TensorBoard events: `tensorboard --logdir` on a folder of runs sets their curves side by side."""
+"""Write records as TensorBoard events. `tensorboard --logdir` on a folder of runs shows their curves together."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TAGS = {
 
 
 class TensorBoardEvents:
-    """Observer that writes each record as events in tensorboard/, against epochs.
+    """Observer that writes each record as events to tensorboard/, with the epoch as the step.
 
-    Events of epochs that a resumed run does again are hidden. The file is closed after the run's last epoch.
+    Events of epochs that a resumed run repeats are hidden. The file is closed after the run's last epoch.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,24 +38,24 @@ class TensorBoardEvents:
 
     def __call__(self, training: Training, record: Record) -> None:
         epoch = record["epoch"]
-        if self._writer is None:  # only now is it known where the run goes on
+        if self._writer is None:  # the epoch at which the run continues is known only now
             self._writer = self._make_writer(make_subfolder(self.folder, "tensorboard"), purge_step=epoch)
         for tag, value in scalars(record).items():
             self._writer.add_scalar(tag, value, epoch)
-        # Before the checkpoint: an epoch that is not done again is not missing here.
+        # Flushed before the checkpoint is saved, so that no epoch is missing after a kill.
         self._writer.flush()
         if epoch + 1 == training.settings.epochs:
             self.close()
 
     def close(self) -> None:
-        """Close the file, when the run is left before its end."""
+        """Close the file. Needed only if the run ends early."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """What is drawn, by tag."""
+    """The values to draw, by tag."""
     chosen = {tag: record[name] for tag, name in _TAGS.items()}
     seconds = {f"seconds/{phase}": value for phase, value in record["seconds"].items()}
     return chosen | {"selectivity": record["trained"] / record["offered"]} | seconds

@@ -1,4 +1,4 @@
-"""One training run: a method, a recipe and a seed, with a record per epoch and exact resume."""
+"""One training run of a method, a recipe and a seed. It makes a record per epoch and resumes exactly."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Record = dict[str, Any]
 
 
 class Prepare:
-    """Candidates made ready on the device. Its state is the augmentation's.
+    """Normalises and augments a candidate batch on the device. Its state is the augmentation's.
 
-    Normalised first: what is padded or cut out is then the mean, not black.
+    It normalises first, so that padded and cut-out pixels have the mean colour, not black.
     """
 
     def __init__(self, augment: Augment, normalise: Normalise) -> None:
@@ -57,13 +57,13 @@ class Prepare:
 
 
 class Training:
-    """A run under way. `epoch()` trains for one epoch of candidates and gives its record.
+    """A training run. `epoch()` trains for one epoch of candidates and returns its record.
 
-    What a model draws from torch's global random state (dropout) comes from a state of the run's own, so that runs
-    can take turns, and the caller's is left alone.
+    The run has its own copy of torch's global random state, from which the model draws (dropout). So runs can take
+    turns, and the caller's random state is left alone.
 
-    With several ranks, each has its share of the candidates and of the test set; augmentation and dropout are drawn
-    from seeds of its own. Records are the same on all: counts of all ranks together, seconds of rank 0.
+    With several ranks, each rank has a part of the candidates and of the test set, and its own seeds for augmentation
+    and dropout. Records are the same on all ranks: counts are sums over ranks, seconds are those of rank 0.
     """
 
     def __init__(self, settings: Settings, data: ImageSet, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class Training:
         recipe, seed = settings.recipe, settings.seed
         rank, size = place()
         if settings.ranks != size:
-            raise ValueError(f"the settings are of {settings.ranks} ranks, and there are {size}")
+            raise ValueError(f"the settings are for {settings.ranks} ranks, but there are {size}")
         own_seed = seed * size + rank
         channels = data.train_images.shape[1]
         labels = data.train_labels
@@ -81,22 +81,22 @@ class Training:
             torch.manual_seed(own_seed)
             self._random_states = self._get_random_states()
         model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed)
-        # Channels last is what convolutions are fastest with, on CPUs and on GPUs.
+        # Convolutions are fastest with channels last, on CPUs and on GPUs.
         self.model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.trained_model = for_training(self.model)
-        """The same, as it is to be called in training steps."""
+        """The model as training steps must call it: inside DDP if there are several ranks."""
         self.normalise = Normalise(*measure_mean_std(data.train_images)).to(device)
         self.test = data.test_images, data.test_labels
         self.num_examples = len(labels)
         self.dataset = dataset = ImageDataset(data.train_images, labels)
 
         def make_proxy(name: str) -> nn.Module:
-            # Other first weights than the model's: a proxy of the same kind must not be the model itself.
+            # Another seed than the model's, so that a proxy of the same kind starts with other weights.
             return make_model(name, num_classes=data.num_classes, channels=channels, seed=seed + 1)
 
         method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
         candidates = recipe.batch_size // size
-        if method.scorer.needs.training_pass:  # it trains on part of each candidate batch: that part is as large as any
+        if method.scorer.needs.training_pass:  # only a part of each candidate batch is trained on, so make the batch larger
             candidates = round(candidates / settings.selectivity)
         generator = torch.Generator().manual_seed(seed)
         order = RandomSampler(dataset, generator=generator)
@@ -128,13 +128,13 @@ class Training:
         )
         self.records: list[Record] = []
         self.ledger = self.loader.ledger.whole()
-        """The whole ledger, of all ranks, at the end of the last epoch."""
+        """The ledger of all ranks at the end of the last epoch."""
         self.selected_before = self.ledger.selected.clone()
         """How often each example had been selected before the last epoch."""
 
     @property
     def progress(self) -> float:
-        """Share of the run that is done; the step under way is counted in."""
+        """Fraction of the run that is done, with the current step."""
         length = self.settings.length or self.settings.epochs
         return min(1.0, self.loader.progress * self.settings.epochs / length)
 
@@ -146,7 +146,7 @@ class Training:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda_devices)]
 
     def epoch(self) -> Record:
-        """Train for one epoch of candidates, test, and record."""
+        """Train for one epoch of candidates, test, and return the record."""
         with torch.random.fork_rng(self._cuda_devices):
             torch.set_rng_state(self._random_states[0])
             for device, state in zip(self._cuda_devices, self._random_states[1:], strict=True):
@@ -165,7 +165,7 @@ class Training:
         given_out = 0
         self.model.train()
         for images, labels in self.loader:
-            # By progress, so that the rate is fully decayed at the end however few steps were taken.
+            # Set by progress, so that the rate has fully decayed at the end, however few steps were taken.
             rate = self.settings.recipe.lr_at(self.progress)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -196,8 +196,8 @@ class Training:
         names = [name for name, how in COMBINATIONS.items() if how == "count"]
         sums = total([getattr(stats, name) - before[name] for name in names])
         record |= {name: int(count) for name, count in zip(names, sums, strict=True)}
-        record["batches"] = stats.batches - before["batches"]  # training steps, which all ranks take together
-        # In epochs of Traditional training, which runs each example forward (1) and backward (2).
+        record["batches"] = stats.batches - before["batches"]  # all ranks take these training steps together
+        # In epochs of Traditional training, which costs 1 (forward) + 2 (backward) per example.
         passes = record["scored"] + 3 * record["trained"] - record["reused"]
         record["compute"] = passes / (3 * self.num_examples)
         if record["scored"] and stats.fidelity < 1:  # cheap scores; NaN before the first comparison
@@ -216,8 +216,8 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
-        """Loss and error on the test set, of which each rank runs a part."""
-        share_buffers(self.model)  # what is tested, and saved, is one model
+        """Loss and error on the test set. Each rank runs a part of it."""
+        share_buffers(self.model)  # test and save the same model on all ranks
         self.model.eval()
         own = own_part(len(self.test[1]))
         images, labels = (part[own] for part in self.test)
@@ -251,14 +251,14 @@ class Training:
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
-    """The data of a run; with a validation split in place of the test set if the settings say so."""
+    """Load the data of a run. If the settings say so, a validation split replaces the test set."""
     recipe = settings.recipe
     data = in_turn(lambda: load_images(recipe.dataset, data_dir=data_dir, image_size=recipe.image_size))
     return split_validation(data, settings.validation, seed=0) if settings.validation else data
 
 
 def check(settings: Settings, data: ImageSet) -> None:
-    """Find wrong names before a folder is made, which would be refused to the right ones."""
+    """Raise for wrong names before a folder is made. A folder made with them would be refused once they are right."""
     method = make_method(settings.method, settings.selectivity, settings.options)
     channels = data.train_images.shape[1]
     model = make_model(settings.recipe.model, num_classes=data.num_classes, channels=channels, seed=0)
@@ -266,7 +266,7 @@ def check(settings: Settings, data: ImageSet) -> None:
 
 
 Observer = Callable[[Training, Record], None]
-"""Called after every epoch on rank 0, off the clock and before the run is saved."""
+"""Called after every epoch on rank 0, before the run is saved. Its time is not counted."""
 
 
 def train(
@@ -277,7 +277,7 @@ def train(
     device: torch.device | None = None,
     observers: Sequence[Observer] = (),
 ) -> list[Record]:
-    """Train to the end, from where the folder's last checkpoint left off; saves after every epoch."""
+    """Train to the end, starting from the folder's last checkpoint if there is one. Save after every epoch."""
     training = start(settings, data, folder, device)
     while len(training.records) < settings.epochs:
         advance(training, folder, observers)
@@ -290,7 +290,7 @@ def start(
     folder: Folder | None = None,
     device: torch.device | None = None,
 ) -> Training:
-    """A run at its beginning, or where the folder's last checkpoint left off."""
+    """Make a run, and continue it from the folder's last checkpoint if there is one."""
     training = Training(settings, data, device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     checkpoint = folder.checkpoint() if folder is not None else None
     if folder is not None and checkpoint is not None:
@@ -298,14 +298,14 @@ def start(
             training.load_state_dict(checkpoint)
         except (KeyError, RuntimeError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"{folder.path / 'checkpoint.pt'} does not fit the run ({error!r}): it is another run's or another "
-                "version's; move it away to start again"
+                f"{folder.path / 'checkpoint.pt'} does not fit the run ({error!r}): it comes from another run or "
+                "another version. Move it away to start again"
             ) from error
     return training
 
 
 def advance(training: Training, folder: Folder | None = None, observers: Sequence[Observer] = ()) -> None:
-    """One epoch; what observers write is there before the checkpoint, or a run killed in between would lack it."""
+    """Train one epoch, call the observers, then save. In this order, a run killed in between loses no observer's files."""
     record = training.epoch()
     for observer in observers if is_first() else ():
         observer(training, record)
