@@ -132,7 +132,7 @@ def test_one_value_per_example_needs_no_reducer():
         (
             lambda: PerExampleLoss(lambda o, t: F.cross_entropy(o, t)).per_example(outputs, targets),
             ValueError,
-            "returned a single number for the whole batch; one loss per example is needed",
+            "returned a single number for the whole batch, but one loss per example is needed",
         ),
         (
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3, 2), torch.ones(3, 2)),

@@ -1,4 +1,4 @@
-"""What is known of every example: one row per id."""
+"""The ledger: what is known about every example, in one row per id."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the ledger, as it is before anything is written to it.
+    """The declaration of a column of the ledger.
 
     Args:
-        dtype: what it holds.
-        fill: its value where nothing was written.
-        past_scores: whether it holds a value for every past score, not one per example.
+        dtype: type of the values.
+        fill: value before anything is written.
+        past_scores: whether it has one value per past score. Otherwise it has one value per example.
     """
 
     dtype: torch.dtype
@@ -28,27 +28,27 @@ class Column:
     past_scores: bool = False
 
     def make(self, num_examples: int, past_scores: int) -> Tensor:
-        """An empty column."""
+        """Make an empty column."""
         shape = (num_examples, past_scores) if self.past_scores else (num_examples,)
         return torch.full(shape, self.fill, dtype=self.dtype)
 
 
 class Columns:
-    """What is known of examples: each column is declared here, and a class decides which rows it has.
+    """Declares the columns of a ledger. Subclasses decide which rows they have.
 
     All columns are saved. M = number of rows, H = past scores kept.
     """
 
     scores: Annotated[Tensor, Column(torch.float32, _NAN, past_scores=True)]
-    """(M, H) The last scores from selection passes, newest first; NaN where there were none."""
+    """(M, H) The last scores from selection passes, newest first; NaN if there were fewer."""
     score_epochs: Annotated[Tensor, Column(torch.int32, -1, past_scores=True)]
-    """(M, H) The epochs of these scores; -1 where there were none."""
+    """(M, H) The epochs of these scores; -1 if there were fewer."""
     loss: Annotated[Tensor, Column(torch.float32, _NAN)]
     """The last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none."""
     loss_epoch: Annotated[Tensor, Column(torch.int32, -1)]
     """The epoch of this loss; -1 if there was none."""
     probability: Annotated[Tensor, Column(torch.float32, _NAN)]
-    """The probability of selection when it was last decided; NaN if it never was."""
+    """The selection probability that the example had when it was last a candidate; NaN if it never was."""
     offered: Annotated[Tensor, Column(torch.int32, 0)]
     """How often the example was a candidate."""
     selected: Annotated[Tensor, Column(torch.int32, 0)]
@@ -67,13 +67,13 @@ COLUMNS: dict[str, Column] = {
 
 
 class LedgerRows(Columns):
-    """What a ledger knows of some ids: row i of each column belongs to the i-th of them.
+    """The rows of some ids in a ledger. Row i of each column belongs to the i-th id.
 
-    The columns are those of `Ledger`. Each is fetched when it is first read, because an epoch may have millions of ids
-    and a scorer reads one or two columns; and where ranks share a ledger, fetching means asking other ranks.
+    The columns are those of `Ledger`. A column is fetched when it is first read: an epoch may have millions of ids, a
+    scorer reads only one or two columns, and if ranks share a ledger, fetching means asking other ranks.
 
     Args:
-        fetch: makes a column, by its name.
+        fetch: returns the column of this name.
 
     >>> ledger = Ledger(3)
     >>> ledger.record_losses(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
@@ -86,7 +86,7 @@ class LedgerRows(Columns):
         self._fetch = fetch
 
     def __getattr__(self, name: str) -> Tensor:
-        """A column that was not read before."""
+        """Fetch a column when it is first read."""
         if name not in COLUMNS:
             raise AttributeError(f"a ledger has no column {name!r}, only {', '.join(COLUMNS)}")
         column = self._fetch(name)
@@ -95,7 +95,7 @@ class LedgerRows(Columns):
 
 
 class Ledger(Columns):
-    """One row per example id, on the CPU: 28 bytes, and 8 more for every past score beyond the last.
+    """One row per example id, on the CPU. A row takes 28 bytes, and 8 more for each further past score.
 
     >>> ledger = Ledger(3)
     >>> ledger.record_scores(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
@@ -111,23 +111,23 @@ class Ledger(Columns):
         return len(self.loss)
 
     def rows(self, ids: Tensor) -> LedgerRows:
-        """What is known of these ids, row by row."""
+        """Look up these ids, row by row."""
         # index_select takes a third of the time of indexing.
         return LedgerRows(lambda name: getattr(self, name).index_select(0, ids))
 
     def has_losses(self) -> bool:
-        """Whether the loss of any example in training is known."""
+        """Whether the training loss of any example is known."""
         return bool((self.loss_epoch >= 0).any())
 
     def deliver(self) -> None:
-        """Send what was written to other ranks: alone, there is nothing to do."""
+        """Send writes to other ranks. A process that trains alone has nothing to do here."""
 
     def whole(self) -> Ledger:
-        """All rows: itself. With several ranks each has a part of them, and this is how to get the whole."""
+        """Return a ledger with all rows: this one. With several ranks, each has only a part of the rows."""
         return self
 
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int | Tensor) -> None:
-        """Scores of a selection pass. Epoch: one for all, or one of int32 per id."""
+        """Store scores of a selection pass. epoch: one number for all ids, or one per id (int32)."""
         if self.scores.shape[1] > 1:
             self.scores[ids, 1:] = self.scores[ids, :-1]
             self.score_epochs[ids, 1:] = self.score_epochs[ids, :-1]
@@ -135,7 +135,7 @@ class Ledger(Columns):
         self.score_epochs[ids, 0] = epoch
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
-        """Losses of a training step. Epoch: as for scores."""
+        """Store losses of a training step. epoch: one number for all ids, or one per id (int32)."""
         self.loss.index_copy_(0, ids, losses.to(torch.float32))
         if isinstance(epoch, Tensor):
             self.loss_epoch[ids] = epoch
@@ -152,7 +152,13 @@ class Ledger(Columns):
         self.offered.index_add_(0, ids, _ones(ids.numel()))
 
     def record_selection(self, ids: Tensor, probabilities: Tensor, selected: Tensor) -> None:
-        """It was decided about these candidates with these chances. selected: the ids that are trained on."""
+        """Store the candidates' selection probabilities, and count those that were selected.
+
+        Args:
+            ids: the candidates.
+            probabilities: the chance that each of them had.
+            selected: the ids of those that are trained on.
+        """
         self.probability.index_copy_(0, ids, probabilities.to(torch.float32))
         self.selected.index_add_(0, selected, _ones(selected.numel()))
 
@@ -163,9 +169,11 @@ class Ledger(Columns):
         return {name: getattr(self, name).clone() for name in COLUMNS}
 
     def check_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Raise for a state that does not fit."""
+        """Raise if a saved state does not fit this ledger."""
         if names := COLUMNS.keys() - state.keys():
-            raise ValueError(f"the saved ledger lacks {', '.join(sorted(names))}: it is none, or damaged")
+            raise ValueError(
+                f"the saved ledger lacks {', '.join(sorted(names))}: it is not the state of a ledger, or it is damaged"
+            )
         if len(state["loss"]) != len(self):
             raise ValueError(
                 f"saved ledger has {len(state['loss'])} examples but the data set has {len(self)}: "
@@ -175,7 +183,8 @@ class Ledger(Columns):
             if state[name].shape != getattr(self, name).shape:
                 there, here = tuple(state[name].shape), tuple(getattr(self, name).shape)
                 raise ValueError(
-                    f"the saved ledger's {name} has shape {there}, this one's {here}: was it saved by another method?"
+                    f"the saved ledger's {name} has shape {there}, but this ledger's has {here}: was it saved by "
+                    "another method?"
                 )
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -190,5 +199,5 @@ def _few_ones(count: int) -> Tensor:
 
 
 def _ones(count: int) -> Tensor:
-    """What is added to counts; those for a batch are made once, as most batches have the same size."""
+    """Return ones to add to counts. Those for a batch are cached, because most batches have the same size."""
     return _few_ones(count) if count <= 4096 else torch.ones(count, dtype=torch.int32)

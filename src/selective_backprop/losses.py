@@ -1,4 +1,4 @@
-"""Any loss made per-example, the one place where weights are applied, and how a batch goes through the model.
+"""Losses per example from any loss function, the weighted training loss, and the default forward pass.
 
 # N = examples in the batch; raw losses may have more dimensions (tokens, pixels, boxes)
 """
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from selective_backprop.inference import preserved_rng, private_copy, random_states, set_random_states, unwrap
 
 Reducer = Callable[..., Tensor]
-"""From losses (N, ...) to (N,). With a second argument it is also given the mask of those that count, such as tokens
-that are no padding; None where all do."""
+"""A function from losses (N, ...) to (N,). If it takes a second argument, that is the mask of losses that count, such
+as those of tokens that are not padding; None if all count."""
 
 
 def _mean(raw: Tensor, mask: Tensor | None) -> Tensor:
@@ -37,9 +37,9 @@ REDUCERS: dict[str, Reducer] = {
 
 
 def mean_of_largest(count: int) -> Reducer:
-    """A reducer: the mean of the `count` largest losses of an example, or of all it has if these are fewer.
+    """Make a reducer that takes the mean of the `count` largest losses of an example, or of all if it has fewer.
 
-    A long sequence with a few hard tokens then scores as high as a short one.
+    With it, a long sequence with a few hard tokens scores as high as a short one.
 
     >>> mean_of_largest(2)(torch.tensor([[0.1, 3.0, 1.0], [0.2, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]]))
     tensor([2.0000, 0.2000])
@@ -59,12 +59,12 @@ def mean_of_largest(count: int) -> Reducer:
 def token_cross_entropy(
     logits: Tensor, labels: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy of logits (..., V) and labels (...), with the classes last as sequence models give them.
+    """Cross-entropy of logits (..., V) and labels (...). The classes are the last axis, as in sequence models.
 
     >>> token_cross_entropy(torch.zeros(2, 3, 8), torch.tensor([[1, 2, -100], [3, -100, -100]])).exp()
     tensor(8.)
     """
-    flat = logits.float().flatten(0, -2)  # to float32, or the losses of half precision would be too coarse to rank
+    flat = logits.float().flatten(0, -2)  # float32, because losses in half precision are too coarse to rank
     losses = F.cross_entropy(
         flat, labels.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
     )
@@ -72,11 +72,11 @@ def token_cross_entropy(
 
 
 class WrongCountError(ValueError):
-    """There are losses of another number of examples than there should be."""
+    """The loss function returned losses for another number of examples than the batch has."""
 
 
 class Evaluation:
-    """One evaluation of the user's loss on a training batch: the losses as they came, and the user's own reduction."""
+    """The result of the user's loss on a training batch: losses without reduction, and the user's own reduced loss."""
 
     def __init__(self, raw: Tensor, losses: Tensor, own: Callable[[], Tensor]) -> None:
         self.raw = raw
@@ -86,25 +86,25 @@ class Evaluation:
         self._own = own
 
     def own(self) -> Tensor:
-        """The scalar that the user's loss would have returned, to the bit, with its graph."""
+        """Return the scalar that the user's loss would have returned, bit for bit, with its graph."""
         loss = self._own()
         return loss if loss.dim() == 0 else loss.mean()
 
 
 class PerExampleLoss:
-    """A user's loss function, asked for one loss per example or for the loss to train on.
+    """Wraps the user's loss function, and computes one loss per example or the loss to train on.
 
-    A loss may draw random numbers, count its calls or update buffers: a training step is one call to it, as in plain
-    training, and a selection pass is none. Where a second call cannot be avoided, it works on a copy of the loss
-    module and on the same random numbers, and leaves both as they were after the first. Modules and functions of
-    torch itself have nothing to keep; of cross-entropy, the costly part is computed once.
+    A loss may draw random numbers, count its calls or update buffers. So a training step calls it once, as in plain
+    training, and a selection pass never calls the original. If a second call cannot be avoided, it uses a copy of the
+    loss module and the same random numbers, and leaves no trace. torch's own losses have no state, so they need no
+    copy. For cross-entropy, the costly part is computed only once.
 
     Args:
         loss_fn: an nn loss module (its reduction does not matter), a function that takes `reduction=`, or a
             callable that returns one loss per example.
         reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum",
-            "max", or a function from (N, ...) to (N,). "mean" leaves out what loss_fn ignores by its ignore_index,
-            such as padding; a function does if it takes the mask as a second argument.
+            "max", or a function from (N, ...) to (N,). "mean" leaves out targets that loss_fn ignores by its
+            ignore_index, such as padding. A function can do so if it takes the mask as a second argument.
 
     >>> loss = PerExampleLoss(nn.CrossEntropyLoss())
     >>> loss.per_example(torch.zeros(2, 4), torch.tensor([0, 1])).shape
@@ -125,11 +125,11 @@ class PerExampleLoss:
         self._ignore_index = _ignore_index(loss_fn)
         self._reducer_takes_mask = self.reducer is not None and _takes_mask(self.reducer)
         self.writes_state: bool | None = None
-        """Whether the loss is a module that changes its buffers; None before it was scored with."""
+        """Whether the loss is a module that changes its buffers; None before the first selection pass."""
 
     @property
     def costs_extra(self) -> bool:
-        """Whether the losses of single examples and the user's own reduction take two evaluations."""
+        """Whether computing both the losses per example and the user's own reduced loss takes two calls."""
         return self._has_reduction and not self._is_pure
 
     @property
@@ -138,18 +138,18 @@ class PerExampleLoss:
         return None if self._is_pure else self._module
 
     def per_example(self, outputs: Any, targets: Any, num_examples: int | None = None) -> Tensor:
-        """One loss per example, shape (N,), to score with: a loss module does not notice.
+        """Compute one loss per example, shape (N,), for scoring. The user's loss module is not changed.
 
-        What it draws comes from the global random states, which are the caller's to preserve.
+        A loss that draws random numbers takes them from the global random states. The caller must preserve these.
         """
         private = self._private()
         raw = self._unreduced(private)(outputs, targets)
-        if self.writes_state is None:  # once per run: waiting for the GPU does not matter
+        if self.writes_state is None:  # only once per run, so waiting for the GPU does not matter
             self.writes_state = self.module is not None and not _same_buffers(private, self.module)
         return self._reduce(raw, targets, num_examples)
 
     def evaluate(self, outputs: Any, targets: Any, num_examples: int | None = None) -> Evaluation:
-        """The losses of a training batch, with their graph."""
+        """Compute the losses of a training batch, with their graph."""
         if self._shared is not None and (found := self._shared(outputs, targets)) is not None:
             raw, shared = found
             return Evaluation(raw, self._reduce(raw.detach(), targets, num_examples), shared)
@@ -179,15 +179,18 @@ class PerExampleLoss:
         *,
         record: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """The scalar to call backward on, and the detached loss of each example.
+        """Compute the scalar to call backward on, and the detached loss of each example.
 
-        Without weights (None) it is the user's own loss, to the bit. With weights, each example's part in it is
-        multiplied by its weight, on the same scale: whatever the loss divides by (examples, class weights,
+        Without weights (None), the scalar is the user's own loss, bit for bit. With weights, each example's part of it
+        is multiplied by its weight. The scale does not change: whatever the loss divides by (examples, class weights,
         tokens that are not ignored) stays as it is.
 
         Args:
-            record: whether the loss of each example is needed. If not, it is None where it would cost a second
-                evaluation.
+            outputs: first argument of the loss.
+            targets: second argument of the loss.
+            weights: (N,) weight of each example; None if all are 1.
+            num_examples: N, to check the number of losses.
+            record: whether the loss of each example is needed. If not, it is None if it would take a second call.
         """
         if weights is None and not record and self.costs_extra:
             loss = self.loss_fn(outputs, targets)
@@ -204,14 +207,14 @@ class PerExampleLoss:
         return weighted * scale, found.losses
 
     def scale(self, outputs: Any, targets: Any, raw: Tensor) -> Tensor | float:
-        """How the user's reduction differs from a plain mean over the raw losses; the loss does not notice."""
+        """Return the user's own reduced loss divided by the plain mean of the raw losses, without changing the loss."""
         if not self._has_reduction:
             return 1.0
         with torch.no_grad(), preserved_rng(_device_of(outputs)):
             return _ratio(self._private()(outputs, targets).mean(), raw)  # the mean of a scalar is itself
 
     def _seen(self, outputs: Any, targets: Any) -> Tensor:
-        """The losses without reduction, by the user's own module, whose state goes on."""
+        """Compute losses without reduction with the user's own module, which may update its state."""
         module: Any = self._module
         if module is None or not hasattr(module, "reduction") or self._is_pure:
             return self._unreduced(self.loss_fn)(outputs, targets)
@@ -223,12 +226,12 @@ class PerExampleLoss:
             module.reduction = reduction
 
     def _private(self) -> Callable[..., Tensor]:
-        """The loss with the state that it has now, which may be called without an effect on it."""
+        """Return a copy of the loss in its current state, so that calls do not change the original."""
         module = self.module
         return self.loss_fn if module is None else private_copy(module)
 
     def _unreduced(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Without its reduction; a module is not changed."""
+        """Return the loss without its reduction. A module is copied, not changed."""
         if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
             module: Any = copy.copy(loss_fn)  # shares parameters and buffers
             module.reduction = "none"
@@ -240,8 +243,8 @@ class PerExampleLoss:
             raise TypeError(f"loss_fn must return a tensor with one loss per example, got {type(raw).__name__}")
         if raw.dim() == 0:
             raise ValueError(
-                "loss_fn returned a single number for the whole batch; one loss per example is needed: return the "
-                "losses without reduction, or take a keyword argument `reduction`"
+                "loss_fn returned a single number for the whole batch, but one loss per example is needed: let it "
+                "return the losses without reduction, or take a keyword argument `reduction`"
             )
         rows = len(raw) if num_examples is None else num_examples
         if len(raw) != rows:
@@ -256,15 +259,18 @@ class PerExampleLoss:
         return raw.reshape(rows)
 
     def _mask(self, raw: Tensor, targets: Any) -> Tensor | None:
-        """Which losses count: a loss of zero may be an ignored token or one that is certain."""
+        """Return which losses count. The loss alone cannot tell: it is zero for ignored and for perfect predictions."""
         if self._ignore_index is None or not isinstance(targets, Tensor) or targets.shape != raw.shape:
             return None
         return targets != self._ignore_index
 
 
 def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
-    """Stop at once at a NaN or infinite loss, and say which examples have it."""
-    # A sum is finite only if all its parts are, and takes a fifth of the time of asking each of them.
+    """Raise at a NaN or infinite loss, and name the examples.
+
+    what: what the numbers are, for the error.
+    """
+    # A finite sum means that all are finite, and takes a fifth of the time of checking each.
     if math.isfinite(float(losses.sum())) or bool(torch.isfinite(losses).all()):
         return
     rows = (~torch.isfinite(losses)).nonzero().flatten()
@@ -278,7 +284,10 @@ def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
 
 
 def require_not_negative(scores: Tensor, ids: Tensor | None, what: str) -> None:
-    """Stop at a negative score where scores are shares of a sum, and say which examples have it and what to use."""
+    """Raise at a negative score, for policies that draw in proportion to scores. Names the examples and alternatives.
+
+    what: what the numbers are, for the error.
+    """
     if not bool((scores < 0).any()):
         return
     rows = (scores < 0).nonzero().flatten()
@@ -305,17 +314,17 @@ def _ratio(own: Tensor, raw: Tensor) -> Tensor:
 
 
 def _has_reduction(loss_fn: Callable[..., Tensor]) -> bool:
-    """Whether the loss can be told to leave out its reduction."""
+    """Whether the loss can be called without its reduction."""
     is_module = isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction")
     return is_module or "reduction" in _parameters(loss_fn)
 
 
 def _is_torchs_own(loss_fn: Callable[..., Tensor]) -> bool:
-    """Whether the loss is one of torch's, which draw no random numbers and have no state; a subclass may."""
+    """Whether the loss is torch's own, without random numbers or state. A user's subclass of it may have both."""
     if isinstance(loss_fn, nn.Module):
         is_plain = type(loss_fn).__module__ == "torch.nn.modules.loss" and not loss_fn._forward_hooks
         is_plain = is_plain and not loss_fn._forward_pre_hooks and "forward" not in vars(loss_fn)
-        return is_plain and not isinstance(loss_fn, nn.TripletMarginWithDistanceLoss)  # which calls a user's function
+        return is_plain and not isinstance(loss_fn, nn.TripletMarginWithDistanceLoss)  # it calls a user's function
     while isinstance(loss_fn, functools.partial):
         loss_fn = loss_fn.func
     return loss_fn is token_cross_entropy or getattr(loss_fn, "__module__", None) == "torch.nn.functional"
@@ -325,7 +334,7 @@ Shared = Callable[[Any, Any], tuple[Tensor, Callable[[], Tensor]] | None]
 
 
 def _shared_cross_entropy(loss_fn: Callable[..., Tensor]) -> Shared | None:
-    """Cross-entropy without and with its reduction, for the price of one: over many classes, softmax is the cost."""
+    """For cross-entropy, return a function that computes it with and without reduction, sharing the costly softmax."""
     if type(loss_fn) is nn.CrossEntropyLoss:
         return functools.partial(_cross_entropy, lambda: {name: getattr(loss_fn, name) for name in _CROSS_ENTROPY})
     function: Any = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
@@ -346,7 +355,7 @@ _CROSS_ENTROPY: dict[str, Any] = {"weight": None, "ignore_index": -100, "label_s
 def _cross_entropy(
     options: Callable[[], dict[str, Any]], outputs: Any, targets: Any, *, classes_last: bool = False
 ) -> tuple[Tensor, Callable[[], Tensor]] | None:
-    """What torch's cross_entropy computes, in the same steps; None for what is rare: each gets its own evaluation."""
+    """Compute what torch's cross_entropy computes, in the same steps. None for rare options, which take two calls."""
     own = _CROSS_ENTROPY | options()
     smoothing = own["label_smoothing"]
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.dim() < 2:
@@ -359,7 +368,7 @@ def _cross_entropy(
     if classes_last:
         outputs, targets = outputs.float().flatten(0, -2), targets.flatten()
     if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
-        return None  # torch says what is wrong with it
+        return None  # torch's own function will raise an error that says what is wrong
     logs = F.log_softmax(outputs, 1)
     ignored = targets == own["ignore_index"] if smoothing > 0 else None
     smooth = -logs.sum(1).masked_fill(ignored, 0.0) if ignored is not None else None
@@ -378,13 +387,13 @@ def _cross_entropy(
 
 
 def _device_of(outputs: Any) -> torch.device:
-    """Where the first tensor among the outputs is."""
+    """Return the device of the first tensor among the outputs."""
     found = (leaf.device for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor))
     return next(found, torch.device("cpu"))
 
 
 def _ignore_index(loss_fn: Callable[..., Tensor]) -> int | None:
-    """The target whose loss does not count, by the loss module's attribute or the function's default."""
+    """Return the target whose loss does not count: an attribute of the loss module, or the function's default."""
     parameter = _parameters(loss_fn).get("ignore_index")
     default = parameter.default if parameter is not None else None
     found = getattr(loss_fn, "ignore_index", default)
@@ -405,7 +414,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """Outputs and targets of a pair (inputs, targets) or of a dict of the model's keyword arguments."""
+    """Run the model on a pair (inputs, targets), or on a dict of keyword arguments. Returns outputs and targets."""
     if isinstance(batch, Mapping):
         return model(**batch), batch.get("labels", batch)
     if isinstance(batch, (list, tuple)) and len(batch) == 2:

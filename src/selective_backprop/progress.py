@@ -1,4 +1,4 @@
-"""Learning rate schedules by progress instead of by steps."""
+"""Learning rate schedules that follow the progress of the run instead of the number of steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from selective_backprop.loader.selective_loader import SelectiveLoader
 
 
 def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader, total_steps: int) -> None:
-    """Bring a scheduler to where it would be had every candidate been trained on. Call it after each step.
+    """Step a learning rate scheduler to the current progress of the run. Call this after each training step.
 
-    With selection fewer training steps are taken than the scheduler was built for, so stepping it once a step
-    would leave the learning rate high at the end of the run. This steps it as often as the fraction of
-    candidates offered asks for: at the end of the run, `total_steps` times in all.
+    Selection takes fewer training steps than the scheduler was built for. If the scheduler were stepped once per
+    training step, the learning rate would still be high at the end of the run. This function steps it by the fraction
+    of candidates offered so far, so that it has made `total_steps` steps at the end of the run.
 
     Args:
-        scheduler: any torch scheduler that is stepped once per training step, chained and sequential ones too.
-        loader: made with num_epochs=, and with total_batches= if the DataLoader has no length.
-        total_steps: the steps the scheduler was built for: num_epochs * len(user's DataLoader), as a rule.
+        scheduler: any torch scheduler that is stepped once per training step, also chained and sequential ones.
+        loader: a SelectiveLoader made with num_epochs=, and with total_batches= if the DataLoader has no length.
+        total_steps: the steps that the scheduler was built for, usually num_epochs * len(user's DataLoader).
 
     >>> import torch, selective_backprop as sb
     >>> model = torch.nn.Linear(4, 2)
@@ -39,17 +39,17 @@ def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader, total_step
     """
     if isinstance(scheduler, ReduceLROnPlateau):
         raise TypeError(
-            "ReduceLROnPlateau goes by a validation loss, not by steps: call scheduler.step(validation_loss) once an "
-            "epoch yourself, without step_by_progress"
+            "ReduceLROnPlateau follows a validation loss, not steps: call scheduler.step(validation_loss) yourself "
+            "once per epoch, without step_by_progress"
         )
-    # The small allowance undoes the rounding of the fraction, so that selectivity 1 steps exactly once a step.
+    # The small number corrects the rounding of the fraction, so that selectivity 1 steps exactly once per step.
     due = int(loader.progress * total_steps + 1e-6)
     while _steps_taken(scheduler) < due:
         scheduler.step()
 
 
 def _steps_taken(scheduler: LRScheduler) -> int:
-    """A ChainedScheduler steps several others together, and has no count of its own."""
+    """Return how often the scheduler was stepped. A ChainedScheduler has no count, so its first scheduler is asked."""
     if isinstance(scheduler, ChainedScheduler):
         return _steps_taken(scheduler._schedulers[0])
     return scheduler.last_epoch

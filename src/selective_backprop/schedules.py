@@ -1,4 +1,4 @@
-"""When selection is on: apart from how scores are made and used."""
+"""Schedules: they decide when selection is on."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from selective_backprop.functional import should_selective_backprop
 
 _logger = logging.getLogger(__name__)
 
-_PAUSE = 10  # times the usual: time that was not the loop's (a checkpoint, a debugger), not counted
-_ROUNDING = 1e-9  # 23 epochs and 4 of 10 batches must count as 0.9 of 26 epochs, whatever floats make of it
+_PAUSE = 10  # intervals longer than this many medians are pauses (a checkpoint, a debugger) and do not count
+_ROUNDING = 1e-9  # against rounding errors: 23 epochs and 4 of 10 batches must count as 0.9 of 26 epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A warm-up in epochs, a window as fractions of the run, and plain batches in between.
+    """Switches selection on after a warm-up, within a window of the run, and off for some batches in between.
 
     >>> Schedule(warmup_epochs=1).is_on(0.9, batch_idx=5), Schedule(warmup_epochs=1).is_on(1.0, batch_idx=0)
     (False, True)
     """
 
     warmup_epochs: float = 0
-    """Train on everything for that long at first."""
+    """Number of epochs at the start in which everything is trained on."""
     start: float = 0.0
     """Fraction of the run at which selection starts."""
     end: float = 1.0
-    """Fraction of the run at which it ends; 0 means never on."""
+    """Fraction of the run at which selection ends; 0 means that it is never on."""
     interrupt: int = 0
-    """Every `interrupt`-th candidate batch of an epoch is plain; 0 means none."""
+    """Every `interrupt`-th candidate batch of an epoch is trained on as a whole; 0 for none."""
     observes_losses: ClassVar[bool] = False
-    """Whether `observe_losses` makes something of training losses, so that the loop has to give them."""
+    """Whether `observe_losses` uses training losses, so that the user's loop must report them."""
 
     def __post_init__(self) -> None:
         if not self.warmup_epochs >= 0:  # also if it is NaN
@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def needs_num_epochs(self) -> bool:
-        """Whether the length of the run has to be known."""
+        """Whether the schedule must know the length of the run."""
         return self.end > 0 and (self.start > 0 or self.end < 1)
 
     @property
@@ -59,9 +59,9 @@ class Schedule:
         return self.end == 0 or self.interrupt == 1
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        """Whether to select from the candidate batch that starts `epochs_done` epochs into the run.
+        """Whether to select from the candidate batch that begins `epochs_done` epochs into the run.
 
-        A run that goes on beyond num_epochs stays as it was at the end of its last one.
+        If a run goes on after num_epochs, nothing changes any more.
         """
         epochs_done += _ROUNDING
         if self.end == 0 or self.interrupt == 1 or epochs_done < self.warmup_epochs:
@@ -69,33 +69,35 @@ class Schedule:
         if self.start == 0 and self.end == 1:  # no window
             return not self.interrupt or should_selective_backprop(0.0, batch_idx, 0.0, 1.0, self.interrupt)
         if num_epochs is None:
-            raise ValueError("a window of training needs num_epochs=")
+            raise ValueError(
+                "this schedule selects in a window of the run: pass num_epochs=, the length of the run in epochs"
+            )
         duration = min(epochs_done / num_epochs, 1.0)
         end = self.end if self.end < 1 else float("inf")
         return should_selective_backprop(duration, batch_idx, self.start, end, self.interrupt)
 
     def expects_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        """Whether it will be on for a candidate batch to come, as far as is known; asking has no effect."""
+        """Predict whether selection will be on for a later candidate batch. Asking changes nothing."""
         return self.is_on(epochs_done, batch_idx, num_epochs)
 
     def on_in_epoch(self, epoch: int, num_batches: int | None, num_epochs: int | None = None) -> bool:
-        """Whether it is on for any candidate batch of the epoch."""
+        """Whether selection is on for any candidate batch of the epoch."""
         if self.never_on or epoch + 1 <= self.warmup_epochs:
-            return False  # without asking about each of what may be billions of batches
+            return False  # a shortcut: there may be billions of batches to ask about below
         if num_batches is None:
             return epoch >= self.warmup_epochs
         return any(self.is_on(epoch + i / num_batches, i, num_epochs) for i in range(num_batches))
 
     def observe(self, scores: Tensor) -> None:
-        """Scores of candidates that were selected from or looked at; of no interest here."""
+        """Take note of scores of candidates. This schedule ignores them; subclasses may use them."""
 
     def observe_losses(self, losses: Tensor) -> None:
-        """Training losses of candidates that nothing was selected from; of no interest here."""
+        """Take note of training losses while selection is off. This schedule ignores them; subclasses may use them."""
 
     def wants_scores(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        """Whether candidates that are not selected from should be scored all the same, to observe their scores.
+        """Whether to score candidates although selection is off, so that `observe` gets their scores.
 
-        To be asked once for each candidate batch while selection is off.
+        Must be asked once for each candidate batch while selection is off.
         """
         return False
 
@@ -107,17 +109,19 @@ class Schedule:
 
 
 NEVER = Schedule(end=0.0)
+"""Selection is never on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariableStart(Schedule):
-    """On as long as importance sampling is estimated to reduce the variance by more than it costs.
+    """Switches selection on while importance sampling is estimated to reduce the variance by more than it costs.
 
-    The estimate is Kath18's: sampling n examples in proportion to their scores is worth tau times as many drawn
-    uniformly, tau = sqrt(n * sum(p ** 2)), as a running mean. While selection is on, tau comes from the scores of each
-    pool that is drawn from, and from nothing else: the examples drawn are the hard ones, and their losses would give a
-    tau that is too low. While it is off, tau comes from training losses where `loader.loss` gives them, at no cost.
-    Where it does not, as with mixup, one candidate batch in `probe_every` is scored.
+    The estimate is Kath18's: n examples sampled in proportion to their scores are worth tau * n examples drawn
+    uniformly, where tau = sqrt(n * sum(p ** 2)), as a running mean.
+
+    While selection is on, tau comes only from the scores of the candidates. Training losses are those of selected, hard
+    examples then, and would give a tau that is too low. While selection is off, tau comes from training losses at no
+    cost, if `loader.loss` gives them. If it does not, as with mixup, one candidate batch in `probe_every` is scored.
 
     >>> schedule = VariableStart(threshold=2.0, momentum=0.0)
     >>> schedule.observe(torch.tensor([1.0, 1.0, 1.0]))
@@ -132,11 +136,11 @@ class VariableStart(Schedule):
 
     observes_losses: ClassVar[bool] = True
     threshold: float
-    """Start when tau is above this."""
+    """Selection is on while tau is above this."""
     momentum: float = 0.9
     """Weight of the earlier estimate in the running mean."""
     probe_every: int = 10
-    """While selection is off, score a candidate batch when the ones before it, this many, gave no training losses."""
+    """While selection is off, score a candidate batch after this many batches without training losses."""
     _state: dict[str, Any] = field(
         default_factory=lambda: {"tau": 0.0, "unobserved": 0}, init=False, repr=False, compare=False
     )
@@ -152,7 +156,7 @@ class VariableStart(Schedule):
 
     @property
     def tau(self) -> float:
-        """The estimate; 0 before there is one."""
+        """The current estimate of tau; 0 before the first one."""
         return float(self._state["tau"])
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
@@ -167,12 +171,12 @@ class VariableStart(Schedule):
             self._state["tau"] = self.momentum * self.tau + (1 - self.momentum) * tau if self.tau else tau
 
     def observe_losses(self, losses: Tensor) -> None:
-        if self.tau <= self.threshold:  # while selection is on, the pools tell
+        if self.tau <= self.threshold:  # while selection is on, tau comes from the scores
             self.observe(losses)
 
     def wants_scores(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
         if self.tau > self.threshold or not super().is_on(epochs_done, batch_idx, num_epochs):
-            return False  # off for another reason, such as a warm-up
+            return False  # selection is on, or off for another reason, such as a warm-up
         self._state["unobserved"] += 1
         return bool(self._state["unobserved"] > self.probe_every)
 
@@ -181,46 +185,47 @@ class VariableStart(Schedule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.keys() != self._state.keys():
-            raise ValueError(f"the saved schedule has {sorted(state)}, a VariableStart has {sorted(self._state)}")
+            raise ValueError(f"the saved schedule has {sorted(state)}, but a VariableStart has {sorted(self._state)}")
         self._state.update(state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard(Schedule):
-    """A schedule that also switches selection off while a candidate batch takes longer with it than without.
+    """A schedule that also switches selection off while a candidate batch takes longer with it than without it.
 
-    The time of everything between one candidate batch and the next is compared: loading, scoring, training. Without
-    selection first, then with it, then as was faster; the other is tried again from time to time. A line is logged
-    at every switch. As the clock decides, two runs with the same seed may differ.
+    It measures the time from one candidate batch to the next: loading, scoring and training. It measures first without
+    selection, then with it, and goes on with the faster way. The slower way is tried again from time to time. A line is
+    logged at every switch. Because the clock decides, two runs with the same seed may differ.
 
-    >>> Guard(warmup_epochs=1).is_on(1.0, batch_idx=0)      # the first batches are without, to know their time
+    >>> Guard(warmup_epochs=1).is_on(1.0, batch_idx=0)      # the first batches measure the time without selection
     False
     """
 
     window: int = 50
-    """Candidate batches over which time is measured."""
+    """Number of candidate batches over which time is measured."""
     patience: int = 1000
-    """Candidate batches after which what was slower is tried again."""
+    """Number of candidate batches after which the slower way is tried again."""
     margin: float = 0.05
-    """By how much one must be faster than the other for a switch."""
+    """How much faster, as a fraction, the other way must be for a switch."""
     clock: Callable[[], float] = time.perf_counter
+    """Returns the time in seconds."""
     _state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window < 1 or self.patience < self.window:
             raise ValueError(
-                f"window must be at least 1 and patience at least that, got {self.window}, {self.patience}"
+                f"window must be at least 1 and patience at least window, got {self.window} and {self.patience}"
             )
         if not 0 <= self.margin < 1:
             raise ValueError(f"margin must be in [0, 1), got {self.margin}")
-        # on: whether selection is; trial: whether it is so to find out; since: batches since then.
+        # on: whether selection is on; trial: whether this is only to measure; since: batches since the last switch.
         self._state.update(on=False, trial=True, since=0, intervals=[], seconds={}, last=None, settled_on=True)
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        """Asked once for every candidate batch, which is how it knows the time."""
+        """Whether to select from this candidate batch. Must be asked once per batch: it measures the time between."""
         if not super().is_on(epochs_done, batch_idx, num_epochs):
-            self._state["last"] = None  # what is trained on plainly anyway says nothing about the rest
+            self._state["last"] = None  # batches outside the window or in the warm-up are not measured
             return False
         now, state = self.clock(), self._state
         if state["last"] is not None and batch_idx > 0:  # between epochs the user may have tested the model
@@ -235,18 +240,18 @@ class Guard(Schedule):
         return bool(self._state["on"]) and super().is_on(epochs_done, batch_idx, num_epochs)
 
     def _conclude(self) -> None:
-        """A window is over."""
+        """Decide what to do next, at the end of a window."""
         state = self._state
         state["seconds"][state["on"]] = _mean_without_pauses(state["intervals"])
         if state["trial"] and len(state["seconds"]) == 1:
-            self._switch(on=True, trial=True)  # the first time with selection
+            self._switch(on=True, trial=True)  # the first window with selection
         elif state["trial"]:
             self._settle()
         elif state["since"] >= self.patience:
             self._switch(on=not state["on"], trial=True)
 
     def _settle(self) -> None:
-        """Both have been measured: go on as was faster."""
+        """Go on with the faster way, now that both have been measured."""
         with_selection, without = (self._state["seconds"][on] for on in (True, False))
         was_on = self._state["settled_on"]
         on = with_selection <= without * (1 + self.margin if was_on else 1 - self.margin)

@@ -151,7 +151,7 @@ def test_a_loader_that_is_none():
         (
             lambda: sb.selective_backprop(scoring="test"),
             ValueError,
-            "names joined by \\+, of eval, train, .* got 'test'",
+            "names joined by \\+. There are eval, train, .* got 'test'",
         ),
         (
             lambda: sb.stale_selective_backprop(every=0),

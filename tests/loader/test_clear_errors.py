@@ -92,7 +92,7 @@ def test_schedulers_of_schedulers_end_where_they_should(make, selectivity):
 
 
 def test_a_scheduler_that_goes_by_validation_loss_is_refused():
-    with pytest.raises(TypeError, match=r"call scheduler\.step\(validation_loss\) once an epoch yourself"):
+    with pytest.raises(TypeError, match=r"call scheduler\.step\(validation_loss\) yourself once per epoch"):
         rates(lr_scheduler.ReduceLROnPlateau, 0.5)
 
 

@@ -438,7 +438,7 @@ def test_names():
     assert first.model_copy is not second.model_copy
     assert scorer_from("compiled").model_copy.compile and not scorer_from("folded").model_copy.compile
     assert [scorer_from(name).model_copy.precision for name in ("bf16", "fp16")] == ["bf16", "fp16"]
-    with pytest.raises(ValueError, match="'folded\\+int8' names two of a kind"):
+    with pytest.raises(ValueError, match="'folded\\+int8' sets the same option twice"):
         scorer_from("folded+int8")
 
 
@@ -461,7 +461,7 @@ def test_half_resolution_is_what_a_copy_is_calibrated_on(trained):
         (lambda: sb.scorers.AutocastCopy("fp8"), "precision must be one of bf16, fp16, got 'fp8'"),
         (
             lambda: sb.scorers.ForwardScorer("train", model_copy=sb.scorers.FoldedCopy()),
-            "made for eval mode, got mode 'train'",
+            "in eval mode only, got mode 'train'",
         ),
     ],
 )

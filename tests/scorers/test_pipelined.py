@@ -184,8 +184,16 @@ def test_random_numbers_in_eval_mode_are_refused():
     [
         (lambda: scorer_from("train+pipelined"), ValueError, "a copy of the model in eval mode, got mode 'train'"),
         (lambda: sb.scorers.PipelinedScorer(sync_every=0), ValueError, "sync_every must be a whole number .*, got 0"),
-        (lambda: sb.scorers.PipelinedScorer(sb.scorers.ConstantScorer()), TypeError, "for a scorer that runs a model"),
-        (lambda: sb.scorers.PipelinedScorer(sb.scorers.PipelinedScorer()), TypeError, "for a scorer that runs a model"),
+        (
+            lambda: sb.scorers.PipelinedScorer(sb.scorers.ConstantScorer()),
+            TypeError,
+            "needs a scorer that runs a model",
+        ),
+        (
+            lambda: sb.scorers.PipelinedScorer(sb.scorers.PipelinedScorer()),
+            TypeError,
+            "needs a scorer that runs a model",
+        ),
         (lambda: sb.scorers.PipelinedScorer(audit_every=0), ValueError, "audit_every must be at least 1"),
     ],
 )

@@ -224,8 +224,8 @@ def test_a_proxy_that_diverges_is_named():
         (lambda: sb.proxy("small_cnn"), TypeError, r"a proxy must be a torch.nn.Module, got str"),
         (lambda: sb.proxy(small(), -1), ValueError, "whole number of candidate batches >= 0, got -1"),
         (lambda: sb.proxy(small(), 2.5), ValueError, "whole number of candidate batches >= 0, got 2.5"),
-        (lambda: sb.proxy(nn.ReLU()), ValueError, "no parameters to train: give train_every=0"),
-        (lambda: sb.proxy(small().requires_grad_(False)), ValueError, "no parameters to train: give train_every=0"),
+        (lambda: sb.proxy(nn.ReLU()), ValueError, "no parameters to train: pass train_every=0"),
+        (lambda: sb.proxy(small().requires_grad_(False)), ValueError, "no parameters to train: pass train_every=0"),
         (
             lambda: sb.proxy(small(), optimizer=torch.optim.SGD(small().parameters(), lr=0.1)),
             TypeError,
@@ -236,7 +236,7 @@ def test_a_proxy_that_diverges_is_named():
         (
             lambda: sb.proxy(small(), scoring=sb.scorers.ConstantScorer()),
             TypeError,
-            "from a selection pass of its own, got ConstantScorer",
+            "must make a selection pass, such as 'eval' or 'half', got ConstantScorer",
         ),
         (lambda: sb.proxy(small(), audit_every=0), ValueError, "audit_every must be at least 1"),
     ],
@@ -249,9 +249,12 @@ def test_bad_parameters(make, error, message):
 @pytest.mark.parametrize(
     ("unfit", "message"),
     [
-        (nn.Linear(32, 10), r"the proxy \(Linear\) does not take this model's batches or loss: mat1 and mat2"),
-        (nn.Linear(64, 3), r"the proxy \(Linear\) does not take .*: Target \d is out of bounds"),
-        (nn.Flatten(0), r"the proxy \(Flatten\) does not take"),
+        (
+            nn.Linear(32, 10),
+            r"the proxy \(Linear\) does not work with the batches or the loss of your model: mat1 and mat2",
+        ),
+        (nn.Linear(64, 3), r"the proxy \(Linear\) does not work with .*: Target \d is out of bounds"),
+        (nn.Flatten(0), r"the proxy \(Flatten\) does not work"),
     ],
 )
 def test_a_proxy_for_something_else_is_refused_at_the_first_batch(unfit, message):

@@ -132,14 +132,16 @@ def test_what_is_drawn_twice_is_in_it_once():
 def test_epochs_that_were_missed_or_counted_twice_are_told():
     model, record = make_model(), sb.SelectionRecord(NUM_DIGITS)
     loader = make_loader(sb.selective_backprop(0.3), model=model)
-    with pytest.raises(ValueError, match="it holds 0 epochs, and the loader has offered 0"):
+    with pytest.raises(ValueError, match="the record has 0 epochs, but the loader has offered 0"):
         record.add(loader)
     train(loader, model, 1)
     record.add(loader)
-    with pytest.raises(ValueError, match="it holds 1 epochs, and the loader has offered 1"):
+    with pytest.raises(ValueError, match="the record has 1 epochs, but the loader has offered 1"):
         record.add(loader)
     train(loader, model, 3)
-    with pytest.raises(ValueError, match="one call after each epoch: it holds 1 epochs, and the loader has offered 3"):
+    with pytest.raises(
+        ValueError, match=r"once after each epoch.* the record has 1 epochs, but the loader has offered 3"
+    ):
         record.add(loader)
     assert len(record) == 1
 
@@ -170,7 +172,7 @@ def test_a_run_longer_than_the_record():
     ("make", "error", "message"),
     [
         (lambda: sb.SelectionRecord(0), ValueError, "num_examples must be a whole number >= 1, got 0"),
-        (lambda: record_of([0, 203]), ValueError, r"ids must be in \[0, 203\), got 0 to 203: they are of another"),
+        (lambda: record_of([0, 203]), ValueError, r"ids must be in \[0, 203\), got 0 to 203: they belong to another"),
         (lambda: record_of([-1]), ValueError, r"ids must be in \[0, 203\), got -1 to -1"),
         (lambda: record_of([[1, 2]]), ValueError, r"1-D int64 tensor, got torch.int64 of shape \(1, 2\)"),
         (lambda: record_of([1]).mask(1), ValueError, "epoch 1 is not in the record, which has 1 epochs"),
@@ -178,7 +180,7 @@ def test_a_run_longer_than_the_record():
         (
             lambda: record_of([1], num_examples=99).add(make_loader(sb.traditional())),
             ValueError,
-            "this record is of 99 examples, the loader's ledger of 203",
+            "this record is for 99 examples, but the loader's data set has 203",
         ),
         (
             lambda: make_loader(sb.recorded_backprop(record_of([1], num_examples=99))),

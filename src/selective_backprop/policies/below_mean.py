@@ -1,4 +1,4 @@
-"""InfoBatch's rule: drop some of what is below the mean, and weight the rest of it up."""
+"""InfoBatch's rule: drop some candidates below the mean score, and give the others below it a larger weight."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from selective_backprop.types import Policy, Selection
 
 
 class BelowMeanPolicy(Policy):
-    """Drop candidates below the mean score with probability `prune`; survivors below it weigh 1 / (1 - prune).
+    """Drop candidates below the mean score with probability `prune`. The others below it get weight 1 / (1 - prune).
 
-    The sum of gradients over an epoch is that of training on everything, in expectation.
+    So the expected sum of gradients over an epoch is that of training on everything.
 
     Args:
         prune: the probability, in [0, 1).

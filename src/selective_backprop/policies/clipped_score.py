@@ -1,4 +1,4 @@
-"""The score itself is the chance."""
+"""Keep each candidate with its score as the chance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ClippedScorePolicy(Policy):
     """Keep each candidate with probability clip(score, minimum, 1).
 
     Args:
-        minimum: the least chance, in [0, 1].
+        minimum: the smallest chance, in [0, 1].
 
     >>> ClippedScorePolicy(minimum=0.1).select(torch.tensor([0.0, 0.5, 2.0]), torch.Generator()).probabilities.tolist()
     [0.1, 0.5, 1.0]

@@ -1,4 +1,4 @@
-"""What Selective-Backprop does in expectation."""
+"""Keep everything, weighted by what Selective-Backprop would keep in expectation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from selective_backprop.types import Policy, Selection
 
 
 class ExpectedPolicy(Policy):
-    """Keep everything, weighted by the probability that a percentile policy would have kept it with.
+    """Keep everything, and weight each candidate by the probability with which `PercentilePolicy` would keep it.
 
-    Weights are probability / selectivity, with a mean of 1: in batches 1 / selectivity times larger, the mean loss
-    then is the expectation of the mean loss over the examples that the percentile policy selects.
+    Weights are probability / selectivity, with a mean of 1. In batches that are 1 / selectivity times larger, the mean
+    loss is the expected mean loss over the examples that `PercentilePolicy` selects.
 
     Args:
-        selectivity: of the percentile policy.
-        history_size: R, as of `PercentilePolicy`.
-        paper: as of `PercentilePolicy`; the mean weight then is below 1 while losses fall.
+        selectivity: selectivity of the percentile policy.
+        history_size: R, as in `PercentilePolicy`.
+        paper: as in `PercentilePolicy`. The mean weight is then below 1 while losses fall.
 
     >>> ExpectedPolicy(selectivity=0.5).select(torch.tensor([1.0, 2.0]), torch.Generator()).weights.tolist()
     [0.5, 1.5]

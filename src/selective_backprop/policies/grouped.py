@@ -1,4 +1,4 @@
-"""A policy of its own for each group of examples, such as a class."""
+"""Select within each group of examples, such as a class, with a policy for each group."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from selective_backprop.types import Policy, Selection
 
 
 class FixedSizePolicy(Protocol):
-    """A policy that can be told how many to keep: `PercentilePolicy` with fixed_size, `TopKPolicy`."""
+    """A policy that can be told how many candidates to keep: `PercentilePolicy` with fixed_size, or `TopKPolicy`."""
 
     def size_for(self, num_candidates: int) -> float:
-        """How many of so many candidates to keep; rounded by chance where it is not whole."""
+        """Return how many of these candidates to keep. The caller rounds it by chance if it is not whole."""
 
     def count_kept(self, num_candidates: int, num_kept: int) -> None:
-        """So many were kept of so many."""
+        """Count the candidates kept."""
 
     def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
-        """Keep num_selected, which is `size` on average."""
+        """Keep num_selected candidates. That is `size` rounded by chance."""
 
 
 class GroupedPolicy(Policy):
-    """Select within each group by a copy of one policy: with percentiles, a history per class.
+    """Select within each group with a copy of one policy. With percentiles, each class has its own history.
 
-    Classes that are harder on the whole then take no more than their share. Where the policy keeps fixed sizes, the
-    groups of a candidate batch share its size in proportion to theirs, rounded by lot: the batch keeps as many as it
-    would without groups, and each group its share in the long run.
+    So a class that is harder than others does not take more than its share. If the policy keeps fixed sizes, the size
+    for a candidate batch is divided among its groups in proportion to their sizes, and rounded by lot. The batch keeps
+    as many as it would without groups, and each group gets its share in the long run.
 
     Args:
-        policy: the one to copy.
+        policy: the policy to copy for each group.
 
     >>> from selective_backprop.policies import TopKPolicy
     >>> scores, classes = torch.tensor([9.0, 8.0, 2.0, 1.0]), torch.tensor([0, 0, 1, 1])
@@ -53,7 +53,7 @@ class GroupedPolicy(Policy):
         self.selectivity, self.paper = policy.selectivity, policy.paper
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        """Choose with all candidates in one group."""
+        """Select with all candidates in one group."""
         return self.select_in_groups(scores, generator, torch.zeros(len(scores), dtype=torch.int64))
 
     def select_in_groups(self, scores: Tensor, generator: torch.Generator, groups: Tensor) -> Selection:
@@ -75,7 +75,7 @@ class GroupedPolicy(Policy):
     def _select_in_each(
         self, groups: list[tuple[int, Tensor]], sizes: Tensor, scores: Tensor, generator: torch.Generator
     ) -> list[Selection]:
-        """A selection for each group, given as its number and its rows."""
+        """Make a selection for each group. groups: the number and the rows of each."""
         for number, _ in groups:
             if number not in self.by_group:
                 self.by_group[number] = copy.deepcopy(self.policy)
@@ -96,7 +96,7 @@ class GroupedPolicy(Policy):
         whole = self.policy
         if not isinstance(whole, PercentilePolicy):
             return [self.by_group[number].select(scores[rows], generator) for number, rows in groups]
-        # One share for all: a group has few candidates in each batch, and would make up for what it missed too late.
+        # One share for all groups: a group has few candidates in each batch, and would be slow to make up for a miss.
         share = whole.share_for(len(scores))
         policies = [cast(PercentilePolicy, self.by_group[number]) for number, _ in groups]
         selections = [
@@ -107,7 +107,7 @@ class GroupedPolicy(Policy):
         return selections
 
     def options_in_method(self) -> list[str]:
-        """The options of each group's policy."""
+        """List the options of the policy that each group has."""
         return self.policy.options_in_method()
 
     def state_dict(self) -> dict[str, Any]:

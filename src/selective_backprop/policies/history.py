@@ -1,4 +1,4 @@
-"""The last R losses, as a CDF."""
+"""The history: the last R losses, used as a CDF (cumulative distribution function)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _SHORT = 2048  # up to this size, comparing with every loss is faster than keepi
 
 
 class LossHistory:
-    """The last `size` losses; answers at which percentile a loss stands among them.
+    """Remembers the last `size` losses, and tells the percentile of a loss among them.
 
-    Algorithm 2 of the paper adds a loss and then ranks it; `rank` does so for a whole candidate batch at once,
-    so that the order within the batch does not matter. A batch larger than `size` is ranked among itself.
+    Algorithm 2 of the paper adds a loss and then ranks it. `rank` does so for a whole candidate batch at once, so that
+    the order within the batch does not matter. Losses of a batch larger than `size` are ranked within the batch.
 
     Args:
-        size: R, how many losses to remember. The time per loss grows with its logarithm.
+        size: R, the number of losses to remember. The time per loss grows with the logarithm of R.
 
     >>> history = LossHistory(size=4)
     >>> history.rank(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist()
@@ -39,7 +39,7 @@ class LossHistory:
         return self._filled
 
     def rank(self, losses: Tensor) -> Tensor:
-        """Add the losses, then give the percentile of each, in (0, 1]."""
+        """Add the losses, then return the percentile of each, in (0, 1]."""
         losses = losses.to("cpu", torch.float32)
         if losses.numel() >= self.size:  # numel: a tenth of the time of len, which counts here
             self._replace(losses[-self.size :])
@@ -48,7 +48,9 @@ class LossHistory:
         return self._percentiles(losses)
 
     def counts(self, losses: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Add the losses; then, for each, how many of the remembered are smaller, and not larger, and of how many.
+        """Add the losses, then count for each how many remembered losses are smaller, and how many are not larger.
+
+        The third result is the number of remembered losses.
 
         >>> below, up_to, total = LossHistory(size=4).counts(torch.tensor([7.0, 1.0, 7.0, 9.0]))
         >>> below.tolist(), up_to.tolist(), total
@@ -65,7 +67,7 @@ class LossHistory:
         return (*_counts(known.sort().values, losses), self._filled)
 
     def percentiles(self, losses: Tensor) -> Tensor:
-        """Percentile of each loss among those remembered, without adding them."""
+        """Return the percentile of each loss among those remembered, without adding them."""
         if not self._filled:
             raise ValueError("the history is empty: rank() some losses first")
         return self._percentiles(losses.to("cpu", torch.float32))
@@ -80,7 +82,7 @@ class LossHistory:
         return functional.percentiles_from_balance(balance, self._filled)
 
     def losses(self) -> Tensor:
-        """What is remembered, oldest first."""
+        """Return the remembered losses, oldest first."""
         if self._filled < self.size:
             return self._ring[: self._filled].clone()
         return self._ring.roll(-self._next)
@@ -103,7 +105,7 @@ class LossHistory:
 
     def _add(self, losses: Tensor) -> None:
         space = self.size - self._next
-        if losses.numel() > space:  # up to the end of the ring, and on from its beginning
+        if losses.numel() > space:  # fill up to the end of the ring, then go on at its beginning
             self._add(losses[:space])
             losses = losses[space:]
         end = self._next + losses.numel()
@@ -119,10 +121,10 @@ class LossHistory:
 
 
 class _Order:
-    """Counts smaller and larger members of a long history without sorting it at every change.
+    """Counts the smaller and larger losses of a long history, without sorting it at every change.
 
-    What came and what went since the last full sort is kept apart, each in a few sorted runs of falling length.
-    A value takes part in O(log n) merges, and in one full sort for every n / 8 changes.
+    Losses that came and losses that went since the last full sort are kept in two lists, each of a few sorted runs of
+    falling length. A loss takes part in O(log n) merges, and there is one full sort for every n / 8 changes.
     """
 
     def __init__(self) -> None:
@@ -142,13 +144,13 @@ class _Order:
                 runs.append(values.sort().values)
 
     def balance(self, losses: Tensor) -> Tensor:
-        """Smaller members minus larger ones, for each loss."""
+        """Return, for each loss, the number of smaller losses minus the number of larger ones."""
         below, up_to = self.counts(losses)
         size = sum(map(len, self._came)) - sum(map(len, self._went))
         return below + up_to - size
 
     def counts(self, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """How many members are smaller than each loss, and how many are not larger."""
+        """Count for each loss how many losses of the history are smaller, and how many are not larger."""
         below, up_to = torch.zeros(2, len(losses), dtype=torch.int64)
         for runs, sign in ((self._came, 1), (self._went, -1)):
             for run in runs:
@@ -159,5 +161,5 @@ class _Order:
 
 
 def _counts(ordered: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the ordered values are smaller than each loss, and how many are not larger."""
+    """Count for each loss how many of the ordered values are smaller, and how many are not larger."""
     return torch.searchsorted(ordered, losses), torch.searchsorted(ordered, losses, right=True)

@@ -1,4 +1,4 @@
-"""Importance sampling: draws with replacement in proportion to the score."""
+"""Importance sampling: draw candidates with replacement, in proportion to their scores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from selective_backprop.types import Policy, Selection
 
 
 class ImportancePolicy(Policy):
-    """Draw a share of each pool of candidates with replacement, p = score / sum of scores.
+    """From each candidate batch draw a share with replacement, each candidate with p = score / sum of scores.
 
-    Scores must be >= 0. Shifting negative ones would not do: the smallest, and all its gradient, would never be drawn.
+    Scores must be >= 0. Shifting negative scores would not help: the example with the smallest score would then never
+    be drawn.
 
     Args:
-        selectivity: the share; of N candidates, ceil(selectivity * N) draws. 1 keeps everything once: there is
-            nothing to choose from.
-        unbiased: weight each draw by 1 / (N p), which makes the mean loss of the draws that of the pool, in
-            expectation.
+        selectivity: the share. From N candidates there are ceil(selectivity * N) draws. 1 keeps every candidate once.
+        unbiased: weight each draw by 1 / (N p). Then the expected mean loss of the draws is the mean loss of all
+            candidates.
 
     >>> policy = ImportancePolicy(selectivity=0.5)
     >>> policy.select(torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.Generator()).positions.tolist()
@@ -53,7 +53,10 @@ class ImportancePolicy(Policy):
 
 
 def _draw(shares: Tensor, num_draws: int, generator: torch.Generator) -> Tensor:
-    """Positions, rising. By inverting the CDF: multinomial takes no more than 2 ** 24 candidates."""
+    """Draw positions, and return them in rising order.
+
+    This inverts the CDF, because torch.multinomial takes no more than 2 ** 24 candidates.
+    """
     edges = shares.cumsum(0)
     points = torch.rand(num_draws, generator=generator, dtype=torch.float64) * edges[-1]
     # right=True: a point on an edge belongs to the next share, so that a share of 0 is never drawn.

@@ -1,4 +1,4 @@
-"""As many as carry a given share of the loss."""
+"""Keep as many of the hardest candidates as carry a given share of the total loss."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from selective_backprop.types import Policy, Selection
 
 
 class LossSharePolicy(Policy):
-    """Keep the highest scores, as many as it takes to have a given share of their sum. Ties are decided by lot.
+    """Keep the highest scores, as many as it takes to reach a given share of their sum. Ties are decided by lot.
 
-    It follows the data: where few examples carry the loss, few are kept; where all are hard, nearly all. Made for
-    whole epochs: what is decided about together is all there is, without a history.
+    How many are kept depends on the data: few if few examples carry the loss, nearly all if all are hard. The policy is
+    made for whole epochs. It has no history, and looks only at the candidates of one selection.
 
-    A few broken examples cannot use up the share. No score counts for more than `cap` times the mean of what counts,
-    so that at least loss_share / cap of the candidates are kept. Outliers, more than 100 times what 99% of the scores
-    stay within, have no priority: each is kept with the chance that candidates have on average. Otherwise training
-    would meet them in every epoch and the rest in some, and chase them more than plain training does.
+    A few broken examples cannot use up the share. No score counts for more than `cap` times the mean, so at least
+    loss_share / cap of the candidates are kept. An outlier is a score more than 100 times as high as the bound below
+    which 99% of the scores lie. Outliers have no priority: each is kept with the average chance of a candidate.
+    Otherwise they would be trained on in every epoch, much more often than the rest.
 
-    If some scores are negative, as the loss of a Gaussian with a learned variance can be, what counts is how far each
-    score is above the smallest. One candidate or more is kept, if there is any.
+    If some scores are negative, as the loss of a Gaussian with a learned variance can be, each score counts by how far
+    it is above the smallest. At least one candidate is kept, if there is any.
 
     Args:
         loss_share: share of the candidates' total score that is kept.
-        soft: give each candidate the chance percentile ** beta instead, with beta such that the expected share is
-            kept. Everything has a chance, outliers the highest, and more is kept for the same share.
-        cap: at most this many times the mean is counted of a score; infinity: scores count as they are, and there are
-            no outliers.
+        soft: give each candidate the chance percentile ** beta instead, where beta is such that the expected share is
+            kept. Every candidate then has a chance, outliers the highest, and more are kept for the same share.
+        cap: a score counts for at most this many times the mean. With infinity, scores count as they are, and there
+            are no outliers.
 
     >>> policy = LossSharePolicy(loss_share=0.9)
     >>> redundant = torch.cat([torch.full((900,), 0.001), torch.full((100,), 1.0)])
@@ -50,10 +50,10 @@ class LossSharePolicy(Policy):
             raise ValueError(f"cap must be at least 1, got {cap}")
         self.loss_share, self.soft, self.cap = loss_share, soft, cap
         self.beta = float("nan")
-        """The exponent chosen last, if soft."""
+        """The exponent of the last selection, if soft."""
 
     def keep_fraction(self, scores: Tensor) -> float:
-        """Fraction of the candidates that carry the share; what is kept unless soft."""
+        """Return the fraction of candidates that carry the share. Unless soft, this is the fraction kept."""
         return self._fraction_of(functional.descending(scores))
 
     def _fraction_of(self, ordered: Tensor) -> float:
@@ -70,7 +70,7 @@ class LossSharePolicy(Policy):
         positions = functional.flip_coins(chances, generator)
         if not len(scores) or bool((chances == 1).any()):
             return positions, chances
-        # Ties at the top may all fall through: then one of them is kept, which adds to their chances.
+        # If no candidate was kept, one of those with the highest score is. This adds to their chances.
         top = (scores == scores.max()).nonzero().flatten()
         if not len(positions):
             positions = top[torch.randint(len(top), (1,), generator=generator)]
@@ -80,7 +80,7 @@ class LossSharePolicy(Policy):
     def _hardest(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not len(scores):
             return functional.highest(scores, 0)
-        # Sorted once: an epoch has millions of scores.
+        # Sorted only once, because an epoch may have millions of scores.
         ordered = functional.descending(scores)
         ordered_losses = functional.loss_above_smallest(ordered)
         fraction = self._fraction_of(ordered_losses)

@@ -1,4 +1,4 @@
-"""Selective-Backprop's rule: chance = (percentile of the score among recent ones) ** beta."""
+"""Selective-Backprop's rule: chance = (percentile of the score among recent scores) ** beta."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from selective_backprop.policies.sizes import Debt, Sizes, draw_whole, sample_of
 from selective_backprop.types import Policy, Selection
 
 HISTORY_SIZE = 32
-"""R, unless another is asked for. While losses fall, older ones are no measure for the current ones."""
+"""Default of R. It is small because old losses tell little about current ones while losses fall."""
 PAPER_HISTORY_SIZE = 1024
+"""R in the paper."""
 
 
 class PercentilePolicy(Policy):
     """Keep each candidate with probability CDF_R(score) ** beta.
 
-    The share that is kept is the one asked for, also while losses fall and with ties. Each score's chance is the mean
-    of t ** beta over its own part of the CDF of the last R scores, so that the chances of R scores have the mean
-    1 / (beta + 1). What was kept too little or too much is made up for over the next 32 candidates by another beta.
+    It keeps the share asked for, also while losses fall and if there are ties. Each score's chance is the mean of
+    t ** beta over its own part of the CDF of the last R scores, so that the chances of R scores have the mean
+    1 / (beta + 1). If too few or too many were kept, another beta makes up for it over the next 32 candidates.
 
     Args:
-        selectivity: share of candidates to keep; gives beta = 1 / selectivity - 1.
+        selectivity: share of candidates to keep. It gives beta = 1 / selectivity - 1.
         beta: the exponent itself, instead of selectivity.
-        history_size: R, how many recent scores the percentile refers to; 32, or 1,024 with paper. A candidate batch
-            that is larger is ranked among itself. Larger ones tell hard batches from easy ones, and follow falling
-            losses later.
-        fixed_size: keep the same share of every candidate batch by systematic sampling, with inclusion in proportion
-            to the same probabilities, instead of flipping a coin for each. What does not make a whole example is
-            carried over to the next batch.
-        noise_guard: a percentile above which the chance falls again, to about 0 for the very highest scores. Examples
-            with wrong labels are found there.
-        unbiased: weight each selected example by 1 / probability, which makes the sum of gradients over an epoch
-            that of training on everything, in expectation, except where max_weight cuts it. With fixed_size, a size
-            between two whole numbers is then drawn for each batch, not carried over.
-        max_weight: the largest weight; `clipped` tells how often it was needed.
-        paper: the rule of the paper to the letter, mean rank ** beta among the last 1,024. While losses fall, the
-            older ones are higher and it keeps fewer candidates than asked for; while they rise, more.
+        history_size: R, the number of recent scores among which percentiles are computed; 32, or 1,024 with paper. The
+            scores of a larger candidate batch are ranked within the batch. A large R tells hard batches from easy
+            ones, but follows falling losses later.
+        fixed_size: keep the same share of every candidate batch by systematic sampling, instead of flipping a coin for
+            each candidate. Chances are in proportion to the same probabilities. Fractions of an example are carried
+            over to the next batch.
+        noise_guard: a percentile above which the chance falls again, to about 0 for the very highest scores, because
+            examples with wrong labels are found there.
+        unbiased: weight each selected example by 1 / probability. Then the expected sum of gradients over an epoch is
+            that of training on everything, unless max_weight cuts weights. With fixed_size, fractions of an example
+            are then rounded by chance in each batch, not carried over.
+        max_weight: the largest weight. `clipped` tells how often weights were cut.
+        paper: follow the paper's rule to the letter: mean rank ** beta among the last 1,024 scores. While losses fall,
+            older ones are higher and it keeps fewer candidates than asked for; while they rise, it keeps more.
 
     >>> policy = PercentilePolicy(beta=0)
     >>> policy.select(torch.tensor([3.0, 1.0]), torch.Generator()).positions.tolist()
@@ -99,25 +100,25 @@ class PercentilePolicy(Policy):
         self.make_up_for(scores.numel(), selection.positions.numel())
         return selection
 
-    # ---- coins, for one batch or for several parts of it
+    # ---- one coin per candidate, for a batch or for several parts of it
 
     def share_for(self, num_candidates: int) -> float:
-        """The share of the next candidates to keep: the one asked for, and what makes up for those before."""
+        """Return the share of the next candidates to keep. It makes up for too few or too many kept before."""
         return self._debt.share_for(num_candidates)
 
     def make_up_for(self, num_candidates: int, num_kept: float) -> None:
-        """So many were kept of so many: the next share is lower or higher by what is too much or missing."""
+        """Count the candidates kept, so that the next share makes up for too few or too many."""
         if not self.paper:
             self._debt.count_kept(num_candidates, num_kept)
 
     def select_by_coins(self, scores: Tensor, generator: torch.Generator, share: float) -> Selection:
-        """Keep each candidate by a coin of its own, this share of them on average."""
+        """Flip a coin for each candidate, and keep this share of them on average."""
         probabilities = self.chances(scores, share)
         positions = functional.flip_coins(probabilities, generator)
         return Selection(positions, self._weights(probabilities, positions), probabilities)
 
     def chances(self, scores: Tensor, share: float) -> Tensor:
-        """Add the scores to the history, and give the chance of each, for this share on average."""
+        """Add the scores to the history, and return the chance of each. On average they keep this share."""
         if self.paper:
             percentiles = self.history.rank(scores)
             if self.noise_guard is not None:
@@ -136,15 +137,15 @@ class PercentilePolicy(Policy):
     # ---- fixed sizes, for one batch or for several parts of it
 
     def size_for(self, num_candidates: int) -> float:
-        """With fixed_size: how many of so many candidates to keep; a whole number unless unbiased."""
+        """Return how many of these candidates to keep with fixed_size. It is a whole number unless unbiased."""
         return self._sizes.size_for(num_candidates)
 
     def count_kept(self, num_candidates: int, num_kept: int) -> None:
-        """So many were kept of so many, by a fixed size."""
+        """Count the candidates kept with fixed_size."""
         self._sizes.count_kept(num_candidates, num_kept)
 
     def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
-        """Keep num_selected, which is `size` rounded down or up by chance: the probabilities are of all of this."""
+        """Keep num_selected candidates. That is `size` rounded by chance, which the probabilities include."""
         chances = self.chances(scores, self.selectivity)
         positions, probabilities = sample_of_size(chances, scores, size, num_selected, generator)
         return Selection(positions, self._weights(probabilities, positions), probabilities)
@@ -173,7 +174,7 @@ class PercentilePolicy(Policy):
 
 
 def _exponent(selectivity: float | None, beta: float | None, noise_guard: float | None) -> tuple[float, float]:
-    """Selectivity and beta, of which one is given."""
+    """Return (selectivity, beta), where one of them is computed from the other."""
     if selectivity is not None:
         plain = functional.beta_from_selectivity(selectivity)
         guarded = noise_guard is not None and plain > 0

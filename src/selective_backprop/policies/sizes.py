@@ -1,4 +1,4 @@
-"""Shares and sizes of samples that are a given share of all candidates in the long run."""
+"""How many candidates to keep of each batch, so that the share is right in the long run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from selective_backprop import functional
 
-_HORIZON = 32  # candidates, or one batch if it is larger, in which a share that was missed is made up for
+_HORIZON = 32  # number of candidates, or one batch if it is larger, over which a missed share is made up for
 
 
 class Debt:
-    """What coins have kept too little or too much of, and the share that makes up for it.
+    """Counts how many candidates coin flips kept too few or too many, and finds the share that makes up for it.
 
     Args:
-        share: of candidates to keep in the long run.
+        share: share of candidates to keep in the long run.
 
     >>> debt = Debt(0.25)
     >>> debt.count_kept(64, 8)  # half of what was asked for
@@ -28,20 +28,20 @@ class Debt:
 
     def __init__(self, share: float) -> None:
         self.share = share
-        # Neither nothing nor everything is kept to make up for the candidates before.
+        # Bounds, so that a batch never keeps nothing or everything just to make up for earlier ones.
         self._least, self._most = share / 64, 1 - (1 - share) / 64
         self._owed = 0.0
 
     def share_for(self, num_candidates: int) -> float:
-        """Share of the next candidates to keep on average."""
+        """Return the share of the next candidates to keep on average."""
         if not self._owed:
             return self.share
         return min(max(self.share + self._owed / max(num_candidates, _HORIZON), self._least), self._most)
 
     def count_kept(self, num_candidates: int, num_kept: float) -> None:
-        """So many were kept of so many."""
+        """Count the candidates kept."""
         owed = self._owed + self.share * num_candidates - num_kept
-        # No more than is soon made up for, or a fall of the losses would be paid for epochs later.
+        # Bounded by what can soon be made up for. Otherwise a fall of the losses would have an effect epochs later.
         horizon = max(num_candidates, _HORIZON)
         self._owed = min(max(owed, -horizon), horizon)
 
@@ -53,11 +53,11 @@ class Debt:
 
 
 class Sizes:
-    """How many to keep of each candidate batch. What does not make a whole example is carried over to the next.
+    """Decides how many to keep of each candidate batch. Fractions of an example are carried over to the next batch.
 
     Args:
-        share: of candidates to keep.
-        whole: round to whole numbers. Otherwise sizes are share * N, for callers that round by chance.
+        share: share of candidates to keep.
+        whole: round to whole numbers. If False, sizes are share * N, for callers that round by chance.
 
     >>> sizes, kept = Sizes(1 / 3), []
     >>> for _ in range(6):
@@ -72,16 +72,16 @@ class Sizes:
         self._owed = 0.0
 
     def size_for(self, num_candidates: int) -> float:
-        """What to keep of the next candidates."""
+        """Return how many of the next candidates to keep."""
         if not self.whole:
             return self.share * num_candidates
-        # The small allowance is for sums such as 0.1 + 0.1 + ...: half an example is always rounded up.
+        # The small number corrects rounding errors of sums such as 0.1 + 0.1 + ...: half an example is rounded up.
         return min(num_candidates, max(0, math.floor(self.share * num_candidates + self._owed + 0.5 + 1e-9)))
 
     def count_kept(self, num_candidates: int, num_kept: int) -> None:
-        """So many were kept of so many."""
+        """Count the candidates kept."""
         if self.whole:
-            # Where fewer could be kept than asked for, the next batches do not make up for it.
+            # Bounded, so that later batches do not make up for a batch that could not keep as many as asked for.
             self._owed = min(max(self._owed + self.share * num_candidates - num_kept, -1.0), 1.0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,14 +94,13 @@ class Sizes:
 def sample_of_size(
     chances: Tensor, scores: Tensor, size: float, num_selected: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Positions of num_selected candidates, with inclusion in proportion to chances, and their probabilities.
+    """Sample num_selected candidates in proportion to chances. Returns positions and the probabilities of all.
 
-    size: what num_selected is on average: it is rounded down or up by chance, which the probabilities take into
-        account.
+    size: num_selected before it was rounded by chance. The probabilities take this rounding into account.
     """
     possible = int((chances > 0).sum())
     given = functional.fixed_size_probabilities(chances, min(num_selected, possible))
-    # In order of score, so that the sample is spread over easy and hard alike.
+    # Sampled in the order of scores, so that the sample is spread evenly over easy and hard candidates.
     order = scores.argsort()
     positions = order[functional.systematic_sample(given[order], generator)].sort().values
 
@@ -114,7 +113,7 @@ def sample_of_size(
 
 
 def chance_to_be_highest(scores: Tensor, num_selected: int) -> Tensor:
-    """The chance of each to be among the highest scores if ties are decided by lot.
+    """Return the chance of each candidate to be among the highest scores, if ties are decided by lot.
 
     >>> chance_to_be_highest(torch.tensor([1.0, 9.0, 4.0, 1.0]), 3).tolist()
     [0.5, 1.0, 1.0, 0.5]
@@ -128,7 +127,7 @@ def chance_to_be_highest(scores: Tensor, num_selected: int) -> Tensor:
 
 
 def draw_whole(size: float, generator: torch.Generator | None = None) -> int:
-    """The size itself if it is whole; otherwise it rounded down or up by chance, so that it is right on average.
+    """Round a size down or up by chance, so that it is right on average. A whole size stays as it is.
 
     >>> draw_whole(3.0)
     3
@@ -139,7 +138,7 @@ def draw_whole(size: float, generator: torch.Generator | None = None) -> int:
 
 
 def mean_over_rounding(size: float, probabilities_of: Callable[[int], Tensor]) -> Tensor:
-    """Probabilities if a size is rounded down or up by chance, given those of both whole sizes.
+    """Compute probabilities for a size that is rounded by chance, from those of the two whole sizes next to it.
 
     >>> mean_over_rounding(1.25, lambda size: torch.full((2,), size / 2.0)).tolist()
     [0.625, 0.625]
@@ -151,10 +150,10 @@ def mean_over_rounding(size: float, probabilities_of: Callable[[int], Tensor]) -
 
 
 def share_out(total: float, sizes: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """What each of several groups gets of a total in proportion to its size: on average, and in whole numbers now.
+    """Divide a total among groups in proportion to their sizes. Returns exact parts, and whole ones for now.
 
-    One random number rounds all of them, each to one of its two neighbours, so that they add up to the total, or to
-    one of its neighbours if it is not whole.
+    One random number rounds all parts, each down or up. The whole parts add up to the total, or to the total rounded
+    down or up if it is not whole.
 
     >>> average, now = share_out(3, torch.tensor([5, 3, 4]))
     >>> average.tolist(), int(now.sum())
@@ -163,7 +162,7 @@ def share_out(total: float, sizes: Tensor, generator: torch.Generator | None = N
     average = sizes.to(torch.float64) * (total / max(1, int(sizes.sum())))
     ends = average.cumsum(0)
     if total == int(total):
-        ends[-1:] = total  # rounding must not lose one
+        ends[-1:] = total  # so that a rounding error does not lose one
     start = torch.rand(1, generator=generator, dtype=torch.float64)
     now = torch.diff((ends + start).floor_(), prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int64)
     return average, torch.minimum(now, sizes)

@@ -1,4 +1,4 @@
-"""The highest scores, without chance except at ties."""
+"""Keep the highest scores, without randomness except for ties."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from selective_backprop.types import Policy, Selection
 
 
 class TopKPolicy(Policy):
-    """Keep the share of the candidates with the highest scores. Ties are decided by lot.
+    """Keep the candidates with the highest scores. Ties are decided by lot.
 
-    What does not make a whole example is carried over to the next candidate batch: a third of batches of 8 is 3 of
-    one and 2 of another, and the share is right over an epoch.
+    Fractions of an example are carried over to the next candidate batch: with a share of a third, batches of 8 keep 3
+    or 2 candidates, and the share is right over an epoch.
 
     Args:
-        selectivity: the share.
+        selectivity: the share of candidates to keep.
 
     >>> TopKPolicy(selectivity=0.5).select(torch.tensor([1.0, 9.0, 4.0, 2.0]), torch.Generator()).positions.tolist()
     [1, 2]
@@ -39,15 +39,15 @@ class TopKPolicy(Policy):
         return self.select_part(scores, generator, size, int(size))
 
     def size_for(self, num_candidates: int) -> float:
-        """How many of so many candidates to keep: a whole number."""
+        """Return how many of these candidates to keep: a whole number."""
         return self._sizes.size_for(num_candidates)
 
     def count_kept(self, num_candidates: int, num_kept: int) -> None:
-        """So many were kept of so many."""
+        """Count the candidates kept."""
         self._sizes.count_kept(num_candidates, num_kept)
 
     def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
-        """Keep num_selected, which is `size` rounded down or up by chance: the probabilities are of all of this."""
+        """Keep num_selected candidates. That is `size` rounded by chance, which the probabilities include."""
         positions, chances = functional.highest(scores, num_selected, generator)
 
         def chances_of(count: int) -> Tensor:

@@ -10,10 +10,10 @@ from selective_backprop.types import Policy, Selection
 
 
 class UniformPolicy(Policy):
-    """Keep each candidate with the same probability, by a coin of its own.
+    """Keep each candidate with the same probability, independently of the others.
 
     Args:
-        selectivity: the probability.
+        selectivity: the probability to keep a candidate.
 
     >>> UniformPolicy(selectivity=1).select(torch.zeros(3), torch.Generator()).positions.tolist()
     [0, 1, 2]

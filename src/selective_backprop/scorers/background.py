@@ -1,4 +1,4 @@
-"""One piece of work at a time beside the main thread."""
+"""Runs work in a background thread, one piece at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from selective_backprop.inference import beside_training
 
 
 class Background:
-    """Runs work in a thread, and on CUDA devices in streams of its own, so that training does not queue behind it."""
+    """Runs work in a thread, and on CUDA devices in separate streams, so that training does not wait for it."""
 
     def __init__(self) -> None:
-        # Kept, because the memory of every stream is cached apart.
+        # Streams are kept, because CUDA memory is cached separately for every stream.
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def run(self, work: Callable[[], Tensor], devices: Iterable[torch.device]) -> Future[Tensor]:
-        """Begin with work on these devices; what the main thread asked of them before is done first."""
+        """Begin to run work on these devices, after what the main thread has already queued on them."""
         streams = [self._stream(device) for device in devices if device.type == "cuda"]
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -30,10 +30,10 @@ class Background:
                 stack.enter_context(beside_training())
                 for stream in streams:
                     stack.enter_context(torch.cuda.stream(stream))
-                return work().to("cpu", torch.float32)  # waits for the stream, here and not in the main thread
+                return work().to("cpu", torch.float32)  # waits for the stream here, and not in the main thread
 
-        # The thread ends with its work, so that none is there when a DataLoader forks or the interpreter exits. To
-        # start a new one each time takes a few tenths of a millisecond.
+        # The thread ends with its work, so that no thread runs when a DataLoader forks or the interpreter exits.
+        # Starting a new one each time takes a few tenths of a millisecond.
         pool = ThreadPoolExecutor(1, thread_name_prefix="selective_backprop")
         future = pool.submit(job)
         pool.shutdown(wait=False)

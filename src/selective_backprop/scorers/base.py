@@ -1,4 +1,4 @@
-"""What all scorers share that run a model on loaded candidates."""
+"""What scorers that run a model on loaded candidates have in common."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from selective_backprop.types import Candidates, Measure, Needs, Scorer, Task
 
 
 class FreshScorer(Scorer):
-    """Scores loaded candidates by a model, and knows nothing before they are loaded.
+    """A scorer that runs a model on loaded candidates, and knows no scores before they are loaded.
 
-    A scorer of this kind can be given to a method as `scoring=`.
+    It can be passed to a method as `scoring=`.
     """
 
     needs = Needs(selection_pass=True)
     mode: ScoringMode = "eval"
-    """Whether the model scores in eval mode, or with its flags as they are in training."""
+    """Whether the model scores in eval mode, or in train mode."""
     measure: Measure | None = None
-    """Another score than the loss."""
+    """Computes a score other than the loss; None for the loss."""
 
     def options_in_method(self) -> list[str]:
-        """The scorer as the `scoring=` that was given, unless that is the default."""
+        """Show the scorer as the `scoring=` that was passed, unless it is the default."""
         found = short(self)
         return [] if found == "ForwardScorer()" else [f"scoring={found}"]
 
@@ -36,8 +36,8 @@ class Audit:
     """Compares cheap scores with exact ones on every n-th candidate batch.
 
     Args:
-        exact: makes the exact ones.
-        every: n. At 100, exact scoring adds a hundredth of a plain selection pass.
+        exact: computes exact scores.
+        every: n. With 100, the cost is a hundredth of exact selection passes.
     """
 
     def __init__(self, exact: FreshScorer, every: int = 100) -> None:
@@ -66,7 +66,7 @@ class Audit:
 
 
 def fidelity(scores: Tensor, exact: Tensor) -> float:
-    """Spearman's correlation; NaN where one of them does not vary.
+    """Compute Spearman's rank correlation; NaN if one of the two is constant.
 
     >>> fidelity(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 9.0]))
     1.0

@@ -1,4 +1,4 @@
-"""No score at all, for policies that do not look at it."""
+"""The same score for all candidates, for policies that do not look at scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from selective_backprop.types import Candidates, Scorer, Task
 
 
 class ConstantScorer(Scorer):
-    """Zero for everyone, known before anything is loaded."""
+    """Gives every candidate the score 0, which is known before loading."""
 
     def remembers(self, epoch: int) -> bool:
         return True

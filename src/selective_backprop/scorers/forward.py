@@ -1,4 +1,4 @@
-"""Fresh scores from a selection pass."""
+"""Scores from a selection pass: a forward pass of the model as it is now."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from selective_backprop.types import Candidates, Measure, Task
 
 
 class ModelCopy(Protocol):
-    """A cheaper stand-in for the model that follows its weights."""
+    """A cheaper copy of the model whose weights follow those of the model."""
 
     def current(self, candidates: Candidates, task: Task) -> nn.Module:
-        """The module to score these candidates with, brought up to date if that is due."""
+        """Return the module to score these candidates with, brought up to date if that is due."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -28,16 +28,16 @@ class ModelCopy(Protocol):
 
 
 class ForwardScorer(FreshScorer):
-    """The loss of each candidate under the model as it is now, without a trace on it.
+    """Scores each candidate by its loss under the model as it is now. The model is left unchanged.
 
     Args:
-        mode: "eval" scores with every submodule in eval mode. "train" keeps the flags as they are, so that
-            BatchNorm normalises by the candidate batch and dropout is drawn, with running statistics frozen.
-        measure: another score than the loss, from (outputs, targets) to one number per example.
-        scale_factor: below 1, score inputs shrunk to this share of their length, height and width, depth; for
-            batches that are pairs, and networks that take them.
-        model_copy: scores with a cheaper stand-in for the model; mode "eval" only.
-        audit_every: with a scale_factor or a model_copy, compare with exact scores every so many candidate batches.
+        mode: "eval" scores with every submodule in eval mode. "train" leaves the modes as they are, so that BatchNorm
+            normalises by the candidate batch and dropout is drawn; running statistics are frozen.
+        measure: a score other than the loss: a function from (outputs, targets) to one number per example.
+        scale_factor: if below 1, inputs are shrunk by this factor along all their axes (length; height and width;
+            depth). This needs batches that are pairs, and a network that takes smaller inputs.
+        model_copy: scores with a cheaper copy of the model; only in mode "eval".
+        audit_every: with a scale_factor or a model_copy, compare with exact scores once in this many candidate batches.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ForwardScorer(FreshScorer):
         if not 0 < scale_factor <= 1:
             raise ValueError(f"scale_factor must be <= 1 and above 0, got {scale_factor}")
         if model_copy is not None and mode == "train":
-            raise ValueError("a copy of the model is made for eval mode, got mode 'train'")
+            raise ValueError("a model_copy scores in eval mode only, got mode 'train'")
         self.mode = mode
         self.measure = measure
         self.scale_factor = scale_factor
@@ -89,7 +89,7 @@ class ForwardScorer(FreshScorer):
             return self._measured(model, shown, task)
 
     def _seen(self, candidates: Candidates, task: Task) -> tuple[Candidates, nn.Module]:
-        """What is scored, which may be smaller images, and the model that scores it, which may be a copy."""
+        """Return the candidates to score, which may be shrunk, and the model that scores them, which may be a copy."""
         if self.scale_factor != 1:
             candidates = replace(candidates, data=_shrink_pair(candidates.data, self.scale_factor))
         return candidates, task.model if self.model_copy is None else self.model_copy.current(candidates, task)
@@ -102,17 +102,17 @@ class ForwardScorer(FreshScorer):
         if self.measure is not None and self._loss_works:
             return self.measure(outputs, targets)
         losses = task.loss.per_example(outputs, targets, candidates.size)
-        self._loss_works = True  # one that does not is found at once, also if it is not needed here
+        self._loss_works = True  # the loss is tried once even if a measure is used, to find out early if it fails
         return losses if self.measure is None else self.measure(outputs, targets)
 
     def _first_forward(self, model: nn.Module, candidates: Candidates, task: Task) -> tuple[Any, Any]:
-        """A pass over smaller inputs, which not every network takes."""
+        """Make the first pass over smaller inputs, and explain the error if the network does not take them."""
         try:
             return task.forward(model, candidates.data)
-        except Exception as error:  # whatever a network raises for inputs of another size
+        except Exception as error:  # a network may raise any error for inputs of another size
             raise ValueError(
-                f"the model does not take inputs at scale_factor {self.scale_factor}: score at full size, or end its "
-                f"convolutions in a global pooling. It said: {error}"
+                f"your model does not take inputs at scale_factor {self.scale_factor}: score at full size, or end its "
+                f"convolutions with global pooling. Its error was: {error}"
             ) from error
 
     def measuring(self, measure: Measure) -> Self:
@@ -135,6 +135,7 @@ class ForwardScorer(FreshScorer):
 def _shrink_pair(batch: Any, scale_factor: float) -> tuple[Tensor, Any]:
     if not isinstance(batch, (list, tuple)) or len(batch) != 2 or not isinstance(batch[0], Tensor):
         raise TypeError(
-            f"scale_factor needs batches (inputs, targets) with a tensor of inputs, got {type(batch).__name__}"
+            f"scale_factor needs batches of the form (inputs, targets) where inputs is a tensor, got "
+            f"{type(batch).__name__}"
         )
     return shrink(batch[0], scale_factor), batch[1]

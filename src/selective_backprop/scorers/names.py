@@ -1,4 +1,4 @@
-"""Cheap scoring by name, as the methods' `scoring=` takes it."""
+"""The names that the `scoring=` of methods takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from selective_backprop.scorers.training_pass import TrainingPassScorer
 from selective_backprop.types import Measure, Scorer
 
 Scoring = str | Scorer
-"""Names joined by +, such as "eval", "half" or "int8+pipelined", or a scorer."""
+"""A scorer, or names joined by +, such as "eval", "half" or "int8+pipelined"."""
 
-# Functions, since every scorer needs a copy of its own.
+# Functions, because every scorer needs its own model copy.
 _NAMED: dict[str, Callable[[], dict[str, Any]]] = {
     "eval": lambda: {"mode": "eval"},
     "train": lambda: {"mode": "train"},
@@ -33,12 +33,14 @@ _NAMED: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
-    """The scorer that `scoring` names or is, with another score than the loss if a measure is given.
+    """Make the scorer that `scoring` names. A scorer is returned as it is.
+
+    measure: computes a score other than the loss.
 
     >>> scorer_from("half+int8").scale_factor, scorer_from("0.875").scale_factor
     (0.5, 0.875)
     """
-    # A number, as a command line may have read it, is a scale factor.
+    # A number is a scale factor; a command line may pass it as a float.
     scorer = _named(str(scoring)) if isinstance(scoring, (str, float)) else scoring
     if not isinstance(scorer, Scorer):
         raise TypeError(f"scoring must be a name or a scorer, got {scoring!r}")
@@ -52,8 +54,8 @@ def _options(name: str, scoring: str) -> dict[str, Any]:
         return {"scale_factor": float(name)}
     except ValueError:
         raise ValueError(
-            f"scoring must be a scorer or names joined by +, of {', '.join(_NAMED)} and a scale factor such as 0.875; "
-            f"got {scoring!r}"
+            f"scoring must be a scorer, or names joined by +. There are {', '.join(_NAMED)} and scale factors such as "
+            f"0.875; got {scoring!r}"
         ) from None
 
 
@@ -62,11 +64,13 @@ def _named(scoring: str) -> FreshScorer:
     for name in scoring.split("+"):
         for key, value in _options(name, scoring).items():
             if key in options:
-                raise ValueError(f"scoring={scoring!r} names two of a kind")
+                raise ValueError(f"scoring={scoring!r} sets the same option twice: leave out one of its names")
             options[key] = value
     if options.pop("reuse", False):
         if options:
-            raise ValueError(f"scoring='reuse' has no selection pass to make cheaper: it goes alone, got {scoring!r}")
+            raise ValueError(
+                f"scoring='reuse' makes no selection pass, so it cannot be joined with other names, got {scoring!r}"
+            )
         return TrainingPassScorer()
     pipelined = options.pop("pipelined", False)
     scorer = ForwardScorer(**options)

@@ -1,4 +1,4 @@
-"""Scores of the next candidates while the model trains on the current ones."""
+"""Pipelined scoring: the next candidates are scored while the model trains on the current ones."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from selective_backprop.types import Candidates, Measure, Task
 
 
 class PipelinedScorer(FreshScorer):
-    """Scores by a copy of the model, in the background, the batch after the one that is being trained on.
+    """Scores the next candidate batch in the background, with a copy of the model, during the current training step.
 
-    The weights of the copy are those that the model had when the batch was submitted, or up to `sync_every`
-    candidate batches before: what is selected depends on that, and never on which thread is faster.
+    The copy has the weights that the model had when the batch was submitted, or up to `sync_every` candidate batches
+    earlier. So the selection never depends on which thread is faster.
 
-    A candidate batch that was not submitted is scored at once, by the same copy: the first one of an epoch, and all
-    as long as an epoch keeps every candidate, because plain training loads nothing ahead.
+    Some candidate batches are not submitted, and are scored at once with the same copy: the first one of an epoch, and
+    all of them as long as an epoch keeps every candidate, because plain training loads nothing ahead.
 
     Args:
         fresh: scores the candidates; by default by their loss in eval mode.
-        sync_every: copy the model's weights and buffers every so many candidate batches.
-        device: where the copy is, such as a second GPU; by default where the model is.
-        audit_every: compare with the exact, current scores every so many candidate batches.
+        sync_every: copy the model's weights and buffers once in this many candidate batches.
+        device: device of the copy, such as a second GPU; by default the device of the model.
+        audit_every: compare with exact scores of the current model once in this many candidate batches.
 
     >>> PipelinedScorer(sync_every=4).fresh.mode
     'eval'
@@ -54,9 +54,7 @@ class PipelinedScorer(FreshScorer):
     ) -> None:
         fresh = ForwardScorer() if fresh is None else fresh
         if not isinstance(fresh, FreshScorer) or isinstance(fresh, PipelinedScorer):
-            raise TypeError(
-                f"pipelined scoring is for a scorer that runs a model, such as ForwardScorer, got {fresh!r}"
-            )
+            raise TypeError(f"pipelined scoring needs a scorer that runs a model, such as ForwardScorer, got {fresh!r}")
         if fresh.mode != "eval":
             raise ValueError("pipelined scoring runs a copy of the model in eval mode, got mode 'train'")
         if not isinstance(sync_every, int) or sync_every < 1:
@@ -69,10 +67,10 @@ class PipelinedScorer(FreshScorer):
         self._snapshot = Snapshot(sync_every=sync_every, device=self.device)
         self._background = Background()
         self._submitted: tuple[Candidates, Future[Tensor]] | None = None
-        self._known: Tensor | None = None  # scores of what was submitted when the state was saved
+        self._known: Tensor | None = None  # saved scores of the candidates that were submitted before a resume
 
     def __deepcopy__(self, memo: dict[int, object]) -> PipelinedScorer:
-        return self._with(copy.deepcopy(self.fresh, memo))  # neither a thread nor the copy of a model is shared
+        return self._with(copy.deepcopy(self.fresh, memo))  # without the thread and the copy of the model
 
     def measuring(self, measure: Measure) -> PipelinedScorer:
         return self._with(self.fresh.measuring(measure))
@@ -89,7 +87,7 @@ class PipelinedScorer(FreshScorer):
         return self.fresh.score_name
 
     def submit(self, candidates: Candidates | None, task: Task) -> None:
-        """Begin to score the candidates that come next; None: none, after all."""
+        """Begin to score the next candidates. None: drop those submitted before."""
         self._finish()
         if candidates is None:
             return
@@ -122,23 +120,23 @@ class PipelinedScorer(FreshScorer):
             scores = work()
             if not all(map(torch.equal, before, _random_states(devices))):
                 raise ValueError(
-                    "the model, forward= or loss_fn draws random numbers in eval mode: in the background, those of "
-                    "training would depend on which thread is faster. Score without pipelining"
+                    "your model, forward= or loss_fn draws random numbers in eval mode. In the background this would "
+                    "make the random numbers of training depend on which thread is faster. Score without 'pipelined'"
                 )
         if task.loss.writes_state:
             raise ValueError(
-                f"loss_fn ({type(task.loss.module).__name__}) changes its own buffers: in the background, scores would "
-                "depend on which thread is faster. Score without pipelining"
+                f"your loss_fn ({type(task.loss.module).__name__}) changes its own buffers. In the background this "
+                "would make scores depend on which thread is faster. Score without 'pipelined'"
             )
         return scores
 
     def _work(self, candidates: Candidates, task: Task) -> tuple[Callable[[], Tensor], set[torch.device]]:
-        """What to run for these scores, and where; weights that are due are copied before, by the caller's thread."""
+        """Return the function that computes these scores, and its devices. Copies the model's weights first if due."""
         model = self._snapshot.next(task)
         there, back = device_of(model), device_of(task.model)
 
         def forward(model: nn.Module, data: Any) -> tuple[Any, Any]:
-            # The loss may have weights of its own, which are where the model is.
+            # The outputs go back to the device of the model, because the loss may have weights there.
             there_and_back = task.forward(model, move(data, there, non_blocking=False))
             return tuple(move(there_and_back, back, non_blocking=False))
 
@@ -146,7 +144,7 @@ class PipelinedScorer(FreshScorer):
         return functools.partial(self.fresh.score_copy, candidates, own), {there, back}
 
     def _finish(self) -> None:
-        """Wait for what nobody will ask for: the copy must not change under it."""
+        """Wait for scores that nobody will ask for, because the copy must not change while it is used."""
         if self._submitted is not None:
             wait([self._submitted[1]])
             self._submitted = None

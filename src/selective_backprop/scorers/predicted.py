@@ -1,4 +1,4 @@
-"""Losses predicted from each example's past, instead of a selection pass.
+"""Scores that are predicted from each example's past scores, instead of a selection pass.
 
 # N = candidates, H = past scores kept
 """
@@ -15,11 +15,12 @@ from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Needs, Scorer
 
 Predictor = Callable[[Tensor, int], Tensor]
-"""From (H,) epochs of past scores, newest first, and the epoch to predict, to their (H,) weights in the prediction."""
+"""A function from the (H,) epochs of past scores, newest first, and the epoch to predict, to (H,) weights. The
+prediction is the weighted sum of the past scores."""
 
 
 def exponential_average(decay: float) -> Predictor:
-    """Exponentially weighted average of the past scores, the newest counting most.
+    """Predict the exponentially weighted average of the past scores. The newest counts most.
 
     >>> exponential_average(decay=0.5)(torch.tensor([4, 2]), 5).tolist()
     [0.666..., 0.333...]
@@ -35,10 +36,10 @@ def exponential_average(decay: float) -> Predictor:
 
 
 def gaussian_process(length_scale: float, noise: float) -> Predictor:
-    """Posterior mean of a Gaussian process over epochs, around the mean of the example's past scores.
+    """Predict the posterior mean of a Gaussian process over epochs, around the mean of the example's past scores.
 
-    Kernel exp(-(s - t)^2 / 2 length_scale^2), noise variance `noise` relative to that of the signal. The weights
-    depend on epochs alone, so one small linear solve serves all examples that were scored in the same epochs.
+    The kernel is exp(-(s - t)^2 / 2 length_scale^2), and `noise` is the noise variance relative to that of the signal.
+    Weights depend only on epochs, so one small linear solve serves all examples that were scored in the same epochs.
 
     >>> gaussian_process(length_scale=3, noise=1e-6)(torch.tensor([4, 2]), 4).round(decimals=3).tolist()
     [1.0, 0.0]
@@ -60,13 +61,13 @@ def gaussian_process(length_scale: float, noise: float) -> Predictor:
 
 
 class PredictedScorer(Wrapping):
-    """Predicts the score of each example from its past ones; fresh ones when there are too few or they are too old.
+    """Predicts the score of each example from its past scores. Without recent ones, the example is loaded and scored.
 
     Args:
-        fresh: makes the scores.
+        fresh: scores loaded candidates.
         predictor: `exponential_average(...)` or `gaussian_process(...)`.
-        past_scores: H, how many past scores to predict from.
-        max_age: epochs after which an example is scored afresh.
+        past_scores: H, the number of past scores to predict from.
+        max_age: number of epochs after which an example is scored anew.
     """
 
     def __init__(self, fresh: Scorer, *, predictor: Predictor, past_scores: int = 4, max_age: int = 3) -> None:
@@ -89,7 +90,7 @@ class PredictedScorer(Wrapping):
         known = ((newest > epoch - self.max_age) & (newest >= 0)).nonzero().flatten()
         scores, epochs = scores.index_select(0, known), epochs.index_select(0, known)
         predicted = torch.full((len(ids),), float("nan"))
-        # Examples scored in the same epochs share their weights: as a rule all of them.
+        # Examples scored in the same epochs have the same weights. Usually these are all examples.
         while len(known):
             times = epochs[0]
             same = (epochs == times).all(1)

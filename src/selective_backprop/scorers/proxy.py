@@ -1,4 +1,4 @@
-"""The losses of a small model in place of the large one's."""
+"""Scoring by a proxy: a small model that stands in for the large one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from selective_backprop.types import Candidates, Measure, Task
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
-_FIRST_SEED = 0x9E3779B9  # far from the seeds that people choose, whose dropout must not be drawn again
+_FIRST_SEED = 0x9E3779B9  # far from seeds that people choose, so that their random numbers are not drawn again
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -26,28 +26,27 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 class ProxyScorer(FreshScorer):
-    """Scores by a small model, a proxy, which learns alongside or was trained before.
+    """Scores candidates with a small model, a proxy, which is trained alongside the large model or was trained before.
 
-    After every n-th candidate batch is scored, the proxy takes one ordinary step on all of it, selected or not: in
-    train mode, on its mean loss. What it draws then (dropout) follows from the number of batches alone, and neither
-    the large model nor any global random state is touched. It learns in the method's warm-up, too. A batch of a single
-    candidate is scored and not trained on, because of BatchNorm.
+    After scoring every n-th candidate batch, the proxy makes one training step on the whole batch: in train mode, on
+    the mean loss. It also learns in the method's warm-up. The random numbers of that step (dropout) depend only on the
+    number of batches, and neither the large model nor any global random state is touched. A batch of a single candidate
+    is scored but not trained on, because of BatchNorm.
 
-    Before it has learned, its ranks may be the reverse of the large model's, which then learns just what the proxy
-    finds hard: give the method warmup_epochs=1, or train the proxy often or beforehand, and look at
-    `loader.stats.fidelity`.
+    A proxy that has not learned much may rank examples in the opposite order of the large model. So give the method
+    warmup_epochs=1, or train the proxy often or beforehand, and look at `loader.stats.fidelity`.
 
-    The model given is a recipe, as all of a method is: every loader trains a copy of its own, `loader.scorer.model`,
-    by `loader.scorer.optimizer` (with stale or predicted scores `loader.scorer.fresh.model`). The copy moves to the
-    device of the large model at its first batch.
+    The model that you pass is a recipe, like every part of a method. Every loader trains its own copy,
+    `loader.scorer.model`, with `loader.scorer.optimizer` (`loader.scorer.fresh.model` with stale or predicted scores).
+    The copy moves to the device of the large model at its first batch.
 
     Args:
-        model: the small model; takes the same batches and has outputs for the same loss.
-        train_every: n; 0 for a proxy that was trained before and stays as it is.
-        optimizer: makes the proxy's optimizer from its parameters, such as `torch.optim.AdamW`; by default SGD with
+        model: the small model. It takes the same batches, and its outputs fit the same loss.
+        train_every: n. 0 is for a proxy that was trained before and does not change.
+        optimizer: makes the proxy's optimizer from its parameters, such as `torch.optim.AdamW`. The default is SGD with
             learning rate 0.1, Nesterov momentum 0.9 and weight decay 5e-4.
-        scoring: how the proxy is run, as for `selective_backprop`.
-        audit_every: compare with the losses of the large model every so many candidate batches.
+        scoring: how the proxy makes its selection pass, as for `selective_backprop`.
+        audit_every: compare with the losses of the large model once in this many candidate batches.
     """
 
     score_name = "loss of the proxy"
@@ -69,7 +68,10 @@ class ProxyScorer(FreshScorer):
             raise ValueError(f"train_every must be a whole number of candidate batches >= 0, got {train_every!r}")
         fresh = scorer_from(scoring)
         if not isinstance(fresh, FreshScorer):
-            raise TypeError(f"a proxy's scores come from a selection pass of its own, got {type(fresh).__name__}")
+            raise TypeError(
+                f"the scoring= of a proxy must make a selection pass, such as 'eval' or 'half', got "
+                f"{type(fresh).__name__}"
+            )
         self.model = unwrap(model)
         self.train_every = train_every
         self.optimizer = _optimizer_of(self.model, optimizer) if train_every else None
@@ -90,7 +92,7 @@ class ProxyScorer(FreshScorer):
         return scores
 
     def watch(self, candidates: Candidates, task: Task) -> None:
-        """Learn from candidates that are not selected from, as in the method's warm-up."""
+        """Learn from candidates while selection is off, as in the method's warm-up."""
         self._move_to(device_of(task.model))
         self._learn(candidates, task)
 
@@ -105,16 +107,18 @@ class ProxyScorer(FreshScorer):
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if self._batches:
                 raise
-            self._audit.exact.score(candidates, task)  # if the large model cannot be scored either, that is told
+            self._audit.exact.score(candidates, task)  # if the large model fails too, its error is the one to raise
             name = type(self.model).__name__
-            raise ValueError(f"the proxy ({name}) does not take this model's batches or loss: {error}") from error
+            raise ValueError(
+                f"the proxy ({name}) does not work with the batches or the loss of your model: {error}"
+            ) from error
 
     def _train(self, optimizer: Optimizer, candidates: Candidates, task: Task) -> None:
         self.model.train()
         with torch.enable_grad(), seeded_rng(device_of(self.model), _FIRST_SEED + self._batches):
             outputs, targets = task.forward(self.model, candidates.data)
             loss = task.loss.per_example(outputs, targets, candidates.size).mean()
-            # Named inputs: a loss or a forward that has parameters of its own gets no gradients from here.
+            # inputs= keeps gradients away from parameters that the loss or the forward function may have.
             loss.backward(inputs=[p for p in self.model.parameters() if p.requires_grad])  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
@@ -122,7 +126,7 @@ class ProxyScorer(FreshScorer):
     def _move_to(self, device: torch.device) -> None:
         if device_of(self.model) != device:
             self.model.to(device)
-            if self.optimizer is not None:  # a state that was loaded before the first batch moves with it
+            if self.optimizer is not None:  # moves an optimizer state that was loaded before the first batch
                 self.optimizer.load_state_dict(self.optimizer.state_dict())
 
     def measuring(self, measure: Measure) -> Self:
@@ -135,7 +139,7 @@ class ProxyScorer(FreshScorer):
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else None
         parts = {"fresh": self.fresh.state_dict(), "audit": self._audit.state_dict()}
         own = {"model": self.model.state_dict(), "optimizer": optimizer, "batches": self._batches}
-        return copy.deepcopy(own | parts)  # the proxy's tensors change with its next step
+        return copy.deepcopy(own | parts)  # a copy, because the proxy's next step changes its tensors
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -149,11 +153,12 @@ class ProxyScorer(FreshScorer):
 def _optimizer_of(model: nn.Module, make: MakeOptimizer) -> Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ValueError("the proxy has no parameters to train: give train_every=0 for one that stays as it is")
+        raise ValueError("the proxy has no parameters to train: pass train_every=0 for a proxy that does not change")
     if not callable(make):
         raise TypeError(
-            "optimizer must be a function from parameters to an Optimizer, since every loader trains a copy of the "
-            f"proxy, such as lambda parameters: torch.optim.SGD(parameters, lr=0.1); got {type(make).__name__}"
+            "optimizer must be a function from parameters to an Optimizer, because every loader trains its own copy of "
+            "the proxy, for example lambda parameters: torch.optim.SGD(parameters, lr=0.1); "
+            f"got {type(make).__name__}"
         )
     optimizer = make(parameters)
     if not isinstance(optimizer, Optimizer):
@@ -169,7 +174,7 @@ def proxy(
     scoring: Scoring = "eval",
     audit_every: int = 100,
 ) -> ProxyScorer:
-    """Scoring by a small model that learns alongside, for any method with a selection pass; see `ProxyScorer`.
+    """Score with a small model that is trained alongside, in any method with a selection pass; see `ProxyScorer`.
 
     >>> from selective_backprop.methods import top_k
     >>> top_k(0.5, scoring=proxy(nn.Linear(64, 10), train_every=2)).scorer.train_every

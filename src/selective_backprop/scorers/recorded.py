@@ -1,4 +1,4 @@
-"""What an earlier run trained on."""
+"""Scores from the record of an earlier run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from selective_backprop.types import Needs, Scorer
 
 
 class RecordedScorer(Scorer):
-    """1 for the examples that the record has in this epoch, 0 for the others; known before anything is loaded.
+    """Scores 1 for examples that the record has in this epoch, and 0 for others. Scores are known before loading.
 
     Args:
-        record: at least as long as the run, of the same data set.
+        record: a record of the same data set, at least as long as the run.
     """
 
     is_final = True
-    """Nothing is trained on that the record does not name."""
+    """True, because only examples in the record are trained on."""
 
     def __init__(self, record: SelectionRecord) -> None:
         if not isinstance(record, SelectionRecord):
             raise TypeError(f"record must be a SelectionRecord, got {type(record).__name__}")
         if not len(record):
-            raise ValueError("the record is empty: call record.add(loader) after each epoch of the run to be recorded")
+            raise ValueError("the record is empty: call record.add(loader) after each epoch of the run to record")
         self.record = record
         self.needs = Needs(ids=True, num_examples=record.num_examples, max_epochs=len(record))
 

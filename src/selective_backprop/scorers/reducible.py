@@ -1,4 +1,4 @@
-"""Loss above what a model of held-out data finds unavoidable."""
+"""Reducible loss: the loss minus that of a reference model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from selective_backprop.types import Candidates, Needs, Scorer, Task
 
 
 class ReducibleLossScorer(Wrapping):
-    """Loss minus the loss of a reference: low for what is learned already, and for what cannot be learned.
+    """Scores by the loss minus the loss of a reference model.
+
+    The score is low for examples that are learned already, and for examples that cannot be learned.
 
     Args:
-        fresh: scores by the model being trained.
+        fresh: scores with the model being trained.
         reference: a model trained on held-out data, or its loss of each example, by id.
 
     Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
@@ -40,7 +42,8 @@ class ReducibleLossScorer(Wrapping):
         self._of_reference = ForwardScorer("eval")
 
     def __deepcopy__(self, memo: dict[int, object]) -> ReducibleLossScorer:
-        return ReducibleLossScorer(copy.deepcopy(self.fresh, memo), self.reference)  # which may be large, is only read
+        # The reference is not copied: it may be large, and it is only read.
+        return ReducibleLossScorer(copy.deepcopy(self.fresh, memo), self.reference)
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         losses = self.fresh.score(candidates, task)
@@ -48,8 +51,8 @@ class ReducibleLossScorer(Wrapping):
             model = unwrap(self.reference)
             if device_of(model) != device_of(task.model):
                 raise ValueError(
-                    f"the reference model is on {device_of(model)} and the trained one on {device_of(task.model)}: "
-                    "move it there"
+                    f"the reference model is on {device_of(model)}, but the model being trained is on "
+                    f"{device_of(task.model)}: move the reference model there"
                 )
             return losses - self._of_reference.score(candidates, Task(model, task.forward, task.loss))
         assert candidates.ids is not None

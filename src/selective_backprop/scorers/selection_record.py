@@ -1,4 +1,4 @@
-"""Which examples a run trained on in each epoch, for other runs to repeat.
+"""Selection records: which examples a run trained on in each epoch, so that other runs can repeat it.
 
 # M = data set
 """
@@ -24,7 +24,7 @@ _BITS = 2 ** torch.arange(8, dtype=torch.uint8)
 
 
 class Selecting(Protocol):
-    """What a record reads of a SelectiveLoader."""
+    """The attributes of a SelectiveLoader that a record reads."""
 
     @property
     def ledger(self) -> AnyLedger: ...
@@ -34,10 +34,9 @@ class Selecting(Protocol):
 
 
 class SelectionRecord(Described):
-    """The ids selected in each epoch of a run: a bit per example and epoch, 6 kB an epoch for 50,000 examples.
+    """The ids selected in each epoch of a run. An epoch takes one bit per example: 6 kB for 50,000 examples.
 
-    Whether an example was selected is kept, not how often: what a method draws twice in an epoch is in it once.
-    Weights are not kept either.
+    A record says whether an example was selected in an epoch, not how often. Weights are not recorded either.
 
     Args:
         num_examples: M.
@@ -52,37 +51,40 @@ class SelectionRecord(Described):
         if not isinstance(num_examples, int) or num_examples < 1:
             raise ValueError(f"num_examples must be a whole number >= 1, got {num_examples!r}")
         self.num_examples = num_examples
-        self._masks: list[Tensor] = []  # packed, one per epoch
-        self._counts = torch.zeros(num_examples, dtype=torch.int32)  # the loader's, when last seen
+        self._masks: list[Tensor] = []  # one bit per example, one tensor per epoch
+        self._counts = torch.zeros(num_examples, dtype=torch.int32)  # the ledger's `selected` at the last call of add
 
     def described_by(self) -> dict[str, Any]:
         masks = torch.stack(self._masks) if self._masks else torch.empty(0)
         return {"num_examples": self.num_examples, "epochs": len(self), "masks": masks}
 
     def __len__(self) -> int:
-        """Epochs recorded."""
+        """Return the number of recorded epochs."""
         return len(self._masks)
 
     def add(self, loader: Selecting) -> None:
-        """Record what the loader selected since the last call; to be called after each epoch, by all ranks."""
+        """Record what the loader selected since the last call. Call this after each epoch, on all ranks."""
         selected = loader.ledger.whole().selected
         if len(selected) != self.num_examples:
-            raise ValueError(f"this record is of {self.num_examples} examples, the loader's ledger of {len(selected)}")
+            raise ValueError(
+                f"this record is for {self.num_examples} examples, but the loader's data set has {len(selected)}: make "
+                f"it with SelectionRecord({len(selected)})"
+            )
         if math.ceil(loader.epochs_done) != len(self) + 1:
             raise ValueError(
-                f"a record follows a run from its start, one call after each epoch: it holds {len(self)} epochs, and "
-                f"the loader has offered {loader.epochs_done:g}"
+                f"record.add must be called once after each epoch, from the start of the run: the record has "
+                f"{len(self)} epochs, but the loader has offered {loader.epochs_done:g}"
             )
         self.add_ids((selected > self._counts).nonzero().flatten())
         self._counts = selected.clone()
 
     def add_ids(self, ids: Tensor) -> None:
-        """Record an epoch by the ids that were trained on, in any order."""
+        """Record an epoch in which these ids were trained on. Their order does not matter."""
         if ids.dim() != 1 or ids.dtype != torch.int64:
             raise ValueError(f"ids must be a 1-D int64 tensor, got {ids.dtype} of shape {tuple(ids.shape)}")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_examples:
             raise ValueError(
-                f"ids must be in [0, {self.num_examples}), got {int(ids.min())} to {int(ids.max())}: they are of "
+                f"ids must be in [0, {self.num_examples}), got {int(ids.min())} to {int(ids.max())}: they belong to "
                 "another data set"
             )
         mask = torch.zeros(-(-self.num_examples // 8) * 8, dtype=torch.uint8)
@@ -90,16 +92,17 @@ class SelectionRecord(Described):
         self._masks.append((mask.view(-1, 8) * _BITS).sum(1, dtype=torch.uint8))
 
     def mask(self, epoch: int) -> Tensor:
-        """(M,) bool by id: whether it was selected in this epoch, from 0."""
+        """Return (M,) bool by id: whether each example was selected in this epoch. Epochs count from 0."""
         if not 0 <= epoch < len(self):
             raise ValueError(f"epoch {epoch} is not in the record, which has {len(self)} epochs")
         bits = self._masks[epoch][:, None] & _BITS
         return bits.bool().flatten()[: self.num_examples]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file of plain data, loadable with weights_only=True: all of it, or an OSError and none of it.
+        """Write the record to a file of plain data, loadable with weights_only=True.
 
-        A run that is resumed can go on with the record saved with its checkpoint.
+        If writing fails, there is an OSError and no partial file. A run that is resumed from a checkpoint can go on
+        with the record that was saved together with it.
         """
         masks = torch.stack(self._masks) if self._masks else torch.zeros(0, -(-self.num_examples // 8))
         state = {"version": _FILE_VERSION, "masks": masks.to(torch.uint8), "counts": self._counts}

@@ -10,14 +10,14 @@ from selective_backprop.types import Needs, Scorer
 
 
 class StoredScorer(Wrapping):
-    """Fresh scores every n-th epoch; in between, the last ones decide, before anything is loaded.
+    """Scores candidates anew in every n-th epoch. In between, their last scores are used, before loading.
 
-    An example without a score yet (a sampler may offer new ones at any time) is loaded and scored.
+    An example that has no score yet is loaded and scored: a sampler may offer new examples at any time.
 
     Args:
-        fresh: makes the scores.
-        every: n; 1 is fresh scores always.
-        first_epoch: the epoch of the first selection pass; the length of the warm-up.
+        fresh: scores loaded candidates.
+        every: n. With 1, every epoch has selection passes.
+        first_epoch: the epoch of the first selection pass, which is the length of the warm-up.
     """
 
     needs = Needs(ids=True, selection_pass=True)

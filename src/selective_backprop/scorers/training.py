@@ -1,4 +1,4 @@
-"""Scores that training gives for nothing."""
+"""Scores that come from training at no extra cost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from selective_backprop.types import Needs, Scorer
 
 
 class TrainingLossScorer(Scorer):
-    """The last loss of each example from training; no selection pass, ever.
+    """Scores each example by its last training loss. There is never a selection pass.
 
-    An example that was not trained on yet, or not for `max_age` epochs, has no score and is therefore trained on,
-    which gives it one.
+    An example that was not trained on yet, or not within the last `max_age` epochs, has no score. So it is trained on,
+    and gets one.
 
     Args:
-        max_age: epochs after which a loss counts no longer; None: never.
+        max_age: number of epochs after which a loss no longer counts; None for no limit.
     """
 
     needs = Needs(ids=True, training_losses=True)
@@ -25,7 +25,7 @@ class TrainingLossScorer(Scorer):
         if max_age is not None and not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         self.max_age = max_age
-        # An example whose loss is too old has to be trained on in the same epoch, not in a later one.
+        # An example whose loss is too old must be trained on in the same epoch, not in a later one.
         self.must_train = max_age is not None
 
     def remembers(self, epoch: int) -> bool:
@@ -39,7 +39,7 @@ class TrainingLossScorer(Scorer):
 
 
 class LeastSelectedScorer(Scorer):
-    """The fewer times an example was selected, the higher its score: all are seen before any is seen again."""
+    """Scores examples higher the fewer times they were selected, so that all are trained on before any comes again."""
 
     needs = Needs(ids=True)
 

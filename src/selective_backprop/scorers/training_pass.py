@@ -1,4 +1,4 @@
-"""Scores that come out of the training pass itself."""
+"""Forward reuse: scores from the training pass itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from selective_backprop.types import Measure, Needs
 class TrainingPassScorer(FreshScorer):
     """Forward reuse: whole candidate batches are given out, and `loader.loss` selects among them.
 
-    One forward pass serves selection and training, and the backward pass runs on the selected examples alone. It
-    keeps what a backward pass over all candidates would need in memory.
+    One forward pass serves both selection and training. The backward pass runs on the selected examples alone. Memory
+    is that of training on all candidates.
 
     Args:
-        measure: another score than the loss, from (outputs, targets) to one number per example.
+        measure: a score other than the loss: a function from (outputs, targets) to one number per example.
     """
 
     needs = Needs(training_pass=True, training_losses=True)
@@ -27,7 +27,7 @@ class TrainingPassScorer(FreshScorer):
         self.measure = measure
 
     def of_outputs(self, outputs: Any, targets: Any, losses: Tensor) -> Tensor:
-        """The scores of a training pass, without its graph."""
+        """Return the scores of a training pass, detached from its graph."""
         return losses.detach() if self.measure is None else self.measure(outputs, targets).detach()
 
     def measuring(self, measure: Measure) -> Self:

@@ -1,4 +1,4 @@
-"""What scorers share that get fresh scores from another one."""
+"""What scorers that get scores of loaded candidates from another scorer have in common."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from selective_backprop.types import Candidates, Scorer, Task
 
 
 class Wrapping(Scorer):
-    """Hands loaded candidates to `fresh`, whose fidelity and state are its own."""
+    """A scorer that lets another one, `fresh`, score loaded candidates. Fidelity and state are those of `fresh`."""
 
     fresh: Scorer
 
     def __init__(self, fresh: Scorer) -> None:
         if fresh.needs.training_pass:
-            raise ValueError(f"{type(self).__name__} needs a selection pass, which forward reuse does without")
+            raise ValueError(f"{type(self).__name__} needs a selection pass, but scoring='reuse' makes none")
         self.fresh = fresh
         self.works_ahead, self.watches = fresh.works_ahead, fresh.watches
         self.score_name = fresh.score_name
@@ -46,6 +46,6 @@ class Wrapping(Scorer):
         self.fresh.load_state_dict(state)
 
     def options_in_method(self) -> list[str]:
-        """The scorer's own options, and those of `fresh`."""
+        """List the scorer's own options, and those of `fresh`."""
         own = [argument for argument in arguments(self) if not argument.startswith("fresh=")]
         return own + self.fresh.options_in_method()
