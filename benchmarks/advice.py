@@ -1,9 +1,9 @@
-"""Epoch times that `advise` predicts against those then measured, within one run.
+"""Compare the epoch times that `advise` predicts with measured ones, within one run.
 
     python benchmarks/advice.py
 
-ResNet-20 on 32x32 images in memory, batch 128: an epoch of each method, after one that is not counted, in turns.
-Goal: within 15%.
+It trains ResNet-20 on 32x32 images in memory with batches of 128. Methods take turns; the first epoch is not counted.
+Goal: predictions within 15%.
 """
 
 import argparse
@@ -24,11 +24,11 @@ METHODS = {
     "stale_selective_backprop(0.33, every=3)": lambda: sb.stale_selective_backprop(1 / 3, every=3),
     "ledger_backprop(0.33)": lambda: sb.ledger_backprop(1 / 3, max_age=None),
 }
-EPOCHS = 4  # the first is for warming up; of the next three one has fresh scores and two have stale ones
+EPOCHS = 4  # the first one warms up; of the next three, one has fresh scores and two have stale ones
 
 
 def measure(method, data, model_name):
-    """A function that trains for an epoch and gives its seconds and the share of the data trained on."""
+    """Make a function that trains for an epoch and returns its seconds and the fraction of the data trained on."""
     torch.manual_seed(0)
     model = make_model(model_name, num_classes=10, channels=3, seed=0)
     loader = sb.SelectiveLoader(DataLoader(data, 128, shuffle=True), model, nn.CrossEntropyLoss(), method)
@@ -48,9 +48,9 @@ def measure(method, data, model_name):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="resnet20")
-    parser.add_argument("--batches", type=int, default=24, help="per epoch")
-    parser.add_argument("--size", type=int, default=32, help="of the images")
-    parser.add_argument("--seconds", type=float, default=30.0, help="for advise to measure")
+    parser.add_argument("--batches", type=int, default=24, help="batches per epoch")
+    parser.add_argument("--size", type=int, default=32, help="pixels per side of the images")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long advise measures")
     chosen = parser.parse_args(arguments)
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
     images = torch.randn(128 * chosen.batches, 3, chosen.size, chosen.size)
@@ -71,7 +71,7 @@ def main(arguments=None):
     predicted = {option.method: option for option in advice.options}
     training = predicted["traditional()"].seconds
     for name in METHODS:
-        # Losses of random labels differ little and move much: the share trained on is not the share asked for.
+        # With random labels losses differ little and change much, so the fraction trained on is not the one asked for.
         mean, share = statistics.fmean(seconds[name]), statistics.fmean(shares[name])
         expected = predicted[name].seconds + (share - predicted[name].selectivity) * training
         print(

@@ -1,10 +1,10 @@
-"""How far one candidate batch travels: calls of the package's functions, distinct functions and files on the way.
+"""Count how many functions and files of the package one candidate batch passes through.
 
     python benchmarks/calls.py
 
-Counted by sys.setprofile, from asking the loader for the next batch to the end of the training step on it, in the
-middle of the second epoch, averaged over the candidate batches of that epoch. Only functions of the package count.
-Wall-clock time plays no part, so the numbers are the same on every machine.
+sys.setprofile counts calls from asking the loader for the next batch to the end of the training step on it. The numbers
+are averages over the candidate batches of the second epoch. Only functions of the package count. Wall-clock time plays
+no part, so the numbers are the same on every machine.
 """
 
 import itertools
@@ -48,7 +48,7 @@ def count(method, num_examples=4096, batch_size=32):
         finally:
             sys.setprofile(None)
     num_batches = num_examples / batch_size
-    # What runs less than once in two batches is not on the way of an ordinary one.
+    # Leave out functions that run less than once in two batches: an ordinary batch does not meet them.
     usual = {key: number for key, number in calls.items() if number >= num_batches / 2}
     return {
         "calls": sum(usual.values()) / num_batches,

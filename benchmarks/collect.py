@@ -1,10 +1,10 @@
-"""Keep what matters of comparisons, and sum them up.
+"""Copy what matters of comparisons into the repository, and print their tables.
 
     python benchmarks/collect.py benchmarks/results/DATE-comparisons mnist=OUT/mnist svhn=OUT/svhn ...
 
-Copies settings, environment and records of every complete run (checkpoints and ledgers stay where they are), with the
-folders of this machine left out, and prints the tables of the results in Markdown. Without NAME=FOLDER it prints
-the tables of what was collected before.
+It copies settings, environment and records of every complete run, without the paths of this machine. Checkpoints and
+ledgers are not copied. Then it prints the tables of the results in Markdown. Without NAME=FOLDER it only prints the
+tables of what was collected before.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def collect(out: Path, target: Path) -> None:
 
 
 def standings_of(folder: Path) -> list[Standing]:
-    """Of all complete runs in the folder."""
+    """Standings of all complete runs in the folder."""
     results = Results()
     for path in sorted(folder.glob("*/seed-*/records.jsonl")):
         config = json.loads((path.parent / "config.json").read_text())
@@ -48,7 +48,7 @@ def standings_of(folder: Path) -> list[Standing]:
 
 
 def summary(workloads: dict[str, list[Standing]]) -> str:
-    """A table of all workloads, and of each a sentence and a table."""
+    """A table of all workloads, then a sentence and a table for each."""
     methods = dict.fromkeys(s.label for found in workloads.values() for s in found if not s.is_baseline)
     rows = []
     for label in methods:

@@ -1,9 +1,9 @@
-"""Seconds per epoch of every method against its own bound, within one run.
+"""Compare the seconds per epoch of every method with a lower bound, within one run.
 
     python benchmarks/epoch.py [--examples 2048] [--rounds 3]
 
-The bound is what loading, selection passes and training steps cost by themselves, measured around each epoch: loaded x
-loading + scored x forward + trained x (forward, backward, optimiser). What an epoch takes beyond it is the library's.
+The bound is the cost of loading, selection passes and training steps alone, measured around each epoch: loaded x
+loading + scored x forward + trained x (forward, backward, optimiser). The rest of an epoch is overhead of the library.
 """
 
 import argparse
@@ -36,7 +36,7 @@ METHODS = {
 
 
 class Run:
-    """A method at work on its own model."""
+    """A method that trains its own model."""
 
     def __init__(self, method, data, epochs):
         self.model = resnet20()
@@ -52,7 +52,7 @@ class Run:
         self.optimizer.zero_grad()
 
     def epoch(self):
-        """Seconds, and what was done in them."""
+        """Train for an epoch; return its seconds and counts."""
         stats = self.loader.stats
         before = stats.offered - stats.skipped_before_loading, stats.scored, stats.trained
         began = time.perf_counter()
@@ -63,7 +63,7 @@ class Run:
         return seconds, [b - a for a, b in zip(before, after, strict=True)]
 
     def costs(self, data):
-        """Seconds per example of loading, of a selection pass and of a training step, each by itself."""
+        """Seconds per example of loading, of a selection pass and of a training step, each measured alone."""
         began = time.perf_counter()
         (inputs, targets), *_ = DataLoader(torch.utils.data.Subset(data, range(BATCH)), BATCH)
         loading = time.perf_counter() - began
@@ -96,7 +96,7 @@ def main():
             seconds, done = run.epoch()
             after = run.costs(data)
             bound = sum(amount * (a + b) / 2 for amount, a, b in zip(done, before, after, strict=True))
-            if number:  # the first epoch warms up, and has other work to do in some methods
+            if number:  # the first epoch warms up, and some methods do other work in it
                 ratios[name].append(seconds / bound)
                 shares[name].append(seconds / (arguments.examples * (before[0] + before[2])))
     print(f"{'method':<30} {'epoch / bound':>14} {'epoch / Traditional bound':>26}")

@@ -1,11 +1,11 @@
-"""What ranks tell each other, and what it costs: formulas for any scale, and times at two ranks on one machine.
+"""What ranks send to each other and what that costs: formulas for any scale, and times of two ranks on one machine.
 
     python benchmarks/exchange.py
 
-1. The time of one round's messages (header and scores) as a share of a training step: ResNet-20, 32x32, batch 128 on
-   each of two ranks, one thread each. And how much of it is hidden by loading the next candidates meanwhile.
-2. The time of selecting from the candidates of k ranks, which each rank does by itself.
-3. Bytes and memory per rank, computed; `tests/distributed/test_exchange.py` compares the formulas with what was sent.
+1. Time of one round's messages (header and scores) as a fraction of a training step of ResNet-20 on 32x32 images, with
+   a batch of 128 on each of two ranks, one thread each. Also how much of it is hidden by loading the next candidates.
+2. Time to select from the candidates of k ranks, which every rank does.
+3. Bytes and memory per rank, computed. `tests/distributed/test_exchange.py` compares the formulas with what was sent.
 
 # M = examples, k = ranks, N = candidates of a rank in a round, s = selectivity
 """
@@ -34,36 +34,36 @@ CANDIDATES, ROUNDS = 128, 200
 
 
 def round_bytes(k, n, scope="global"):
-    """Header and scores of one round; with scope local, the number selected instead of scores."""
+    """Bytes of the header and scores of one round. With scope local, the number selected replaces the scores."""
     return (k - 1) * (HEADER + (SCORE * n if scope == "global" else COUNT))
 
 
 def plan_bytes(k, m, scope="global"):
-    """Scores of an epoch that is decided before loading, M / k from each rank."""
+    """Bytes of the scores of an epoch that is planned before loading, M / k from each rank."""
     return 0 if scope == "local" else (k - 1) * (COUNT + SCORE * -(-m // k))
 
 
 def delivery_bytes(k, scored=0, decided=0, offered=0, selected=0, trained=0):
-    """What a rank learned about so many examples, sent to the owners of their rows, one of which it is itself."""
+    """Bytes that a rank sends to the owners of ledger rows. It owns 1/k of the rows itself."""
     written = (ID + VALUE) * (scored + decided + trained) + ID * (offered + selected)
     return (k - 1) * (2 * COUNT + ID * KINDS) + written * (k - 1) // k
 
 
 def question_bytes(k, asked, columns):
-    """Ids whose rows are asked for, and as many answers to others for each column of 4 bytes."""
+    """Bytes of asking for rows by id, and of answering others with columns of 4 bytes."""
     return (k - 1) * COUNT * (1 + columns) + asked * (ID + VALUE * columns) * (k - 1) // k
 
 
 def start_bytes(k, waiting, planned):
-    """The ids that wait when an epoch begins, so many on each rank, and how many examples each rank has planned."""
+    """Bytes at the start of an epoch: the ids that wait on each rank, and how many examples it has planned."""
     return (k - 1) * ((COUNT + ID * waiting if waiting else 0) + (4 * COUNT if planned else 0))
 
 
 def epoch_bytes(k, m, n, s, scope, planned):
-    """All of an epoch, without what waits when it begins and the examples that move between queues."""
+    """Bytes of an epoch, except the ids that wait when it begins and the examples that move between queues."""
     own, chosen = -(-m // k), round(s * -(-m // k))
     if planned:  # two columns are read, such as loss and age; probabilities are written when planned and when loaded
-        rounds = -(-chosen // n) + 1  # one more, in which all say that they have no more
+        rounds = -(-chosen // n) + 1  # one more round, in which all ranks say that they are done
         deliveries = 2 + rounds // DELIVER_EVERY  # at the start for the plan, and at the end
         written = delivery_bytes(k, decided=own + chosen, offered=own, selected=chosen, trained=chosen)
         told = plan_bytes(k, m, scope) + question_bytes(k, own, 2) + rounds * (k - 1) * HEADER
@@ -76,7 +76,7 @@ def epoch_bytes(k, m, n, s, scope, planned):
 
 
 def memory_bytes(k, m, n, scope, planned):
-    """Ledger rows, writes that wait for delivery, scores of a round, and the plan of an epoch; not the queue."""
+    """Bytes of ledger rows, undelivered writes, scores of a round and the plan of an epoch, without the queue."""
     rows, waiting = ROW * -(-m // k), DELIVER_EVERY * n * (3 * (ID + VALUE) + 2 * ID)
     of_round = (k if scope == "global" else 1) * n * (3 * SCORE + 8)
     plan = -(-m // k) * (4 * ID + 3 * VALUE + 1) if planned else 0
@@ -89,7 +89,7 @@ def memory_bytes(k, m, n, scope, planned):
 
 
 def timed(action, repeats):
-    """Seconds of the fastest: others may use the machine, and two ranks wait for whichever of them is held up."""
+    """Seconds of the fastest call, because other programs may slow one rank down and the other waits for it."""
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -132,7 +132,7 @@ def measure(rank, store, results):
 
 
 def select_seconds(k, repeats=30):
-    """Selecting from the candidates of k ranks."""
+    """Seconds to select from the candidates of k ranks."""
     policy, generator = PercentilePolicy(selectivity=1 / 3), torch.Generator().manual_seed(0)
     batches = iter([torch.randn(k * CANDIDATES).exp() for _ in range(repeats + 1)])
     policy.select(next(batches), generator)
@@ -147,7 +147,7 @@ def size(count):
 
 
 def tables():
-    """Computed, not measured."""
+    """Print the computed tables."""
     print("\ncomputed, per rank, N = 128, s = 1/3")
     print("sent in a round: " + ", ".join(f"{k} ranks {size(round_bytes(k, 128))}" for k in (2, 8, 64, 1024)))
     print("  scope local:   " + ", ".join(f"{k} ranks {size(round_bytes(k, 128, 'local'))}" for k in (2, 8, 64, 1024)))

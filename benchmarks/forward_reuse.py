@@ -1,10 +1,11 @@
-"""What forward reuse saves: one candidate batch at selectivity 1/3, as ratios within one run.
+"""Measure what forward reuse saves on one candidate batch at selectivity 1/3, as ratios within one run.
 
     python benchmarks/forward_reuse.py [--rounds 20]
 
-Plain SB: a selection pass over all candidates, then forward and backward of the selected ones. Reuse: one training
-pass over all, backward of the selected ones alone. With forward 1 and backward 2 the bound is (1 + 2s) / (1 + 3s) =
-0.83. Medians of rounds in turn, so that drift of the machine hits all alike.
+Plain SB makes a selection pass over all candidates, then a forward and a backward pass of the selected ones. Reuse
+makes one training pass over all candidates, and a backward pass of the selected ones only. If forward costs 1 and
+backward 2, the bound is (1 + 2s) / (1 + 3s) = 0.83. Numbers are medians of rounds, and the ways take turns, so that a
+machine that slows down affects all alike.
 """
 
 import argparse
@@ -23,7 +24,7 @@ SELECTIVITY = 1 / 3
 
 
 class Block(nn.Module):
-    """Of a small transformer: attention and a perceptron, each after a LayerNorm and added to its input."""
+    """Block of a small transformer: attention and a perceptron, each after a LayerNorm and added to its input."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -71,7 +72,7 @@ def sequences(number):
 
 
 def ways(model, inputs, targets):
-    """Plain SB, forward reuse and Traditional on one candidate batch, without the optimiser."""
+    """Make functions for plain SB, forward reuse and Traditional on one candidate batch, without the optimiser."""
     number = len(inputs)
     count = round(number * SELECTIVITY)
     no_trace, loss_fn = NoTrace(model), nn.CrossEntropyLoss()

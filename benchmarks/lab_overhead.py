@@ -1,4 +1,4 @@
-"""What the lab's Traditional training costs over a bare PyTorch loop, as a ratio within one run.
+"""Compare the lab's Traditional training with a bare PyTorch loop, as a ratio within one run.
 
     python benchmarks/lab_overhead.py
     python benchmarks/lab_overhead.py --dataset cifar10 --data-dir data --batches 390
@@ -28,14 +28,14 @@ CPU, SEED = torch.device("cpu"), 0
 
 
 def random_images(size):
-    """As CIFAR-10's: what is in the pixels does not matter for the speed."""
+    """Random images of CIFAR-10's shape. The pixels do not matter for the speed."""
     images = torch.randint(256, (size, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(size) % 10
     return ImageSet("random", images, labels, images[:10], labels[:10], tuple(map(str, range(10))))
 
 
 def first_part(data, size):
-    """The first images alone, copied into memory; hardly any to test on, which is not measured."""
+    """The first images, copied into memory. Only a few are for testing, which is not measured."""
     train, test = data.train_images[:size].clone(), data.test_images[:10].clone()
     return dataclasses.replace(
         data,
@@ -53,7 +53,7 @@ class Lab:
         self.model = self.training.model
 
     def epoch(self):
-        """Seconds, without those of the evaluation."""
+        """Train for an epoch; return its seconds without the evaluation."""
         start = time.perf_counter()
         record = self.training.epoch()
         return time.perf_counter() - start - record["seconds"]["evaluation"]
@@ -102,7 +102,7 @@ class Bare:
 
 
 def compare(recipe, data, rounds):
-    """Seconds per epoch of both, round by round; who goes first changes, so that drift of the machine hits both."""
+    """Seconds per epoch of both, round by round. They take turns in going first, so that drift affects both."""
     subjects = {"lab": Lab(recipe, data), "bare": Bare(recipe, data)}
     seconds = {name: [] for name in subjects}
     for number in range(rounds + 1):
@@ -114,7 +114,7 @@ def compare(recipe, data, rounds):
 
 
 def feeding(bare, rounds):
-    """Batches per second that loading and augmentation deliver, and that the training step takes; medians."""
+    """Median batches per second that loading and augmentation deliver, and that the training step takes."""
     delivered, taken = [], []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -133,7 +133,7 @@ def main():
     parser.add_argument("--model", default="resnet20", help="a fast one shows the overhead best")
     parser.add_argument("--dataset", help="by name or path; default: random images of CIFAR-10's shape")
     parser.add_argument("--data-dir")
-    parser.add_argument("--batches", type=int, default=40, help="per epoch")
+    parser.add_argument("--batches", type=int, default=40, help="batches per epoch")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()

@@ -1,8 +1,9 @@
-"""What it costs to plan an epoch from the ledger, and what the ledger weighs.
+"""Measure the time to plan an epoch from the ledger, and the memory of the ledger.
 
     python benchmarks/ledger.py
 
-On one core, for 1,000,000 and 10,000,000 ids: reading the sampler's order is not counted, deciding about every id is.
+It runs on one core, for 1,000,000 and 10,000,000 ids. It times deciding about every id, but not reading the sampler's
+order.
 """
 
 import platform
@@ -28,7 +29,7 @@ METHODS = {
 
 
 def filled_ledger(size, past_scores):
-    """As after a few epochs: losses of all ages, most of them small."""
+    """A ledger as after a few epochs: losses of all ages, most of them small."""
     ledger, everything = Ledger(size, past_scores), torch.arange(size)
     losses = torch.randn(size).mul(2).sub(2).exp()
     for epoch in range(past_scores):

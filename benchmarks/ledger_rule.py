@@ -1,11 +1,11 @@
-"""Which rule decides how many of the hardest examples `ledger_backprop` trains on: held-out error against compute.
+"""Compare rules for how many of the hardest examples `ledger_backprop` trains on, by held-out error and compute.
 
     python benchmarks/ledger_rule.py DATA RESULTS.jsonl
 
-DATA holds mnist/, svhn/ and fashion_mnist/, each with train.parquet and test.parquet. Runs that are in the results file
-already are not made again; the tables of all of them are printed at the end. No test set is used: a sixth of each
-training set is held out, and `--part` of the rest is trained on, by a ResNet-8 of half the usual width. All rules take
-the hardest examples; they differ in how many. One thread.
+DATA holds mnist/, svhn/ and fashion_mnist/, each with train.parquet and test.parquet. Runs that are already in the
+results file are not repeated. The tables of all runs are printed at the end. No test set is used: a sixth of each
+training set is held out, and a ResNet-8 of half the usual width trains on `--part` of the rest. All rules take the
+hardest examples and differ only in how many. It runs on one thread.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from selective_backprop.types import Policy, Selection
 
 
 def share(losses: Tensor, kept: float) -> int:
-    """Examples that carry this share of the sum."""
+    """Number of the hardest examples that carry this share of the sum."""
     ordered = losses.sort(descending=True).values.cumsum(0, dtype=torch.float64)
     return 1 + int((ordered < (kept - 1e-9) * ordered[-1]).sum())
 
 
 def cap_quantile(quantile: float) -> Callable[[Tensor, float], int]:
-    """The same of losses that count for at most their own quantile."""
+    """The same, with losses cut at one of their quantiles."""
     return lambda losses, kept: share(losses.clamp(max=float(losses.quantile(quantile))), kept)
 
 
 def capped_by_mean(losses: Tensor, times: float) -> Tensor:
-    """Losses of which none counts for more than a multiple of the mean of what counts."""
+    """Losses cut so that none is larger than a multiple of the mean of the cut losses."""
     capped = losses.double()
     for _ in range(200):
         lower = capped.clamp(max=times * float(capped.mean()))
@@ -62,7 +62,7 @@ def cap_mean(times: float) -> Callable[[Tensor, float], int]:
 
 
 def at_least(fraction: float) -> Callable[[Tensor, float], int]:
-    """The share as it is, but never fewer than this fraction of the candidates."""
+    """The plain share, but never fewer than this fraction of the candidates."""
     return lambda losses, kept: max(share(losses, kept), math.ceil(fraction * len(losses)))
 
 
@@ -109,7 +109,7 @@ def method_of(rule: str, kept: float) -> sb.Method:
 
 
 def image_data(name: str, data: str, part: float) -> ImageSet:
-    """Half-size images, a sixth of them held out and part of the others to train on, with wrong labels if asked for."""
+    """Half-size images: a sixth is held out, a part of the others is for training, with wrong labels if asked for."""
     recipe_name, _, noise = name.partition("+")
     recipe = RECIPES[recipe_name]
     full = split_validation(load_images(recipe.dataset, data_dir=data, image_size=recipe.image_size), 1 / 6, seed=0)
@@ -168,7 +168,7 @@ def train_regression(name: str, method: sb.Method, epochs: int, seed: int) -> tu
     """Mean squared error on 2,000 other examples, and compute in epochs of plain training.
 
     The name has the network, the optimizer, its learning rate and the broken target: "linear adam 0.03 300". The
-    learning rate decays to zero, but for the optimizer "constant".
+    learning rate decays to zero, except for the optimizer "constant".
     """
     network, optimizer_name, rate, outlier = name.split()
     draws = torch.Generator().manual_seed(seed)
@@ -228,9 +228,14 @@ def planned_runs() -> Iterator[Run]:
         yield from ((data, rule, 0.95, 4, seed) for rule in ("default", "share") for seed in (0, 1))
         yield from ((data, rule, 0.95, 8, 2) for rule in ("default", "share"))
     others = ("cap 3 mean", 0.9), ("cap q0.9", 0.9), ("cap q0.95", 0.95), ("at least 20%", 0.95), ("log1p", 0.95)
-    for rule, kept in (*others, ("sqrt", 0.9), ("cap 5 mean", 0.95), ("cap 20 mean", 0.95)):  # one seed is a first look
+    for rule, kept in (
+        *others,
+        ("sqrt", 0.9),
+        ("cap 5 mean", 0.95),
+        ("cap 20 mean", 0.95),
+    ):  # one seed, for a first look
         yield from ((data, rule, kept, 8, 0) for data in IMAGES)
-    yield from ((data, "cap q0.9", 0.9, 8, 1) for data in IMAGES)  # it looked as good as the default
+    yield from ((data, "cap q0.9", 0.9, 8, 1) for data in IMAGES)  # repeated because it looked as good as the default
 
 
 def make(run: Run, data_dir: str, part: float) -> dict[str, Any]:
@@ -245,7 +250,7 @@ def make(run: Run, data_dir: str, part: float) -> dict[str, Any]:
 
 
 def print_table(results: list[dict[str, Any]], data: tuple[str, ...], digits: int, *, rules_across: bool) -> None:
-    """Error and compute, means over seeds, and the number of seeds in brackets."""
+    """Print error and compute as means over seeds, with the number of seeds in brackets."""
     cells: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for result in results:
         if result["data"] in data:
@@ -269,7 +274,9 @@ def main() -> None:
     parser.add_argument("data", help="folder of the image sets")
     parser.add_argument("results", type=Path, help="file of results, one JSON object a line; made or added to")
     parser.add_argument("--part", type=float, default=0.25, help="part of the training images that is trained on")
-    parser.add_argument("--table", action="store_true", help="print the tables of what is there, and train nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="only print the tables of the results file, and train nothing"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = [json.loads(line) for line in options.results.open()] if options.results.exists() else []

@@ -1,11 +1,11 @@
-"""What the loader adds to a candidate batch that is kept as it is, against the plain DataLoader; and planning at scale.
+"""Measure what the loader adds to a candidate batch that is kept as it is, and what planning costs at scale.
 
     python benchmarks/overhead.py [--examples 5000000] [--plan 100000000] [--threads 1]
 
-First table: microseconds per candidate batch of 128, data in memory, the loss of fixed outputs computed in both loops
-and nothing trained, so that what is left is the loader. The methods take turns in blocks of batches within one run; the
-median of the blocks counts. Second table: seconds and peak memory of planning one epoch by the ledger, in a process of
-its own for each size, so that the peak is of the plan alone.
+The first table has microseconds per candidate batch of 128, compared with the plain DataLoader. Data is in memory, and
+both loops only compute the loss of fixed outputs, so that the difference is the loader. Methods take turns in blocks of
+batches within one run, and the median of the blocks counts. The second table has seconds and peak memory of planning
+one epoch from the ledger. Each size runs in its own process, so that the peak is that of the plan.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def per_batch(size):
 
 
 class Many(Dataset):
-    """So many examples, all of them alike: it is about their ids."""
+    """A data set of many equal examples. Only their ids matter."""
 
     def __init__(self, size):
         self.size = size
@@ -109,7 +109,7 @@ class Many(Dataset):
 
 
 class Shuffled:
-    """A batch sampler whose order is a tensor: a Python list of all indices would weigh more than the plan."""
+    """A batch sampler whose order is a tensor. A Python list of all indices would take more memory than the plan."""
 
     batch_size = BATCH
 
@@ -126,11 +126,11 @@ class Shuffled:
 def plan(size):
     """Plan one epoch of a filled ledger, as the loader does; prints seconds and bytes per candidate.
 
-    Where other programs are at work, too, processor time says on one thread what a quiet machine would take.
+    If other programs run too, the processor time on one thread says how long a quiet machine would take.
     """
     train_loader = DataLoader(Many(size), batch_sampler=Shuffled(size), collate_fn=as_it_is)
     loader = sb.SelectiveLoader(train_loader, nn.Linear(8, 2), nn.CrossEntropyLoss(), sb.ledger_backprop())
-    next(iter(loader.batches()))  # leaves the first epoch at once: the second one is planned
+    next(iter(loader.batches()))  # leaves the first epoch at once, because only the second one is planned
     losses = torch.randn(size).mul_(2).sub_(2).exp_()
     for ids in torch.arange(size).split(2**20):  # as after an epoch: most losses are small
         loader.ledger.record_losses(ids, losses[ids], 0)
@@ -147,7 +147,7 @@ def plan(size):
 
 
 def peak_memory(*, reset=False):
-    """Bytes at the highest point so far; from now on, if reset. As Linux tells them."""
+    """Peak memory in bytes so far, as Linux counts it. If reset, the count starts anew."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
@@ -158,7 +158,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=5_000_000)
     parser.add_argument("--plan", type=int, action="append", help="candidates of a planned epoch; repeatable")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--only-plan", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

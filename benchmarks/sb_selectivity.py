@@ -1,8 +1,8 @@
-"""What share of the candidates SB trains on, and its error on held-out data, by the rule that gives the chances.
+"""Compare rules for SB's probabilities: what fraction of candidates it trains on, and its error on held-out data.
 
     python benchmarks/sb_selectivity.py --data-dir DATA     # DATA/mnist/train.parquet, ...; about half an hour
 
-1. The share that each epoch trained on where losses fall fast: small GPTs of characters, and digits.
+1. The fraction that each epoch trained on while losses fall fast: small GPTs of characters, and digits.
 2. The error on a sixth of the training data that is held out, at the same compute. Test sets are not touched.
 """
 
@@ -32,7 +32,7 @@ WINDOW = 256  # candidates over which the alternatives below correct their chanc
 
 
 class Corrected(sb.policies.PercentilePolicy):
-    """The paper's percentiles, whose chances are corrected so that the last 256 candidates have the mean asked for."""
+    """The paper's percentiles, corrected so that the mean chance of the last 256 candidates is the one asked for."""
 
     def __init__(self, selectivity: float) -> None:
         super().__init__(selectivity=selectivity, paper=True)
@@ -45,7 +45,7 @@ class Corrected(sb.policies.PercentilePolicy):
 
 
 class OtherBeta(Corrected):
-    """Corrected by the exponent."""
+    """Corrects by changing the exponent."""
 
     def corrected(self, percentiles: Tensor) -> Tensor:
         low, high = 0.0, 64.0
@@ -57,7 +57,7 @@ class OtherBeta(Corrected):
 
 
 class Stretched(Corrected):
-    """Corrected by a factor, up to a chance of 1."""
+    """Corrects by a factor, up to a chance of 1."""
 
     def corrected(self, percentiles: Tensor) -> Tensor:
         chances, low, high = self.recent.pow(self.beta), 0.0, 1e4
@@ -106,7 +106,7 @@ class SmallGPT(nn.Module):
 
 
 def train_gpt(rule: str, sequences: int, batch_size: int, epochs: int, length: int = 32) -> tuple[list[float], float]:
-    """The share trained on in each epoch, and the loss on 500 other sequences. Text: the source of argparse."""
+    """Train on the source of argparse. Returns the fraction trained on in each epoch, and the loss on 500 sequences."""
     torch.manual_seed(0)
     text = inspect.getsource(argparse)
     alphabet = sorted(set(text))
@@ -159,7 +159,12 @@ def subset(data: ImageSet, count: int, seed: int) -> ImageSet:
 SETUPS = {  # recipe: examples, epochs, epochs of warm-up, and changes of the recipe
     "mnist_small": (6000, 4, 0, {}),
     "fashion_mnist_small": (6000, 4, 0, {"batch_size": 32, "lr": 0.05}),
-    "svhn_small": (12_000, 6, 1, {"batch_size": 32, "lr": 0.05}),  # without a warm-up nothing is learned in so few
+    "svhn_small": (
+        12_000,
+        6,
+        1,
+        {"batch_size": 32, "lr": 0.05},
+    ),  # without a warm-up nothing is learned in so few epochs
 }
 
 
@@ -209,7 +214,7 @@ def errors_on_held_out_data(data_dir: Path, seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, help="without it, the first part alone")
+    parser.add_argument("--data-dir", type=Path, help="folder of the image sets; without it, only the first part runs")
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")

@@ -1,14 +1,14 @@
-"""What a selection pass costs by each cheap way to score, against a plain fp32 eval forward, within one run.
+"""Compare the cost of cheap selection passes with a plain fp32 forward pass in eval mode, within one run.
 
     python benchmarks/selection_pass.py
     python benchmarks/selection_pass.py --dataset cifar10 --data-dir data --steps 500 --compiled
     python benchmarks/selection_pass.py --dataset cifar10 --data-dir data --candidates 512
 
-1. A ResNet-20 on 32x32 images is trained for some steps, and then goes on with a step of 128 after every 384
-   candidates, as at a selectivity of 1/3. Each candidate batch is scored in all ways, in turns: CPU seconds as ratios
-   to those of the plain forward, with what the copies need to follow the weights, and the rank correlation of the
-   scores of each batch with the exact losses. Goal: a quarter, at a rank correlation of 0.9. The plain forward goes
-   over parts of 128 candidates, which is where it is fastest on the CPUs tried, whatever the size for the others.
+1. A ResNet-20 on 32x32 images is trained for some steps. Then it makes a step of 128 after every 384 candidates, as at
+   a selectivity of 1/3. Each candidate batch is scored in all ways, in turns. Printed are CPU seconds as ratios to the
+   plain forward, with the time that copies need to follow the weights, and the rank correlation of each batch's scores
+   with the exact losses. Goal: a quarter of the time, at a rank correlation of 0.9. The plain forward always takes 128
+   candidates at a time, with which it was fastest on the CPUs tried.
 2. Milliseconds per candidate by size of the candidate batch.
 """
 
@@ -35,7 +35,7 @@ WAYS = ("eval", "folded", "int8", "half", "half+folded", "half+int8", "0.875+int
 
 
 def images(options):
-    """Normalised images and labels: the first of a data set, or digits, enlarged and in three channels."""
+    """Normalised images and labels: the first ones of a data set, or digits, enlarged and in three channels."""
     if options.dataset:
         data = load_images(options.dataset, data_dir=options.data_dir)
         inputs, labels = data.train_images[: options.examples], data.train_labels[: options.examples].clone()
@@ -49,7 +49,7 @@ def images(options):
 
 
 def training_step(model, images, labels, lr):
-    """A function that makes one step of plain training."""
+    """Make a function that does one step of plain training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     generator = torch.Generator().manual_seed(0)
 
@@ -69,12 +69,12 @@ def candidates_of(images, labels, size=BATCH):
 
 
 def scorer_of(way):
-    """Used whether it pays or not: that is what is measured here."""
+    """Make a scorer that uses its copy even if that does not pay, because this is what is measured."""
     scorer = scorer_from(way)
     if scorer.model_copy is not None:
         scorer.model_copy.measure = False
     if scorer._audit is not None:
-        scorer._audit.every = 10**9  # which costs a plain forward whenever it happens, by default a hundredth
+        scorer._audit.every = 10**9  # the check of fidelity costs a plain forward; by default a hundredth of them
     return scorer
 
 
@@ -106,12 +106,12 @@ def main(arguments=None):
     parser.add_argument("--data-dir")
     parser.add_argument("--examples", type=int, default=10_000)
     parser.add_argument("--weights", help="a state_dict to start from")
-    parser.add_argument("--steps", type=int, default=100, help="of training before anything is measured")
+    parser.add_argument("--steps", type=int, default=100, help="training steps before anything is measured")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--candidates", type=int, default=BATCH, help="size of a candidate batch")
-    parser.add_argument("--rounds", type=int, default=100, help="candidate batches")
+    parser.add_argument("--rounds", type=int, default=100, help="number of candidate batches")
     parser.add_argument("--sizes", type=int, nargs="*", default=[128, 256, 512, 1024])
-    parser.add_argument("--compiled", action="store_true", help="which takes minutes to compile")
+    parser.add_argument("--compiled", action="store_true", help="also measure compiled copies; compiling takes minutes")
     options = parser.parse_args(arguments)
     inputs, labels = images(options)
     model = make_model(options.model, num_classes=10, channels=3, seed=0)

@@ -1,9 +1,9 @@
-"""What the selection step costs without its forward pass, as ratios within one run.
+"""Measure what the selection step costs without its forward pass, as ratios within one run.
 
     python benchmarks/selection_step.py
 
-1. Against the plain reading of the paper's algorithms 1 and 2: a deque and a per-example percentile in Python.
-2. As a share of a full Traditional training step of a ResNet-20 on 32x32 images, batch 128.
+1. Against a literal version of the paper's algorithms 1 and 2: a deque and a per-example percentile in Python.
+2. As a fraction of a full Traditional training step of a ResNet-20 on 32x32 images, batch 128.
 3. How it grows with the history and with the data set.
 """
 
@@ -48,21 +48,21 @@ class PlainReading:
 
 
 class OneCount(PlainReading):
-    """The shortest reading of a percentile, which gives ties the highest of their ranks: not quite what we compute."""
+    """The shortest way to a percentile. It gives ties the highest of their ranks, which differs a little from ours."""
 
     def percentile(self, loss):
         return sum(1 for other in self.history if other <= loss) / len(self.history)
 
 
 class WithScipy(PlainReading):
-    """The same with scipy's percentile, which is what the authors call."""
+    """The same with scipy's percentile, as in the authors' code."""
 
     def percentile(self, loss):
         return percentileofscore(self.history, loss, kind="rank") / 100
 
 
 class WithSorting(PlainReading):
-    """The same with the ranks of a sorted history, as in the reference of the tests."""
+    """The same with ranks in a sorted history, as in the tests' reference."""
 
     def percentile(self, loss):
         ranks = [rank for rank, other in enumerate(sorted(self.history), start=1) if other == loss]
@@ -73,7 +73,7 @@ class Ours:
     """History, percentile, coin and queue as the library does them."""
 
     def __init__(self, history_size, num_examples=50_000, policy=None):
-        # The rule of the paper, as the plain readings of it; the default one takes as long (see "rules").
+        # The rule of the paper, like the versions above. The default rule takes as long (see "rules").
         self.policy = policy or PercentilePolicy(beta=BETA, history_size=history_size, paper=True)
         self.queue, self.ledger = Queue(BATCH), Ledger(num_examples)
         self.generator = torch.Generator().manual_seed(0)
@@ -92,7 +92,7 @@ class Ours:
 
 
 class OursWithLedger(Ours):
-    """All that SelectiveLoader does between scores and training batch."""
+    """Everything that SelectiveLoader does between scores and training batch."""
 
     def step(self, images, labels, losses):
         super().step(images, labels, losses)
@@ -114,9 +114,9 @@ def training_step():
 
 
 def timed(steps, repeats, example):
-    """Mean seconds per call of each, in rounds, so that drift of the machine hits all alike."""
+    """Mean seconds per call of each. They take turns in rounds, so that drift of the machine affects all alike."""
     images, labels = torch.randn(CANDIDATES, *example), torch.randint(10, (CANDIDATES,))
-    batches = [torch.randn(CANDIDATES).exp() for _ in range(500)]  # repeated losses would be sorted too easily
+    batches = [torch.randn(CANDIDATES).exp() for _ in range(500)]  # repeated losses would be too easy to sort
     total = dict.fromkeys(steps, 0.0)
     for round_number in range(ROUNDS + 1):
         for name, step in steps.items():

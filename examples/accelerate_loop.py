@@ -1,4 +1,4 @@
-"""A loop of one's own by Accelerate, with Selective-Backprop, gradient accumulation and a checkpoint.
+"""Your own loop with Accelerate and Selective-Backprop, with gradient accumulation and a checkpoint.
 
 pip install 'selective-backprop[transformers]'
 python examples/accelerate_loop.py
@@ -20,7 +20,7 @@ ACCUMULATION = 2
 
 
 def main() -> None:
-    """Train on points to tell by the sign of a sum."""
+    """Train on points whose class is the sign of a sum."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4)
     epochs = parser.parse_args().epochs
@@ -34,7 +34,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
-    model, optimizer = accelerator.prepare(model, optimizer)  # and not the DataLoader: the next line wraps it
+    model, optimizer = accelerator.prepare(model, optimizer)  # not the DataLoader, which the next line wraps
     method = sb.selective_backprop(1 / 3)
     loader = sb.SelectiveLoader(train_loader, model, torch.nn.CrossEntropyLoss(), method, num_epochs=epochs)
     total_steps = epochs * len(train_loader) // ACCUMULATION
@@ -52,7 +52,7 @@ def main() -> None:
                 sb.step_by_progress(scheduler, loader, total_steps)
         print(f"epoch {epoch + 1}: loss {loss.item():.3f}, learning rate {scheduler.get_last_lr()[0]:.5f}")
     with tempfile.TemporaryDirectory() as folder:
-        accelerator.save_state(folder)  # with the loader's state: load_state goes on exactly
+        accelerator.save_state(folder)  # includes the loader's state, so load_state continues exactly
         accelerator.load_state(folder)
     print(loader.stats)
 

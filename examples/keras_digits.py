@@ -1,10 +1,10 @@
-"""Selective-Backprop in Keras 3, on scikit-learn's digits. What is new in it is marked with NEW.
+"""Selective-Backprop in Keras 3, on scikit-learn's digits. New lines are marked with NEW.
 
     python examples/keras_digits.py
     KERAS_BACKEND=jax python examples/keras_digits.py
-    python examples/keras_digits.py --backup backup      # killed and started again, it goes on exactly where it was
+    python examples/keras_digits.py --backup backup      # if killed and started again, it continues exactly
 
-Needs the extras [keras] and [lab], the latter for the data.
+It needs the extras [keras] and [lab]; [lab] brings the data.
 """
 
 import argparse
@@ -26,11 +26,13 @@ from selective_backprop.lab.data.datasets import load_images
 
 
 def make_model() -> keras.Model:
-    """A small network, as one writes it without selection."""
+    """A small network, the same as without selection."""
     layers = keras.layers
 
     def block(filters: int) -> list[keras.layers.Layer]:
-        norm = layers.BatchNormalization(momentum=0.9)  # Keras' 0.99 would take longer than this run to settle
+        norm = layers.BatchNormalization(
+            momentum=0.9
+        )  # Keras' default of 0.99 would take longer than this run to settle
         return [layers.Conv2D(filters, 3, padding="same"), norm, layers.ReLU(), layers.MaxPool2D()]
 
     head = [layers.Flatten(), layers.Dropout(0.2), layers.Dense(10)]
@@ -45,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--selectivity", type=float, default=1 / 3)
-    parser.add_argument("--backup", help="folder for the state of the run, to go on from")
+    parser.add_argument("--backup", help="folder for the state of the run; if it holds one, the run continues")
     args = parser.parse_args()
 
     keras.utils.set_random_seed(0)

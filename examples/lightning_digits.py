@@ -1,10 +1,10 @@
-"""Selective-Backprop in Lightning, on scikit-learn's digits. What is new in it is marked with NEW.
+"""Selective-Backprop in Lightning, on scikit-learn's digits. New lines are marked with NEW.
 
     python examples/lightning_digits.py
     python examples/lightning_digits.py --devices 2                              # two processes, also without a GPU
-    python examples/lightning_digits.py --checkpoint lightning_logs/.../last.ckpt   # goes on exactly, mid-epoch too
+    python examples/lightning_digits.py --checkpoint lightning_logs/.../last.ckpt   # continues exactly, even mid-epoch
 
-Needs the extras [lightning] and [lab], the latter for the data.
+It needs the extras [lightning] and [lab]; [lab] brings the data.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from selective_backprop.lab.data.datasets import load_images
 
 
 class Digits(L.LightningModule):
-    """A small network, as one writes it without selection."""
+    """A small network, the same as without selection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--selectivity", type=float, default=1 / 3)
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--checkpoint", help="one of an earlier run, to go on with")
+    parser.add_argument("--checkpoint", help="checkpoint of an earlier run, to continue it")
     parser.add_argument("--out", default=".", help="folder for lightning_logs")
     args = parser.parse_args()
 

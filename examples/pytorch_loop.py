@@ -1,10 +1,10 @@
-"""Selective-Backprop in the PyTorch training loop that everybody knows. What is new in it is marked with NEW.
+"""Selective-Backprop in an ordinary PyTorch training loop. New lines are marked with NEW.
 
     python examples/pytorch_loop.py                                    # scikit-learn's digits, a few seconds
     python examples/pytorch_loop.py --amp --accumulate 2 --clip 1 --ema 0.9 --mix mixup
     python examples/pytorch_loop.py --data cifar10 --data-dir DATA     # DATA/cifar10/train.parquet and test.parquet
 
-Needs the extra [lab], for the data.
+It needs the extra [lab], which brings the data.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def mix(kind: str, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def main() -> None:
     """Train, and print the test error after each epoch."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="digits", help="digits, cifar10, or another set that the lab knows")
+    parser.add_argument("--data", default="digits", help="digits, cifar10, or another data set of the lab")
     parser.add_argument("--data-dir", help="folder of the parquet files")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -95,22 +95,24 @@ def main() -> None:
         model,
         loss_fn,
         METHODS[args.method](args.selectivity),
-        forward=forward,  # only so that scoring, too, is in mixed precision
+        forward=forward,  # needed only to score in mixed precision too
         num_epochs=args.epochs,
     )
     for epoch in range(args.epochs):
         model.train()
         for images, labels in loader:  # NEW: was train_loader; batches come on the model's device
             if args.mix:
-                # A mixture has no label of its own, so its loss is none that a ledger could learn: loss_fn, not
-                # loader.loss. It is linear in the targets, which is where weights go, each with its own example.
+                # Calls loss_fn, not loader.loss, because the loss of a mixture is not the loss of one example. The loss
+                # is linear in the targets, so each example's weight is multiplied into its target.
                 targets = F.one_hot(labels, classes) * loader.batch.weights[:, None].to(device)
                 images, targets = mix(args.mix, images, targets)
                 loss = loss_fn(forward(model, (images, labels))[0], targets)
             else:
                 loss = loader.loss(*forward(model, (images, labels)))  # NEW: was loss_fn
             scaler.scale(loss / args.accumulate).backward()
-            if loader.stats.batches % args.accumulate == 0:  # over the ends of epochs, which come at any batch
+            if (
+                loader.stats.batches % args.accumulate == 0
+            ):  # counted across epochs, because an epoch can end at any batch
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), args.clip)
                 scaler.step(optimizer)

@@ -1,4 +1,4 @@
-"""Fine-tune a small text classifier by Hugging Face Trainer, with Selective-Backprop: nothing is downloaded.
+"""Fine-tune a small text classifier with Hugging Face Trainer and Selective-Backprop. Nothing is downloaded.
 
 pip install 'selective-backprop[transformers]'
 python examples/transformers_text.py
@@ -26,7 +26,7 @@ WORDS = ["[PAD]", "[CLS]", "the", "was", "not", "and", "but", "very", *THINGS, *
 
 
 def review(rng: random.Random) -> dict:
-    """Most are easy; one in five has a "not", which turns the meaning around, and stays hard for longer."""
+    """A review and its label. Most are easy; one in five has a "not", which reverses its meaning and makes it hard."""
     label = rng.randrange(2)
     negated = rng.random() < 0.2
     word = rng.choice(GOOD if label != negated else BAD)
@@ -37,7 +37,7 @@ def review(rng: random.Random) -> dict:
 
 
 def collate(examples: list) -> dict:
-    """Pads to the longest of the batch."""
+    """Pad all reviews to the longest one of the batch."""
     length = max(len(example["input_ids"]) for example in examples)
     ids = torch.tensor([example["input_ids"] + [0] * (length - len(example["input_ids"])) for example in examples])
     labels = torch.tensor([example["labels"] for example in examples])
@@ -45,7 +45,7 @@ def collate(examples: list) -> dict:
 
 
 def main() -> None:
-    """Train, and tell how it went."""
+    """Train, and print how it went."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--selectivity", type=float, default=0.5)
