@@ -1,4 +1,4 @@
-"""From runs to the report."""
+"""Build the report from runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from selective_backprop.lab.report.sensitivity import sensitivity
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """All that a page shows."""
+    """Everything that a page shows."""
 
     comparisons: list[Comparison]
     palette: Palette
@@ -39,7 +39,7 @@ class Report:
 def build_report(
     runs: Sequence[Run], *, load: LoadData | None = None, images: bool | None = None, scores: Sequence[Path] = ()
 ) -> Report:
-    """Every section that the runs have what is needed for.
+    """Build every section that the runs have the data for.
 
     Args:
         runs: as `find_runs` gives them.

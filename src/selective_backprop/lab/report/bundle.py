@@ -1,4 +1,4 @@
-"""The JavaScript that draws the charts: one file, kept after it was made once."""
+"""The JavaScript that draws the charts, in one cached file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE = 600.0  # seconds, on a machine with much else to do
 
 
 def javascript(cache_dir: Path | None = None) -> str:
-    """Vega, Vega-Lite and Vega-Embed, which vl-convert carries. To bundle them takes some 20 seconds, the first time.
+    """Vega, Vega-Lite and Vega-Embed in one script, from vl-convert. The first call takes some 20 seconds.
 
     Args:
         cache_dir: default: selective_backprop in $XDG_CACHE_HOME or ~/.cache.
@@ -25,7 +25,7 @@ def javascript(cache_dir: Path | None = None) -> str:
     file = (cache_dir or caches / "selective_backprop") / f"vega-{version}.js"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        # A second process waits and finds it made.
+        # A second process waits for the first one, and then finds the file.
         with closing(FolderLock(file.parent, patience=_PATIENCE, name=file.with_suffix(".lock").name)):
             if not file.exists():
                 code: str = converter.javascript_bundle()

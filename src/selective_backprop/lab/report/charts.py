@@ -22,7 +22,7 @@ class Palette:
         self.methods, self.budgets = list(methods), list(budgets)
 
     def color(self, **more: Any) -> Spec:
-        """By method. The range is the theme's, light or dark."""
+        """Colour by method. The colours come from the theme, light or dark."""
         return {"field": "method", "type": "nominal", "scale": {"domain": self.methods}, "legend": None} | more
 
     def dash(self) -> Spec:
@@ -35,7 +35,7 @@ DASHES = [[1, 0], [6, 3], [2, 2], [10, 3, 2, 3], [10, 5], [1, 4], [5, 1], [3, 6]
 
 
 def axis(field: str, title: str, **more: Any) -> Spec:
-    """A quantity. Words for its scale, format and so on go into `more`."""
+    """Axis of a quantity. Options for its scale, format and so on go into `more`."""
     scale: Spec = {key: more.pop(key) for key in ("domain", "zero", "scale_type", "nice", "padding") if key in more}
     if "scale_type" in scale:
         scale["type"] = scale.pop("scale_type")
@@ -44,7 +44,7 @@ def axis(field: str, title: str, **more: Any) -> Spec:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers in a span: the coarsest of which there are three.
+    """Round numbers for the ticks of a logarithmic axis: the coarsest set that has three in the span.
 
     >>> log_ticks(0.06, 0.7), log_ticks(0.06, 0.35), log_ticks(0.31, 0.36)
     ([0.1, 0.2, 0.5], [0.07, 0.1, 0.2, 0.3], [0.32, 0.34, 0.36])
@@ -58,7 +58,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tooltip(**fields: str) -> list[Spec]:
-    """By title: a field, or field|format; formats are of numbers.
+    """Tooltip from titles to fields, or to field|format for numbers.
 
     >>> tooltip(run="label", error="error|.2%")[1]
     {'field': 'error', 'title': 'error', 'type': 'quantitative', 'format': '.2%'}

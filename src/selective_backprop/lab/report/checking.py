@@ -1,4 +1,4 @@
-"""What the files of a run must hold for a report of it: found out when they are read, not in the middle of a chart."""
+"""Check the files of a run when they are read, so that errors do not appear in the middle of a chart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PHASES = ("loading", "selection", "forward", "backward", "other", "evaluation")
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raise a ValueError with the first setting that is missing or of a wrong kind."""
+    """Raise ValueError for the first setting that is missing or of a wrong kind."""
     recipe = config.get("recipe")
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe must be settings by name, got {recipe!r:.50}")
@@ -34,7 +34,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def check_record(record: Record, number: int) -> None:
-    """Raise a ValueError with the first number that is missing from the record of this epoch, or is none."""
+    """Raise ValueError for the first value that is missing from the record of this epoch or is not a number."""
     where = f"of record {number}"
     for name in _OF_RECORDS:
         _require_number(record.get(name), f"{name} {where}", least=1 if name == "offered" else 0)
@@ -48,6 +48,6 @@ def check_record(record: Record, number: int) -> None:
 def _require_number(value: object, what: str, *, least: float = 0) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{what} must be a number, got {value!r:.50}")
-    # Larger ones cannot be added to what is no whole number.
+    # Larger integers cannot be added to floats.
     if not least <= value <= 1e300:
         raise ValueError(f"{what} must be finite and at least {least}, got {value!r:.50}")

@@ -16,7 +16,7 @@ from selective_backprop.lab.study.curves import Axis, Curve, SpeedUp, speed_up
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Runs by label. Final errors and speed-ups are of finished runs alone."""
+    """Runs by label. Final errors and speed-ups come from finished runs only."""
 
     id: str
     title: str
@@ -24,7 +24,7 @@ class Comparison:
 
     @cached_property
     def by_label(self) -> dict[str, list[Run]]:
-        """Finished runs of each label, by seed. If none is finished: all of them, cut to the shortest."""
+        """Finished runs of each label, by seed. If none is finished, all runs, cut to the shortest."""
         groups: dict[str, list[Run]] = {}
         for run in sorted(self.runs, key=lambda run: (order_of(run.label), run.seed)):
             groups.setdefault(run.label, []).append(run)
@@ -36,7 +36,7 @@ class Comparison:
 
     @cached_property
     def reference(self) -> str | None:
-        """Traditional at its full length; of several (a sweep may vary its settings) the one with the lowest error."""
+        """Label of Traditional at full length. If a sweep has several, the one with the lowest error."""
         errors = {
             label: fmean(run.records[-1]["test_error"] for run in runs)
             for label, runs in self.finished.items()
@@ -46,7 +46,7 @@ class Comparison:
 
     @cached_property
     def target(self) -> float:
-        """1.2x of the reference's final error: what sections other than the first go by."""
+        """1.2x of the reference's final error, the target in all sections but the first."""
         assert self.reference is not None
         return 1.2 * self.mean_curve(self.reference).errors[-1]
 
@@ -54,7 +54,7 @@ class Comparison:
         return Curve.mean([run.curve for run in self.by_label[label]])
 
     def speed_up(self, label: str, factor: float, axis: Axis) -> SpeedUp | None:
-        """Against the reference's runs with the same seeds; None if there are none."""
+        """Speed-up against the reference's runs with the same seeds; None if there are none."""
         assert self.reference is not None
         theirs = {run.seed: run.curve for run in self.finished[self.reference]}
         ours = {run.seed: run.curve for run in self.finished[label]}
@@ -108,7 +108,7 @@ def _collide(runs: Sequence[Run]) -> bool:
 
 
 def _by_experiment(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
-    """Two experiments under the same conditions stay apart; where that does not help, folders are named."""
+    """Keep two experiments under the same conditions apart. If labels still clash, add the folder's name."""
     experiments: dict[Any, list[Run]] = {}
     for run in runs:
         experiments.setdefault(run.path.parent.parent, []).append(run)

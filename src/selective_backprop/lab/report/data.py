@@ -29,7 +29,7 @@ _PER_CLASS, _MOST_CLASSES, _LISTED = 8, 10, 24
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """What is known of the training examples of a run."""
+    """What is known about the training examples of a run."""
 
     log: Log
     data: ImageSet | None
@@ -58,7 +58,7 @@ def about_data(
     images: bool | None = None,
     scores: Sequence[Path] = (),
 ) -> Section:
-    """Galleries, likely wrong labels, and how far rankings agree.
+    """Section with galleries, likely wrong labels, and how well rankings agree.
 
     Args:
         logs: by comparison and label.
@@ -67,12 +67,12 @@ def about_data(
         scores: files of scores to compare with what selection used, beside those that runs used themselves.
     """
     parts: list[Part] = []
-    shown: set[str] = set()  # a sweep has many comparisons, and their galleries would be much the same
+    shown: set[str] = set()  # a sweep has many comparisons with nearly the same galleries
     for comparison in comparisons:
         if not (mine := logs[comparison.id]):
             continue
         dataset = str(comparison.runs[0].recipe["dataset"])
-        # Traditional's losses are of every epoch and of nobody's choice.
+        # Traditional has losses from every epoch, and no selection has biased them.
         examples = _examples(mine.get(comparison.reference or "") or next(iter(mine.values())), load, images)
         if dataset not in shown:
             parts += _galleries(comparison, examples)
@@ -147,7 +147,7 @@ def _suspects(comparison: Comparison, examples: Examples) -> list[Part]:
 
 
 def _between_architectures(comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]]) -> list[Part]:
-    """How far two networks agree on what selection uses least, for the first method that ran with both."""
+    """How well two networks agree on the least used examples, for the first method that ran with both."""
     first: dict[tuple[str, str, int], tuple[str, Log]] = {}
     for comparison in comparisons:
         for log in logs[comparison.id].values():

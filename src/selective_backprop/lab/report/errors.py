@@ -42,7 +42,7 @@ def errors(comparisons: Sequence[Comparison], palette: Palette) -> Section:
 
 
 def curve_rows(comparison: Comparison) -> list[Row]:
-    """After each epoch of each label: what was spent, and the errors; means over seeds with their span."""
+    """Rows with cost and errors after each epoch of each label, as means over seeds with their span."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
         name, budget = split_label(label)
@@ -71,7 +71,7 @@ def curve_rows(comparison: Comparison) -> list[Row]:
 
 
 def error_axis(rows: Sequence[Row]) -> Spec:
-    """Logarithmic, unless an error is zero."""
+    """Axis of errors, logarithmic unless an error is zero."""
     low, high = min(row["error"] for row in rows), max(row["error"] for row in rows)
     if low <= 0:
         return axis("error", "test error", format=PERCENT, zero=False)
@@ -99,7 +99,7 @@ def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> S
     floor = y["scale"].get("domain", [0.0])[0]
     band: Spec = {
         "mark": {"type": "area", "opacity": 0.12, "clip": True},
-        # A seed without any error has no place on a logarithmic axis: the shade ends where the axis does.
+        # A seed with zero error has no place on a logarithmic axis, so the shade ends where the axis does.
         "transform": [{"filter": "datum.seeds > 1"}, {"calculate": f"max(datum.lowest, {floor})", "as": "floor"}],
         "encoding": shared | {"y": y | {"field": "floor"}, "y2": {"field": "highest"}},
     }

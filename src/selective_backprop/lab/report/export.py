@@ -1,4 +1,4 @@
-"""Each figure as PNG, SVG and CSV, each table as CSV: for papers, slides and one's own plots."""
+"""Export each figure as PNG, SVG and CSV, and each table as CSV, for papers, slides and your own plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from selective_backprop.lab.report.figures import Figure, Row, Spec, Table, as_c
 
 
 def export(report: Report, folder: Path) -> list[Path]:
-    """Write all of it to a folder; returns the files."""
+    """Write all figures and tables to a folder, and return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     titles = {comparison.id: comparison.title for comparison in report.comparisons}
     files: dict[Path, bytes] = {}
@@ -42,7 +42,7 @@ def _figure(figure: Figure, subtitle: str) -> dict[str, bytes]:
 
 
 def _smaller(png: bytes) -> bytes:
-    """With 256 colours, more than a chart has: a quarter of the bytes."""
+    """Reduce a PNG to 256 colours, which are enough for a chart, and so to a quarter of the bytes."""
     image = import_extra("PIL.Image").open(io.BytesIO(png)).convert("RGB").quantize(256)
     image.save(buffer := io.BytesIO(), format="PNG", optimize=True)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What a page is made of: sections of figures and tables."""
+"""Parts of a page: sections, figures and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
-"""Vega-Lite, without data."""
+"""A Vega-Lite specification without data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,13 +21,13 @@ class Figure:
     Args:
         id: unique in the page; names its files when exported.
         title: what is shown.
-        alt: the main numbers in words, for those who do not see the chart.
-        spec: of the chart.
+        alt: the main numbers in words, for readers who cannot see the chart.
+        spec: specification of the chart.
         rows: its data. Figures that share a list share it in the page too.
-        comparison: of which it is, for the reader who wants to see one alone.
-        picker: what the reader can choose examples for, where `more_rows` holds them.
-        more_rows: all that can be chosen, by example.
-        note: how to read it, where the section's sentence does not say.
+        comparison: the comparison it belongs to, for readers who filter by comparison.
+        picker: what the reader can choose examples for, if `more_rows` holds them.
+        more_rows: rows of all examples that can be chosen, by example.
+        note: how to read it, if the section's sentence does not say so.
     """
 
     id: str
@@ -43,11 +43,11 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Words in rows; the first column is a heading of its row.
+    """A table of words. The first column is the heading of its row.
 
     Args:
         note: how to read it.
-        exported: heading and cells of its CSV file, where that has more than the page.
+        exported: heading and cells of its CSV file, if that has more than the page.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An example: its image, as a data URI where there is one, and its loss by epoch."""
+    """An example with its image, as a data URI if there is one, and its loss by epoch."""
 
     id: int
     title: str
@@ -89,7 +89,7 @@ class Gallery:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A paragraph of findings; of what is between ** and ** the page makes bold."""
+    """A paragraph of findings. The page shows text between ** and ** in bold."""
 
     words: str
     comparison: str = ""
@@ -109,7 +109,7 @@ class Section:
 
 
 def rounded(value: Any) -> Any:
-    """Six significant digits are more than any chart shows; NaN becomes None, which JSON has.
+    """Round to six significant digits, more than any chart shows. NaN becomes None, because JSON has no NaN.
 
     >>> rounded(0.123456789), rounded(float("nan")), rounded("a")
     (0.123457, None, 'a')
@@ -120,7 +120,7 @@ def rounded(value: Any) -> Any:
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """All names, in the order they come up.
+    """All column names, in the order in which they first appear.
 
     >>> columns_of([{"a": 1}, {"b": 2, "a": 3}])
     ['a', 'b']

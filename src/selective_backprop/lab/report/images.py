@@ -19,7 +19,7 @@ _LARGEST = 64
 
 
 def thumbnail(image: Tensor) -> str:
-    """A data URI of a uint8 (C, H, W) image, 64 pixels wide and high at most."""
+    """Data URI of a uint8 (C, H, W) image, at most 64 pixels wide and high."""
     pillow = import_extra("PIL.Image")
     array = image.permute(1, 2, 0).contiguous().numpy()
     picture = pillow.fromarray(array.squeeze(2) if array.shape[2] == 1 else array[:, :, :3])
@@ -29,7 +29,7 @@ def thumbnail(image: Tensor) -> str:
 
 
 def labels_of(run: Run, data: ImageSet) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(M,) labels as they were trained on, and which of them were made wrong on purpose."""
+    """(M,) labels that were trained on, and a mask of those that were made wrong on purpose."""
     noise, labels = float(run.config.get("label_noise", 0)), data.train_labels
     if not noise:
         return labels.numpy(), np.zeros(len(labels), dtype=bool)

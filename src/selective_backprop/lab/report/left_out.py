@@ -1,4 +1,4 @@
-"""What a report leaves out because its file is damaged, and the page and the command say so."""
+"""Collect what a report leaves out because a file is damaged, for the page and the command to say so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LeftOut:
             self.notes.append(note)
 
     def unless_damaged(self, what: str, read: Callable[[], T]) -> T | None:
-        """What read() returns; None where it cannot be read, which is noted."""
+        """Return what read() returns, or None and a note if the file cannot be read."""
         try:
             return read()
         except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The ledgers that runs wrote as they went, for the sections that ask what happened to single examples."""
+"""Ledgers that runs wrote after each epoch, for the sections about single examples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Log:
 
 
 def read_logs(comparison: Comparison, left_out: LeftOut) -> dict[str, Log]:
-    """By label, of the first seed with a log: examples of one seed need not be those of another. No baselines."""
+    """Logs by label, without baselines. Takes the first seed that has a log, since seeds may have other examples."""
     logs: dict[str, Log] = {}
     for label, runs in comparison.by_label.items():
         if len(logs) == MOST_LOGS:

@@ -1,4 +1,4 @@
-"""How far two rankings of the same examples agree on what can be left out."""
+"""How well two rankings of the same examples agree on what can be left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LISTED = 24
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Examples from the first to leave out to the last, by (M,) values."""
+    """A ranking of examples by (M,) values. The lowest are left out first."""
 
     name: str
     values: ranking.Floats
@@ -68,7 +68,7 @@ def _read_scores(logs: Mapping[str, Log], files: Sequence[Path], size: int) -> l
 
 
 def overlap_chart(id: str, title: str, one: Ranking, other: Ranking, comparison: str = "") -> Figure:
-    """The share of the lowest by one that is among the lowest by the other, by fraction; chance is the diagonal."""
+    """Chart of how many of the lowest by one ranking are also lowest by the other. Chance is the diagonal."""
     rows = [
         {"fraction": fraction, "overlap": share, "chance": fraction}
         for fraction, share in ranking.overlaps(one.values, other.values)

@@ -22,7 +22,7 @@ _MOST_BUDGETS = 6  # more would be a legend that nobody reads
 def render(
     comparisons: Sequence[Comparison], palette: Palette, sections: Sequence[Section], *, version: str | None = None
 ) -> str:
-    """The page.
+    """Render the page as HTML.
 
     Args:
         version: of what it shows, where it is served and asks for a newer one; None: it never asks for anything.
@@ -97,7 +97,7 @@ def _data(sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def _compact(rows: Sequence[Row]) -> dict[str, Any]:
-    """Column by column, words by number: a fifth of the size of a list of objects."""
+    """Store rows by column, with words as numbers: a fifth of the size of a list of objects."""
     columns: dict[str, Any] = {}
     for name in columns_of(rows):
         values = [rounded(row.get(name)) for row in rows]

@@ -54,7 +54,7 @@ def _read(left_out: LeftOut, what: str, run: Run, read: Callable[[Path], T]) -> 
 
 
 def gradient_rows(comparison: Comparison, left_out: LeftOut) -> list[Row]:
-    """Agreement of parts with their batch, mean over batches and seeds."""
+    """Rows of how well parts agree with their batch, as means over batches and seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "gradients.jsonl").items():
         read = [_read(left_out, f"gradients of {label}", run, read_gradients) or [] for run in runs]
@@ -127,7 +127,7 @@ def confidence(comparisons: Sequence[Comparison], palette: Palette, left_out: Le
 
 
 def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -> list[Row]:
-    """By percentile of the confidence in the true class: its mean and the accuracy, pooled over seeds."""
+    """Rows by percentile of the confidence in the true class: mean confidence and accuracy, pooled over seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "confidence-*.npz").items():
         name, budget = split_label(label)

@@ -1,4 +1,4 @@
-"""What the same runs would gain where a backward pass costs more or less, relative to a forward pass."""
+"""Project speed-ups to other costs of a backward pass, relative to a forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATIOS = [0.25 * i for i in range(1, 21)]
 
 
 def projected_speed_up(passes: tuple[float, float], reference: tuple[float, float], ratio: float) -> float:
-    """Passes are those for selection and those for training; a backward pass costs `ratio` forward passes.
+    """Speed-up from the passes for selection and training, if a backward pass costs `ratio` forward passes.
 
     >>> projected_speed_up((100, 33), (0, 100), 2)
     1.50...
@@ -31,7 +31,7 @@ def passes_to_target(comparison: Comparison, label: str) -> tuple[float, float] 
 
 
 def measured_ratio(comparison: Comparison) -> float:
-    """Backward to forward seconds of the reference's runs."""
+    """Seconds of backward passes divided by those of forward passes, in the reference's runs."""
     assert comparison.reference is not None
     runs = comparison.finished[comparison.reference]
     backward, forward = (

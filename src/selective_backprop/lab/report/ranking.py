@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 def mean_loss(log: Log, since: float = 0.0) -> Floats:
-    """(M,) over the epochs from this share of the run on; NaN where none is known."""
+    """(M,) mean loss over the epochs from this fraction of the run on; NaN if no loss is known."""
     losses = log.history.loss[int(since * log.num_epochs) :].astype(np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of examples without any
@@ -27,14 +27,14 @@ def mean_loss(log: Log, since: float = 0.0) -> Floats:
 
 
 def times_used(log: Log) -> Floats:
-    """(M,) times trained on; of examples used equally often, the one with the lower mean loss comes first."""
+    """(M,) how often each example was trained on. Among equals, the one with the lower mean loss ranks first."""
     counts = log.history.selected.astype(np.float64).sum(0)
     losses = np.nan_to_num(mean_loss(log), nan=0.0)
     return np.asarray(counts + losses / (losses.max() + 1))
 
 
 def suspicion(log: Log, labels: NDArray[np.int64] | None = None) -> Floats:
-    """(M,) how likely its label is wrong: the mean loss in the second half of the run.
+    """(M,) how likely each label is wrong, measured by the mean loss in the second half of the run.
 
     What a network still gets wrong after it has learned the rest is hard, or labelled wrongly. Relative to the median
     of its class, where labels are known: a class that is hard as a whole is not mislabelled as a whole.
@@ -50,7 +50,7 @@ def suspicion(log: Log, labels: NDArray[np.int64] | None = None) -> Floats:
 
 
 def highest(values: Floats, count: int) -> list[int]:
-    """Ids of the highest, highest first; those without a value never.
+    """Ids of the highest values, highest first. Examples without a value are left out.
 
     >>> highest(np.array([0.1, np.nan, 0.7, 0.7]), 3)
     [2, 3, 0]
@@ -74,7 +74,7 @@ def overlaps(a: Floats, b: Floats) -> list[tuple[float, float]]:
 
 
 def combined_rank(a: Floats, b: Floats) -> Floats:
-    """(M,) mean of both ranks, as shares of M: low where both say that an example can be left out.
+    """(M,) mean of both ranks, as fractions of M. It is low if both say that an example can be left out.
 
     >>> combined_rank(np.array([0.1, 0.5, 0.9]), np.array([3.0, 2.0, 9.0]))
     array([0.16666667, 0.16666667, 0.66666667])

@@ -30,7 +30,7 @@ class Run:
     environment: dict[str, Any]
     records: list[Record]
     label: str
-    """The name it goes by in its experiment."""
+    """Name of the run in its experiment."""
     problem: str = ""
     """What is wrong with a file that a report can do without."""
 
@@ -49,12 +49,12 @@ class Run:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it was given the budget of another method."""
+        """Whether the run is a baseline with the budget of another method."""
         return bool(_BUDGET.fullmatch(self.label))
 
     @property
     def epochs(self) -> int:
-        """Epochs that it has when it is finished."""
+        """Number of epochs of the finished run."""
         length = self.config.get("length")
         return int(self.recipe["epochs"]) if length is None else math.ceil(length)
 
@@ -116,12 +116,12 @@ def split_label(label: str) -> tuple[str, str]:
 
 
 def with_folder(run: Run) -> Run:
-    """Under a label that tells it from another run of the same name."""
+    """A copy with the folder in its label, to tell it from another run of the same name."""
     return replace(run, label=f"{run.label} ({run.path.parent.name}/{run.path.name})")
 
 
 def running_means(runs: Sequence[Run], value: Callable[[Record], float]) -> list[float]:
-    """The sum of a value since the beginning, after each epoch, mean over runs.
+    """Sum of a value from the beginning to each epoch, as a mean over runs.
 
     Epochs are counted as `Curve.mean` does, so that its errors belong to these sums.
     """

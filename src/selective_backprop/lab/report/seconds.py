@@ -99,7 +99,9 @@ def batch_rows(comparison: Comparison) -> list[Row]:
         batches, scored = max(1.0, _total(runs, itemgetter("batches"))), _total(runs, itemgetter("scored"))
         seconds = {key: _total(runs, phase(key)) for key in PHASES.values()}
         costs = {"forward": seconds["forward"] / batches, "backward": seconds["backward"] / batches}
-        if scored > 0.01 * batches * runs[0].recipe["batch_size"]:  # a first batch that is checked is no selection
+        if (
+            scored > 0.01 * batches * runs[0].recipe["batch_size"]
+        ):  # scoring the first batch as a check does not count as selection
             costs["selection pass"] = seconds["selection"] / (scored / runs[0].recipe["batch_size"])
         for kind, value in costs.items():
             rows.append({"run": label, "method": name, "budget": budget, "pass": kind, "milliseconds": 1000 * value})
@@ -145,7 +147,7 @@ def _per_batch(comparison: Comparison) -> Figure:
 
 
 def epoch_rows(comparison: Comparison) -> list[Row]:
-    """Seconds of an epoch, and the shares of the training set that were dropped; means over epochs and seeds."""
+    """Rows with the seconds of an epoch and the fractions of the training set dropped, as means."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
         name, budget = split_label(label)

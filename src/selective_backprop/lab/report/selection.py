@@ -23,8 +23,8 @@ READING = (
     "examples are trained on far more often than others."
 )
 _QUANTILES = 31
-_FLOOR = 1e-4  # losses below are shown there: of a logarithmic axis nothing would be left for the others
-_MOST_VALUES = 10_000  # of single examples, in a page
+_FLOOR = 1e-4  # smaller losses are shown here, or they would take up most of the logarithmic axis
+_MOST_VALUES = 10_000  # most values of single examples in a page
 
 
 def selection(
@@ -131,7 +131,7 @@ def _losses(comparison: Comparison, logs: Mapping[str, Log]) -> Figure:
 
 
 def _choosy_first(logs: Mapping[str, Log]) -> list[str]:
-    """Labels, with those first that give examples different chances: the others have little to show."""
+    """Labels, sorted so that methods with different chances come first. The others have little to show."""
     spreads = {label: float(np.ptp(np.nan_to_num(log.history.probability[-1], nan=1))) for label, log in logs.items()}
     return sorted(logs, key=lambda label: (spreads[label] == 0, logs[label].run.method != "selective_backprop"))
 
@@ -182,7 +182,7 @@ def _probed(log: Log, size: int, left_out: LeftOut) -> list[int]:
 
 
 def chance_rows(label: str, log: Log, ids: Sequence[int]) -> list[Row]:
-    """Chance of selection of these examples after each epoch in which there was one."""
+    """Rows with the selection probability of these examples after each epoch that has one."""
     chances = log.history.probability[:, ids].astype(np.float64)
     return [
         {"run": label, "example": id, "epoch": epoch + 1, "chance": round(float(chances[epoch, i]), 3)}
@@ -195,8 +195,8 @@ def chance_rows(label: str, log: Log, ids: Sequence[int]) -> list[Row]:
 def times_rows(label: str, log: Log) -> list[Row]:
     """How often the examples were trained on, from the least to the most, at steps of 2% of the examples.
 
-    The last hundredth is left out: methods that draw with replacement train on a few examples so often that of the
-    others nothing could be seen.
+    The last hundredth is left out. Methods that draw with replacement train on a few examples so often that the others
+    could not be seen.
     """
     counts = np.sort(log.history.selected.astype(np.int64).sum(0))
     last = len(counts) - 1

@@ -1,4 +1,4 @@
-"""Section 7: what a setting does, where runs differ in it alone."""
+"""Section 7: what a setting does, from runs that differ only in it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sensitivity(runs: Sequence[Run], palette: Palette) -> Section:
 
 
 def varied_rows(runs: Sequence[Run]) -> dict[str, list[Row]]:
-    """By setting: the final error at each of its values, of a method with the same other settings."""
+    """Rows by setting: final error at each value, for a method with the same other settings."""
     by_settings: dict[str, list[Run]] = {}
     for run in runs:
         key = json.dumps([split_label(run.label)[0], settings_of(run)], sort_keys=True)
@@ -85,7 +85,7 @@ def varied_rows(runs: Sequence[Run]) -> dict[str, list[Row]]:
 
 
 def _numbered(lines: list[list[Row]]) -> list[Row]:
-    """Each line under a name: what of the other settings sets it apart from other lines of its method."""
+    """Name each line by the other settings in which it differs from the other lines of its method."""
     rows: list[Row] = []
     for number, line in enumerate(lines):
         alike = [other[0]["of"] for other in lines if other[0]["method"] == line[0]["method"]]

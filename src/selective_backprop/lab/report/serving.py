@@ -1,4 +1,4 @@
-"""The report of runs that go on, for a browser on this machine alone."""
+"""Serve the report to a browser on this machine while runs go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAITING = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" co
 
 
 def state_of(paths: Sequence[Path]) -> str:
-    """Changes whenever a file that a report is made of does."""
+    """A text that changes whenever a file of the report's runs changes."""
     seen = hashlib.sha256()
     for path in paths:
         for file in sorted(path.rglob("*")):
@@ -44,7 +44,7 @@ class Server(ThreadingHTTPServer):
     """Serves / and /version, to this machine; 16 connections at a time, and none that keeps it waiting.
 
     Args:
-        port: 0: one that is free.
+        port: the port; 0 takes any free one.
         paths: folders of runs.
         make: the page for a state of the runs; what it raises is shown until the runs change.
     """
@@ -64,7 +64,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own; one connection too many is closed at once."""
+        """Answer in a new thread. If there are too many connections, close this one at once."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -81,12 +81,12 @@ class Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error worth a traceback."""
+        """Ignore errors of connections, since a browser may leave at any time."""
         if not isinstance(sys.exc_info()[1], (OSError, ValueError)):
             super().handle_error(request, client_address)
 
     def page(self) -> str:
-        """Made anew only if the runs have changed."""
+        """The page. It is made again only if the runs have changed."""
         with self._lock:
             state = state_of(self.paths)
             if self._made[0] != state:
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A line per request would bury what the user wants to see."""
+        """Log nothing, because a line per request would hide what the user wants to see."""
 
 
 def waiting(reason: str) -> str:

@@ -17,10 +17,10 @@ from selective_backprop.lab.study.frontier import Arm
 from selective_backprop.lab.study.standing import PLAIN, RANDOM, NamedArm
 
 Curves = dict[str, list[Curve]]
-"""By label; of each label by seed."""
+"""Curves by label; the curves of a label are in the order of seeds."""
 
 _BUDGETS = (0.25, 0.5, 0.75, 1.0)
-"""Lengths of plain training, as shares of the methods' length, where the methods have one length only."""
+"""Lengths of plain training as fractions of the methods' length, if the methods have one length only."""
 
 
 def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
@@ -45,11 +45,11 @@ def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
 
 @dataclass(frozen=True)
 class Design:
-    """Which runs a comparison is made of, but for their seeds.
+    """The runs of a comparison, apart from their seeds.
 
     Args:
         choices: the methods. Plain training without options of its own is a baseline, and left out here.
-        recipe: of all runs, but for what a choice changes.
+        recipe: the recipe of all runs. A choice may change it for its own runs.
         epochs: how long each method is trained; a run of its own for each, with its learning rate fully decayed.
         baselines: whether plain training and random subsets are trained, too, at several budgets.
 
@@ -68,7 +68,7 @@ class Design:
 
     @property
     def methods(self) -> list[Choice]:
-        """Those that are no baseline."""
+        """Methods that are not baselines."""
         return [choice for choice in self.choices if choice.method != PLAIN or choice.options]
 
     @property
@@ -126,7 +126,7 @@ class Results:
     """The full name of each label's method."""
 
     def arms(self, *, clock: bool = True) -> list[NamedArm]:
-        """For `standings`. clock: nothing else ran on the machine, so that seconds count."""
+        """Arms for `standings`. With clock, seconds count: nothing else ran on the machine."""
         found = []
         for label, by_seed in self.curves.items():
             errors = tuple(curve.errors[-1] for curve in by_seed)

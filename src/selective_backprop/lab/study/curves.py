@@ -1,4 +1,4 @@
-"""Error against time and compute: how soon a target is reached, and which runs no other beats."""
+"""Curves of error against time and compute: how soon a target is reached, and which runs are on the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACTORS = (1.1, 1.2, 1.4)
 
 @dataclass(frozen=True)
 class Curve:
-    """The test error after each epoch, and what it had cost by then.
+    """The test error after each epoch, and the cost up to then.
 
     >>> curve = Curve(errors=[0.3, 0.2, 0.1], seconds=[5.0, 9.0, 12.0], compute=[1.0, 1.5, 2.0])
     >>> curve.cost_of(0.2, "seconds"), curve.cost_of(0.05, "seconds")
@@ -24,19 +24,19 @@ class Curve:
 
     errors: list[float]
     seconds: list[float]
-    """Evaluation excluded."""
+    """Seconds up to each epoch, without evaluation."""
     compute: list[float]
-    """Epochs of Traditional training."""
+    """Compute up to each epoch, in epochs of Traditional training."""
 
     @classmethod
     def of(cls, records: Sequence[dict[str, Any]]) -> Curve:
-        """From the records of a run."""
+        """Make a curve from the records of a run."""
         seconds = _running_sum([sum(r["seconds"].values()) - r["seconds"]["evaluation"] for r in records])
         return cls([r["test_error"] for r in records], seconds, _running_sum([r["compute"] for r in records]))
 
     @classmethod
     def mean(cls, curves: Sequence[Curve]) -> Curve:
-        """Over seeds, epoch by epoch. Counted from the end where budgets gave them different lengths."""
+        """Mean curve over seeds, epoch by epoch. Curves of different lengths are aligned at their ends."""
         length = min(len(curve.errors) for curve in curves)
 
         def mean(columns: list[list[float]]) -> list[float]:
@@ -47,7 +47,7 @@ class Curve:
         )
 
     def cost_of(self, target: float, axis: Axis) -> float | None:
-        """What had been spent when the error came to the target or below and stayed there; None if it never did."""
+        """Cost after which the error stays at or below the target; None if it never does."""
         costs = self.seconds if axis == "seconds" else self.compute
         reached = None
         for cost, error in zip(costs, self.errors, strict=True):
@@ -68,7 +68,7 @@ def _running_sum(values: list[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times sooner a method reaches a target than plain training; None: never.
+    """How many times sooner a method reaches a target than plain training; None if it never does.
 
     Each seed is measured against the plain run with the same seed and its final error.
     """
@@ -88,7 +88,7 @@ def _times(ratio: float | None) -> str:
 
 
 def speed_up(traditional: Sequence[Curve], curves: Sequence[Curve], factor: float, axis: Axis) -> SpeedUp:
-    """To a multiple of plain training's final error; the curves of both are by seed.
+    """Speed-up to a multiple of plain training's final error. The curves of both are in the order of seeds.
 
     A seed that never gets there counts as slower than all others.
 
@@ -108,13 +108,13 @@ def _ratio(traditional: Curve, curve: Curve, factor: float, axis: Axis) -> float
 
 
 def _median(ratios: Sequence[float]) -> float:
-    """Of two in the middle, their mean, unless one of them is a run that never gets there."""
+    """Median. Two in the middle are averaged, unless one of them never gets there."""
     low, high = ratios[(len(ratios) - 1) // 2], ratios[len(ratios) // 2]
     return (low + high) / 2 if low else 0.0
 
 
 def pareto_frontier(curves: dict[str, Curve], axis: Axis) -> list[tuple[str, float, float]]:
-    """Label, cost and error of the points than which no run has a lower error at the same cost or less.
+    """Pareto frontier: label, cost and error of points that no run beats at the same cost or less.
 
     >>> a, b = Curve([0.3, 0.1], [1, 2], [1, 2]), Curve([0.2, 0.15], [1, 3], [1, 3])
     >>> pareto_frontier({"a": a, "b": b}, "seconds")

@@ -42,7 +42,7 @@ def halves(settings: Settings) -> ImageSet:
 
 
 def halves_of(seed: int) -> ImageSet:
-    """Half for training, half for testing, so that a tenth of a percent means something; split by the seed."""
+    """Split the data by the seed into halves for training and testing, so that a tenth of a percent means something."""
     data = load_images("digits")
     images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Pruning before training in experiments: scores by networks early in their training, and the method that uses them.
+"""Pruning before training in experiments: scores from briefly trained networks, and the method that uses them.
 
 # M = training examples
 """
@@ -20,7 +20,7 @@ from selective_backprop.lab.runs.records import RunFolder
 from selective_backprop.lab.runs.training import Observer, Settings, Training, advance, start
 from selective_backprop.pruning.scores import Measure
 
-_SCORING_BATCH = 500  # as fast as larger ones, in little memory
+_SCORING_BATCH = 500  # as fast as larger batches, with less memory
 
 
 def diet_from_file(
@@ -32,15 +32,15 @@ def diet_from_file(
     method: str = "selective_backprop",
     **options: Any,
 ) -> sb.Method:
-    """Diet-SB by what can be written on a command line: any named method on what a pruning by a file of scores left.
+    """Make Diet-SB from a file of scores: a method by name, on the examples that pruning left.
 
     Args:
-        selectivity: of the method, among the examples that are left; of all examples it is (1 - prune) times this.
+        selectivity: fraction of the examples left that the method trains on; (1 - prune) times this of all examples.
         scores: the file, as `diet score` or `save_scores` writes it.
         prune: fraction of examples with the lowest scores to leave out.
         highest: fraction with the highest scores to leave out as well.
-        method: by its name; "traditional" for pruning alone.
-        options: of the method.
+        method: name of the method; "traditional" for pruning alone.
+        options: options of the method.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -68,14 +68,14 @@ def score_by_network(
 ) -> Tensor:
     """Scores of all training examples by a network after the first `epochs` of a run; (M,).
 
-    The run is cut off, not compressed: its learning rate is that of the recipe's own schedule, mostly not decayed at
-    all so early. So do Paul, Ganguli and Dziugaite 2021, whose scores come from the first epochs of ordinary runs. A
-    schedule compressed to these epochs would end in a network that has learned what it can, and differences between
-    examples that it fits would be lost. And a run cut off can go on, to score later as well.
+    The run is cut off, not compressed: it follows the recipe's own schedule, which has hardly decayed so early. Paul,
+    Ganguli and Dziugaite 2021 do the same: their scores come from the first epochs of ordinary runs. With a schedule
+    compressed to these epochs, the network would fit many examples, and differences between those would be lost. Also,
+    a run that was cut off can continue, to score later as well.
 
     Args:
-        settings: of the run; its method should be "traditional", so that every example has been trained on as often.
-        folder: of the run. One that was stopped goes on from there, and scores that are in it are not made again.
+        settings: settings of the run. Use the method "traditional", so that all examples are trained on equally often.
+        folder: folder of the run. A stopped run continues there, and scores in it are not computed again.
         epochs: 0 scores the untrained network.
         observers: called after every epoch.
     """
@@ -91,7 +91,7 @@ def score_by_network(
                 f"the network in {folder} has been trained for {len(training.records)} epochs already, scores after "
                 f"{epochs} cannot be had from it: choose another folder"
             )
-        _score(training, data.train_images[:2], data.train_labels[:2], measure)  # what fails must fail before training
+        _score(training, data.train_images[:2], data.train_labels[:2], measure)  # so that errors appear before training
         while len(training.records) < epochs:
             advance(training, run, observers)
         scores = _score(training, data.train_images, data.train_labels, measure)
@@ -100,7 +100,7 @@ def score_by_network(
 
 
 def _score(training: Training, images: Tensor, labels: Tensor, measure: Measure) -> Tensor:
-    """As they are, without augmentation."""
+    """Score images as they are, without augmentation."""
     dataset = ImageDataset(images, labels)
     loader: DataLoader[Any] = DataLoader(dataset, _SCORING_BATCH, collate_fn=dataset.collate)
 
@@ -122,7 +122,7 @@ class ClassScores(NamedTuple):
 
 
 def summarise(scores: Tensor, keep: Tensor, labels: Tensor, classes: Sequence[str]) -> list[ClassScores]:
-    """Each class that has examples, those with the lowest median first; examples without a score (NaN) count too.
+    """Summarise each class that has examples, lowest median first. Examples without a score (NaN) count too.
 
     >>> scores, labels = torch.tensor([0.1, 0.9, 0.5, 0.7]), torch.tensor([0, 1, 0, 1])
     >>> for row in summarise(scores, sb.pruning.keep_after_pruning(scores, 0.5), labels, ("cat", "dog")):

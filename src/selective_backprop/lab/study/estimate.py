@@ -20,7 +20,7 @@ _WARM_UP = 3  # steps that are not counted
 
 
 def epochs_of_compute(entry: Entry) -> float:
-    """The most compute that a run can take, in epochs of plain training: a method may select everything."""
+    """The most compute that a run can take, in epochs of plain training, if its method selects everything."""
     settings = entry.settings
     if settings.method == RANDOM:
         return settings.epochs * settings.selectivity
@@ -29,7 +29,7 @@ def epochs_of_compute(entry: Entry) -> float:
 
 
 def epochs_done(entry: Entry, out: Path | None) -> int:
-    """Epochs of this run that are in its folder already."""
+    """Epochs of this run that its folder already holds."""
     folder = None if out is None else out / entry.folder
     return len(read_records(folder)) if folder is not None and folder.is_dir() else 0
 

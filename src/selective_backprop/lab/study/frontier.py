@@ -21,12 +21,12 @@ from statistics import fmean
 LOSSLESS = 1.02
 """A lossless error is at most this many times the best error of the frontier."""
 EQUAL_COST = 1.02
-"""Costs that differ by a smaller factor count as equal where a multiplier is a bound: budgets are met to a batch."""
+"""For bounds, costs that differ by a smaller factor count as equal, because budgets are met only to a batch."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed alone: one method at one budget.
+    """Runs of one method at one budget, which differ only in their seed.
 
     >>> arm = Arm(errors=(0.25, 0.75), costs=(2.0, 2.0))
     >>> arm.error, arm.cost
@@ -62,24 +62,24 @@ class Arm:
         return fmean(self.costs)
 
     def resampled(self, chance: random.Random) -> Arm:
-        """As many runs, drawn from these with replacement."""
+        """An arm of equally many runs, drawn from these with replacement."""
         rows = [chance.randrange(len(self.errors)) for _ in self.errors]
         return Arm(tuple(self.errors[row] for row in rows), tuple(self.costs[row] for row in rows))
 
 
 class Bound(StrEnum):
-    """Whether a multiplier is a number or only a limit of it."""
+    """Whether a multiplier is a number or only a bound."""
 
     EXACT = "exact"
     MORE = "more than"
-    """The frontier does not get that low, whatever it spent."""
+    """The frontier never gets that low, even at its largest budget."""
     LESS = "less than"
-    """The frontier is that low already at its smallest budget."""
+    """The frontier is already that low at its smallest budget."""
 
 
 @dataclass(frozen=True)
 class Multiple:
-    """How many times more the frontier spends.
+    """How many times more than a method the frontier spends.
 
     >>> str(Multiple(1.9, Bound.MORE)), str(Multiple(1.25))
     ('more than 1.90x', '1.25x')
@@ -123,7 +123,7 @@ class Frontier:
         return self.points[-1][1]
 
     def cost_of(self, error: float) -> tuple[float, Bound]:
-        """What the frontier spends until its mean error is as low as this."""
+        """Cost at which the frontier's mean error is as low as this."""
         first_cost, first_error = self.points[0]
         if error > first_error:
             return first_cost, Bound.LESS
@@ -155,7 +155,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Interval:
-    """A multiplier with the interval that a bootstrap over seeds gives; None where a single seed tells nothing."""
+    """A multiplier with its bootstrap interval over seeds; None for a single seed, which has no spread."""
 
     multiple: Multiple
     low: Multiple | None
@@ -191,7 +191,7 @@ def compute_multiplier(
         arm: the method's runs at one budget.
         resamples: how often all runs are drawn anew.
         confidence: share of the resamples inside the interval.
-        seed: of the draws.
+        seed: seed of the draws.
 
     >>> frontier = Frontier([Arm((0.4, 0.4), (1.0, 1.0)), Arm((0.2, 0.2), (4.0, 4.0))])
     >>> str(compute_multiplier(frontier, Arm((0.3, 0.3), (1.0, 1.0))))
@@ -212,7 +212,7 @@ def compute_multiplier(
 
 
 class Verdict(StrEnum):
-    """What is known of a method against baselines."""
+    """What is known about a method against its baselines."""
 
     BETTER = "better than plain training and random subsets"
     SAME = "not told apart"
@@ -221,7 +221,7 @@ class Verdict(StrEnum):
 
 
 def verdict(against: Sequence[Interval | None]) -> Verdict:
-    """From the multipliers against plain training and against random subsets; None where one was not run.
+    """Verdict from the multipliers against plain training and random subsets; None for one that was not run.
 
     >>> verdict([Interval(Multiple(1.5), Multiple(1.2), Multiple(1.8)), None])
     <Verdict.NOT_CHECKED: 'not checked'>

@@ -31,7 +31,7 @@ class NamedArm:
     compute: Arm
     """Error and compute of each run."""
     seconds: Arm | None = None
-    """Error and seconds of each run; None where other work on the machine disturbed the clock."""
+    """Error and seconds of each run; None if other work on the machine disturbed the clock."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Standing:
 
     @property
     def verdict(self) -> Verdict:
-        """Against both baselines; of a baseline, against the other one."""
+        """Verdict against both baselines; for a baseline, against the other one."""
         if self.named.method == PLAIN:
             return Verdict.NOT_CHECKED
         return verdict([self.plain] if self.named.method == RANDOM else [self.plain, self.random])
 
 
 def standings(arms: Sequence[NamedArm]) -> list[Standing]:
-    """Every arm against the frontiers that the plain and the random arms among them make.
+    """Compare every arm with the frontiers made of the plain and of the random arms among them.
 
     >>> runs = [("traditional", (0.4, 0.4), 1), ("traditional", (0.2, 0.2), 4), ("ledger_backprop", (0.3, 0.3), 1)]
     >>> arms = [NamedArm(name, name, Arm(errors, (cost, cost))) for name, errors, cost in runs]
@@ -94,7 +94,7 @@ def standings(arms: Sequence[NamedArm]) -> list[Standing]:
 
 
 def _several_seeds(arms: list[Arm]) -> list[Arm]:
-    """Without arms of a single seed, which have no spread to draw from, where there are others."""
+    """Leave out arms of a single seed, which have no spread, unless there are no others."""
     several = [arm for arm in arms if len(arm.errors) > 1]
     return several or arms
 
@@ -203,7 +203,7 @@ def _times(interval: Interval | None) -> str:
 
 
 def _at_least(interval: Interval | None) -> float:
-    """By which winners are ordered: the low end of the interval."""
+    """Low end of the interval, by which winners are ordered."""
     if interval is None:
         return 0.0
     return interval.multiple.value if interval.low is None else interval.low.value

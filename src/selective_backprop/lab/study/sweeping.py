@@ -1,4 +1,4 @@
-"""Runs over a grid of settings, and which of them no other beats."""
+"""Runs over a grid of settings, and which of them are on the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Vary:
 
 
 def grid(varied: Sequence[Vary]) -> Iterator[Point]:
-    """Every combination.
+    """Every combination of the values.
 
     >>> list(grid([Vary("a", (1, 2)), Vary("b", (3,))]))
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
@@ -51,7 +51,7 @@ def grid(varied: Sequence[Vary]) -> Iterator[Point]:
 
 
 def sweep_entries(choices: Sequence[Choice], recipe: Recipe, points: Sequence[Point], **more: object) -> list[Entry]:
-    """Every method at every point. What a method does not have is not varied for it, and nothing is run twice.
+    """Runs of every method at every point. A setting that a method lacks is not varied for it; no run is made twice.
 
     A setting is one of `label_noise`, `selectivity`, `schedule` (a kind of decay or a recipe whose decay is taken),
     what a recipe has (model, epochs, lr, ...), or else an option of the methods that have it (every, loss_share, ...).
@@ -71,7 +71,7 @@ def sweep_entries(choices: Sequence[Choice], recipe: Recipe, points: Sequence[Po
 
 
 def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -> tuple[Settings, Point]:
-    """Settings of a method at a point, and the part of the point that it heeds."""
+    """Settings of a method at a point, and the part of the point that applies to it."""
     fields = {field.name for field in dataclasses.fields(Recipe)} - {"selectivity", "method", "decay"}
     kept: Point = {}
     for name, value in point.items():
@@ -112,7 +112,7 @@ def _decay(text: str) -> Decay:
 
 
 def comparable(entries: Sequence[Entry]) -> dict[float, list[Entry]]:
-    """By label noise: errors of runs with more and with fewer wrong labels do not compete."""
+    """Group runs by label noise, because errors with more and fewer wrong labels cannot be compared."""
     groups: dict[float, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.settings.label_noise, []).append(entry)
@@ -120,7 +120,7 @@ def comparable(entries: Sequence[Entry]) -> dict[float, list[Entry]]:
 
 
 def pareto_shares(curves: Curves, axis: Axis) -> dict[str, list[str]]:
-    """For each method the labels of its points on the frontier of the seeds' mean curves, most points first.
+    """Labels of each method's points on the frontier of mean curves over seeds, most points first.
 
     >>> flat, steep = Curve([0.3, 0.2], [1, 2], [1, 2]), Curve([0.4, 0.1], [1, 2], [1, 2])
     >>> pareto_shares({"a x=1": [flat], "a x=2": [steep], "b": [Curve([0.5], [0.5], [0.5])]}, "seconds")
