@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 
 def _shared_with_others(item):
-    """Where the fixtures of a test come from that live longer than it."""
+    """Ids of the modules and packages whose long-lived fixtures this test uses."""
     information = getattr(item, "_fixtureinfo", None)  # doctests have none
     fixtures = [made[-1] for made in information.name2fixturedefs.values()] if information is not None else []
     return {fixture.baseid for fixture in fixtures if fixture.scope in ("module", "session") and fixture.baseid}

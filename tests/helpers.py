@@ -76,7 +76,7 @@ def train(loader, model, epochs, *, optimizer=None, on_step=None):
 
 
 def train_plainly(train_loader, model, epochs):
-    """The untouched loop that selectivity 1 has to equal."""
+    """Plain training without the library. Selectivity 1 must give the same result."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loss_fn = nn.CrossEntropyLoss()
     batches = []

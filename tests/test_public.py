@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_t
 CONTRIBUTING = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 ROWS = [row.split() for row in CONTRIBUTING.partition("```imports\n")[2].partition("```")[0].splitlines()]
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
-"""Of each package or module at the top: which row of the picture it is in."""
+"""The row of the picture in which each package or module of the top level stands, from 0 downwards."""
 
 
 def imported_names(path):

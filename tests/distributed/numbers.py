@@ -9,7 +9,7 @@ from tests.distributed.runs import Ids, spy_on
 
 
 class Numbers(Dataset):
-    """Example i is i."""
+    """A data set in which example i is the number i."""
 
     def __init__(self, count):
         self.count = count

@@ -90,7 +90,7 @@ def uneven(count, first, method, epochs=2, **options):
 
 
 def skewed():
-    """All that is hard is on rank 0: labels that are wrong."""
+    """All hard examples, those with wrong labels, are on rank 0."""
     inputs, targets = digits(200)[:]
     targets = torch.where(torch.arange(200) < 100, (targets + 1) % 10, targets)
     own = Ids(range(100) if dist.get_rank() == 0 else range(100, 200))
@@ -223,7 +223,7 @@ def without_ids():
 
 
 def workers():
-    """As without them."""
+    """A run with workers gives the same result as one without."""
     results = []
     for count in (0, 2):
         run = Run(

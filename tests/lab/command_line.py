@@ -20,7 +20,7 @@ _CONTEXT.set_forkserver_preload(["selective_backprop.lab.cli", "sklearn.datasets
 
 
 class Running:
-    """A process under way, with what subprocess.Popen has of it that tests need."""
+    """A running process, with the part of subprocess.Popen's interface that tests need."""
 
     def __init__(self, function, arguments, environment, prepare):
         self.arguments = arguments
@@ -75,7 +75,7 @@ def _read_all(connection, printed):
 
 
 def _start_server():
-    """In the environment of the processes: OpenMP looks at it once, when torch is imported."""
+    """Start the server in the environment of the processes, because OpenMP reads it once, when torch is imported."""
     before = dict(os.environ)
     os.environ.update(ENVIRONMENT)
     try:
@@ -98,7 +98,7 @@ def _main(function, arguments, environment, prepare, output, errors):
 
 
 def _heed_ctrl_c():
-    """A shell that runs the tests in the background has them, and so their processes, ignore it."""
+    """React to Ctrl-C again. A shell that runs the tests in the background makes them ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -10,7 +10,7 @@ OFF = {"padding": 0, "flip": False, "cutout": 0}
 
 
 def random_images(size=64, channels=3, height=9, width=7, dtype=torch.uint8, seed=0):
-    """Without zeros, so that what was blanked can be told."""
+    """Random images without zeros, so that blanked pixels can be recognised."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, 256, (size, channels, height, width), generator=generator).to(dtype)
 

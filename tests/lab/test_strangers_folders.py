@@ -44,7 +44,7 @@ def folder(finished, tmp_path):
 
 @pytest.fixture
 def outside(tmp_path):
-    """What is the user's own, and must stay as it is: files under all names that a run writes, and another."""
+    """Files of the user outside the run, which must not change: one for each name that a run writes, and another."""
     place = tmp_path / "outside"
     place.mkdir()
     for name in ("precious", "epoch-0000.npz", "epoch-0001.npz", "gradients.jsonl", "examples.jsonl", "config.json"):
@@ -53,7 +53,7 @@ def outside(tmp_path):
 
 
 def told(*words, **options):
-    """What a command prints that ends well or refuses plainly."""
+    """Run a command that must succeed or refuse with a plain message. Returns what it prints."""
     result = run(*words, **options)
     assert result.returncode in (0, 2), text_of(result)
     assert "Traceback" not in text_of(result)

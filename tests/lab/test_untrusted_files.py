@@ -23,7 +23,7 @@ SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")
 
 
 class Malicious:
-    """Whoever unpickles it makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, marker):
         self.marker = marker

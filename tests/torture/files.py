@@ -46,7 +46,7 @@ DAMAGES = {
 
 
 def refused(*words, folder, run=run, **options):
-    """What a command says that ends with code 2, without a traceback, and leaves everything in the folder as it was."""
+    """Run a command that must end with code 2, without a traceback, and change nothing. Returns its message."""
     before = contents(folder)
     result = run(*words, **options)
     assert result.returncode == 2, text_of(result)
@@ -84,7 +84,7 @@ def damaged_records(damage, scratch):
 
 
 def go_back_an_epoch(folder):
-    """As a process leaves it that is killed between two renames."""
+    """Bring the folder to the state after a kill between two renames."""
     (folder / "checkpoint.pt").unlink()
     lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "records.jsonl").write_bytes(b"".join(lines[:-1]))

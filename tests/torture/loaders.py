@@ -19,7 +19,7 @@ EPOCHS = 3
 
 
 class Dangerous(torch.utils.data.Dataset):
-    """Digits. From when a file is there, whoever loads one meets this end."""
+    """Digits. Once a certain file exists, a process that loads an example dies in the given way."""
 
     def __init__(self, end=None, file=None):
         self.end, self.file = end, file
@@ -71,7 +71,7 @@ def _train_until_the_end(end, scratch):
 
 
 def dying_worker(end, scratch):
-    """The loop ends with an error; from the last saved state on, the rest is as if it had not."""
+    """The loop ends with an error. A resume from the last saved state gives the same result as an undisturbed run."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader")
         torch.manual_seed(1)
