@@ -28,6 +28,7 @@ from selective_backprop.lab.study.comparison import Design, Results, settings_fo
 from selective_backprop.lab.study.comparison import compare as run_comparison
 from selective_backprop.lab.study.curves import AXES, FACTORS
 from selective_backprop.lab.study.estimate import in_words, seconds_left
+from selective_backprop.lab.study.plan import write_plan
 from selective_backprop.lab.study.standing import alerts, standings, winner
 from selective_backprop.lab.study.tables import READING, SPEED_READING, TextTable, speed_up_table, standing_table
 
@@ -99,6 +100,8 @@ def compare(
             f"{in_words(seconds)}, estimated from a few measured steps",
             highlight=False,
         )
+        if is_first():
+            write_plan(out, entries)
         with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
             results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=bars.show)
         split = "validation split" if options.validation else "test set"

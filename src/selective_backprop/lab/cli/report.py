@@ -95,21 +95,27 @@ def watch(
 ) -> None:
     """Serve the report to a browser on this machine while runs go on; it updates after each epoch.
 
+    It also shows how many epochs are done, the time left and the arms to come. What you opened or hid stays so.
+
     Example:
 
     `selective-backprop watch runs/compare`
     """
     from selective_backprop.lab.report.page import render
+    from selective_backprop.lab.report.progress import progress_of
     from selective_backprop.lab.report.serving import Server, waiting
 
     load = data_of(data_dir)
 
     def make(state: str) -> str:
         try:
-            if not (found := find_runs(runs)):
-                return waiting("No run has finished an epoch yet.")
+            progress = progress_of(runs, found := find_runs(runs))
+            if not found:
+                planned = [progress.sentence()] if progress.runs else []
+                words = ["No run has finished an epoch yet.", *planned, *progress.problems]
+                return waiting(" ".join(words).replace("**", ""))
             made = build_report(found, load=load, images=images, scores=scores or [])
-            return render(made.comparisons, made.palette, made.sections, version=state)
+            return render(made.comparisons, made.palette, [progress.section(), *made.sections], version=state)
         except (ValueError, OSError) as error:
             return waiting(str(error))
 

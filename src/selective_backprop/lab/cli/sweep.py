@@ -23,6 +23,7 @@ from selective_backprop.lab.runs.experiment import run_in_turns
 from selective_backprop.lab.runs.ranks import is_first
 from selective_backprop.lab.study.comparison import Curves
 from selective_backprop.lab.study.curves import AXES, Curve
+from selective_backprop.lab.study.plan import write_plan
 from selective_backprop.lab.study.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
 from selective_backprop.lab.study.tables import frontier_table, sweep_table
 
@@ -64,6 +65,8 @@ def sweep(
         ]
         observers, load = options.observers(), cached_loader(options.data_dir)
         curves: Curves = {}
+        if is_first():
+            write_plan(out, [entry for entries in by_seed for entry in entries])
         with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
             for entries in by_seed:
                 results = run_in_turns(entries, load, out, observers=observers, show=bars.show)

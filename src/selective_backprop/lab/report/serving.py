@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import html
 import socket
@@ -13,8 +14,11 @@ from pathlib import Path
 from threading import BoundedSemaphore, Lock, Timer
 from typing import Any
 
+from selective_backprop.lab.study.plan import PLAN
+
 HOST = "127.0.0.1"
 _WAITING = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Waiting</title>
+<link rel="icon" href="data:,">
 <body style="font: 16px system-ui, sans-serif; margin: 2rem"><p>{}</p>"""
 
 
@@ -23,7 +27,7 @@ def state_of(paths: Sequence[Path]) -> str:
     seen = hashlib.sha256()
     for path in paths:
         for file in sorted(path.rglob("*")):
-            if file.name in ("config.json", "records.jsonl") or file.suffix == ".npz":
+            if file.name in ("config.json", "records.jsonl", PLAN) or file.suffix == ".npz":
                 try:
                     seen.update(f"{file}:{file.stat().st_mtime_ns}\n".encode())
                 except FileNotFoundError:
@@ -44,7 +48,7 @@ class Server(ThreadingHTTPServer):
     """Serves / and /version, to this machine; 16 connections at a time, and none that keeps it waiting.
 
     Args:
-        port: the port; 0 takes any free one.
+        port: the port; 0 takes any free one. OSError if another program uses it.
         paths: folders of runs.
         make: the page for a state of the runs; what it raises is shown until the runs change.
     """
@@ -54,7 +58,14 @@ class Server(ThreadingHTTPServer):
     """Seconds from a connection to the end of its request, however slowly that comes. Later it is closed."""
 
     def __init__(self, port: int, paths: Sequence[Path], make: Callable[[str], str]) -> None:
-        super().__init__((HOST, port), _Handler)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OSError(
+                f"port {port} is in use by another program: choose another one, or --port 0 for any free one"
+            ) from None
         self.paths, self._make = paths, make
         self._lock, self._made = Lock(), ("", "")
         self._free = BoundedSemaphore(_MOST_CONNECTIONS)
@@ -125,8 +136,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "text/plain", state_of(self.server.paths))
         elif self.path == "/":
             self._answer(200, "text/html", self.server.page())
+        elif self.path == "/favicon.ico":  # browsers ask for it unasked; 204 is "there is none", and no error
+            self._answer(204, "image/x-icon", "")
         else:
             self._answer(404, "text/plain", "there is / and nothing else")
+
+    def do_HEAD(self) -> None:
+        """The same answer as to GET, without its content."""
+        self.do_GET()
 
     def _answer(self, status: int, kind: str, text: str) -> None:
         content = text.encode()
@@ -138,7 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing, because a line per request would hide what the user wants to see."""

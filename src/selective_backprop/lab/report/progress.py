@@ -1,0 +1,130 @@
+"""How far runs have come that are still under way: epochs done, time left, and what has not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from selective_backprop.lab.report.figures import Section, Table, Text
+from selective_backprop.lab.report.runs import Run
+from selective_backprop.lab.study.estimate import in_words
+from selective_backprop.lab.study.plan import PLAN, read_plan
+
+READING = "Time left is estimated from the epochs that are done, those of the same method first."
+
+
+@dataclass(frozen=True)
+class State:
+    """How far one run has come."""
+
+    label: str
+    seed: int
+    done: int
+    epochs: int
+    seconds_per_epoch: float | None
+    """With evaluation; None before the first epoch."""
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.epochs
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far all runs have come, in the order in which they are made."""
+
+    runs: list[State]
+    problems: list[str] = field(default_factory=list)
+    """Plans that cannot be read."""
+
+    @property
+    def finished(self) -> bool:
+        return all(run.finished for run in self.runs)
+
+    @property
+    def by_label(self) -> dict[str, list[State]]:
+        """Runs of each arm."""
+        return {
+            label: [run for run in self.runs if run.label == label]
+            for label in dict.fromkeys(run.label for run in self.runs)
+        }
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate of the time that all missing epochs take, one after the other; None before the first epoch."""
+        known = [run for run in self.runs if run.seconds_per_epoch is not None]
+        if not known:
+            return None
+        return sum((run.epochs - run.done) * self._seconds_per_epoch(run) for run in self.runs if not run.finished)
+
+    def _seconds_per_epoch(self, run: State) -> float:
+        alike = [other for other in self.runs if _method(other) == _method(run)]
+        for group in ([run], alike, self.runs):
+            if known := [other.seconds_per_epoch for other in group if other.seconds_per_epoch is not None]:
+                return fmean(known)
+        raise AssertionError("at least one run has an epoch")
+
+    def sentence(self) -> str:
+        """What is done and what is left, in words."""
+        done, total = sum(run.done for run in self.runs), sum(run.epochs for run in self.runs)
+        if self.finished:
+            count = len(self.runs)
+            return f"All runs are finished: {count} run{'' if count == 1 else 's'}, {total} epochs."
+        words = [f"**{done} of {total} epochs** are done"]
+        words[0] += f", and {sum(run.finished for run in self.runs)} of {len(self.runs)} runs are finished."
+        if self.seconds_left is not None:
+            words.append(f"Estimated time left: **{in_words(self.seconds_left)}**.")
+        if to_come := [label for label, states in self.by_label.items() if not any(run.done for run in states)]:
+            words.append(f"Arms to come: {'; '.join(to_come)}.")
+        return " ".join(words)
+
+    def section(self) -> Section:
+        """For the top of the page."""
+        cells = []
+        for label, mine in self.by_label.items():
+            done, total = sum(run.done for run in mine), sum(run.epochs for run in mine)
+            state = "finished" if done == total else "under way" if done else "to come"
+            cells.append([label, state, f"{done} of {total}", f"{sum(run.finished for run in mine)} of {len(mine)}"])
+        table = Table(
+            "progress-of-arms", "How far each arm is", ["arm", "state", "epochs done", "seeds finished"], cells
+        )
+        sentences = [self.sentence(), *self.problems]
+        return Section("progress", "Progress", READING, [*map(Text, sentences), table])
+
+
+def _method(run: State) -> str:
+    return run.label.partition(", ")[0]
+
+
+def progress_of(paths: Sequence[Path], runs: Sequence[Run]) -> Progress:
+    """Bring together what is planned in these folders, and which runs are there.
+
+    Args:
+        paths: folders that are watched. A plan.json in them or below says what a comparison will run.
+        runs: those that were found in them.
+    """
+    states = {_key(run): _state(run) for run in runs}
+    plans = sorted({file.parent for path in paths for file in path.rglob(PLAN)})
+    problems = []
+    for folder in plans:
+        try:
+            plan = read_plan(folder)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        by_name = {(run.label, run.seed): _key(run) for run in runs if folder in run.path.parents}
+        for planned in plan:
+            key = by_name.get((planned.label, planned.seed), (str(folder), planned.label, planned.seed))
+            states.setdefault(key, State(planned.label, planned.seed, 0, planned.epochs, None))
+    return Progress(list(states.values()), problems)
+
+
+def _key(run: Run) -> tuple[str, str, int]:
+    return str(run.path), run.label, run.seed
+
+
+def _state(run: Run) -> State:
+    seconds = fmean(sum(record["seconds"].values()) for record in run.records)
+    return State(run.label, run.seed, min(len(run.records), run.epochs), run.epochs, seconds)

@@ -1,0 +1,132 @@
+"""What watch shows of runs under way, and how it answers a browser."""
+
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+
+from selective_backprop.lab.report.progress import progress_of
+from selective_backprop.lab.report.serving import Server, waiting
+from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.experiment import Entry
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.study.comparison import Design, settings_for
+from selective_backprop.lab.study.plan import PlannedRun, read_plan, write_plan
+from tests.lab.command_line import run, text_of
+from tests.lab.report.made_up import made_up_run
+
+
+def entry(label, epochs, seed=0):
+    return Entry(label, settings_for(Choice.parse("sb"), find_recipe("digits").with_(epochs=epochs), seed=seed))
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    write_plan(tmp_path / "new", [entry("sb, 2 epochs", 2), entry("sb, 4 epochs", 4, seed=1)])
+    assert read_plan(tmp_path / "new") == [PlannedRun("sb, 2 epochs", 0, 2), PlannedRun("sb, 4 epochs", 1, 4)]
+    assert read_plan(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "plan.json is damaged"),
+        ("[]", "it must hold a list of runs"),
+        ('{"runs": [{"seed": 0, "epochs": 1}]}', "a run needs a label"),
+        ('{"runs": [{"label": "sb", "seed": true, "epochs": 1}]}', "seed of 'sb' must be a whole number"),
+        ('{"runs": [{"label": "sb", "seed": 0, "epochs": 0}]}', "epochs of 'sb' must be a whole number of at least 1"),
+        ('{"runs": [{"label": "sb", "seed": 0, "epochs": 1e300}]}', "epochs of 'sb' must be a whole number"),
+        ('{"runs": [{"label": "sb", "seed": 0, "epochs": 9999999999}]}', "must be at most 1,000,000"),
+    ],
+)
+def test_a_damaged_plan_is_told_and_the_runs_are_still_shown(tmp_path, text, message):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_plan(tmp_path)
+    found = progress_of([tmp_path], [made_up_run("sb", [0.1], epochs=2)])
+    assert [(state.done, state.epochs) for state in found.runs] == [(1, 2)]
+    assert message in "".join(found.problems)
+
+
+def test_progress_counts_epochs_and_estimates_the_time_left(tmp_path):
+    planned = [entry("traditional, 2 epochs", 2), entry("sb, 4 epochs", 4), entry("sb, 4 epochs", 4, seed=1)]
+    write_plan(tmp_path, [*planned, entry("ledger, 4 epochs", 4)])
+    done = made_up_run("traditional, 2 epochs", [0.2, 0.1], path=tmp_path / "traditional" / "seed-0")
+    under_way = made_up_run("sb, 4 epochs", [0.3], epochs=4, path=tmp_path / "sb" / "seed-0")
+    for record in under_way.records:
+        record["seconds"] = record["seconds"] | {"evaluation": 7.5}  # 20 seconds an epoch; traditional has 112.5
+    progress = progress_of([tmp_path], [done, under_way])
+    # sb goes on for 3 epochs and begins once more for 4; ledger has not begun: as long as all others on average.
+    assert progress.seconds_left == pytest.approx((3 + 4) * 20 + 4 * (112.5 + 20) / 2)
+    words = progress.sentence()
+    assert "**3 of 14 epochs** are done, and 1 of 4 runs are finished." in words
+    assert "Estimated time left: **7 minutes**" in words
+    assert words.endswith("Arms to come: ledger, 4 epochs.")
+    table = progress.section().parts[-1]
+    assert table.cells == [
+        ["traditional, 2 epochs", "finished", "2 of 2", "1 of 1"],
+        ["sb, 4 epochs", "under way", "1 of 8", "0 of 2"],
+        ["ledger, 4 epochs", "to come", "0 of 4", "0 of 1"],
+    ]
+    assert progress_of([tmp_path], []).seconds_left is None, "before the first epoch nothing is known"
+    assert progress_of([], [done]).sentence() == "All runs are finished: 1 run, 2 epochs."
+
+
+def test_compare_writes_its_plan_first(tmp_path):
+    result = run("compare", "--method", "sb", "--epochs", "1", "--seeds", "1", "--out", tmp_path)
+    assert result.returncode == 0, text_of(result)
+    design = Design([Choice.parse("sb")], find_recipe("digits").with_(epochs=1), [1])
+    expected = [(planned.label, 0, 1) for planned in design.entries(0)]
+    assert [(planned.label, planned.seed, planned.epochs) for planned in read_plan(tmp_path)] == expected
+    for label, seed, _ in expected:  # the names in the plan are those in the runs' folders
+        configs = [json.loads(file.read_text()) for file in tmp_path.glob("*/*/config.json")]
+        assert any((config["label"], config["seed"]) == (label, seed) for config in configs)
+
+
+def test_a_busy_port_is_told_with_a_way_out(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("watch", tmp_path, "--port", port)
+    assert result.returncode == 2
+    assert f"port {port} is in use by another program" in text_of(result)
+    assert "--port 0" in text_of(result)
+
+
+@pytest.fixture
+def server(tmp_path):
+    with Server(0, [tmp_path], lambda state: waiting("not yet")) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server, method, path):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer, content
+
+
+def test_head_is_answered_as_get_without_content(server):
+    for path, status in (("/", 200), ("/version", 200), ("/nowhere", 404)):
+        (got, content), (head, nothing) = ask(server, "GET", path), ask(server, "HEAD", path)
+        assert (got.status, head.status) == (status, status)
+        assert nothing == b"" and int(head.headers["Content-Length"]) == len(content) > 0
+
+
+def test_there_is_no_icon_and_no_error_about_it(server, visit):
+    assert ask(server, "GET", "/favicon.ico")[0].status == 204
+    opened = visit(url=server.url)
+    assert "not yet" in opened.page.inner_text("body")
+    assert opened.said == []
+
+
+def test_a_plan_that_changes_changes_the_state(server, tmp_path):
+    before = ask(server, "GET", "/version")[1]
+    write_plan(tmp_path, [entry("sb", 2)])
+    assert ask(server, "GET", "/version")[1] != before
