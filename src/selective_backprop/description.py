@@ -1,4 +1,4 @@
-"""A method's options as plain data: for messages, for saved states and for comparing ranks."""
+"""Describes a method's options as plain data, for messages, for saved states and to compare ranks."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_NOT_COMPARED = ("device", "clock")  # where and by which clock a part works, not what it does
+_NOT_COMPARED = ("device", "clock")  # options that do not change what a part does
 _KEPT_AS = {"scoring": "fresh"}  # options whose attribute has another name
 _OF_OPTIMIZERS = ("lr", "momentum", "betas", "weight_decay")
 _DEEPEST = 8  # parts inside parts; more is a cycle
 
 
 class Described:
-    """Gives a part a repr that shows its options, and lets it say what else tells it from others."""
+    """Base of parts of a method. It gives them a repr that shows their options."""
 
     def __repr__(self) -> str:
         return short(self)
 
     def described_by(self) -> dict[str, Any]:
-        """What a description of this part has to tell; by default the options that its constructor takes."""
+        """Return what a description of this part contains; by default the options of its constructor."""
         return dict(_options(self))
 
     def options_in_method(self) -> list[str]:
-        """What the repr of a method shows of this part; by default its options that are not their defaults."""
+        """List what the repr of a method shows of this part; by default all options that differ from the default."""
         return list(arguments(self))
 
 
 def describe(method: object) -> dict[str, Any]:
-    """All options of a method and of its parts, as numbers, words, lists and dicts.
+    """Describe all options of a method and of its parts, as numbers, strings, lists and dicts.
 
-    Only what constructors take is in it, not what parts have learned. The same method made twice, in any process, has
-    the same description. Tensors are given by shape and checksum, models by class and number of parameters, functions
+    A description contains what constructors take, not what parts have learned. The same method has the same description
+    in every process. Tensors are described by shape and checksum, models by class and number of parameters, functions
     by name.
 
     >>> from selective_backprop.methods import ledger_backprop
@@ -49,7 +49,7 @@ def describe(method: object) -> dict[str, Any]:
 
 
 def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """One phrase for each option in which two descriptions differ, such as "policy.selectivity: 0.5 and 0.25".
+    """List the options in which two descriptions differ, as phrases such as "policy.selectivity: 0.5 and 0.25".
 
     >>> differences({"name": "mine", "policy": {"beta": 1}}, {"name": "mine", "policy": {"beta": 2}})
     ['policy.beta: 1 and 2']
@@ -58,7 +58,7 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def differing(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The options in which two descriptions differ: name, what the first has, what the second has."""
+    """List the options in which two descriptions differ: name, value in the first, value in the second."""
     found = []
     for key in [*saved, *(key for key in own if key not in saved)]:
         one, other = (side.get(key, "nothing") for side in (saved, own))
@@ -70,7 +70,7 @@ def differing(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple[st
 
 
 def short(part: object) -> str:
-    """A part as the call that makes it, without the options that have their default.
+    """Show a part as the call that makes it, without options that have the default value.
 
     >>> from selective_backprop.policies import TopKPolicy
     >>> short(TopKPolicy(selectivity=0.5))
@@ -80,18 +80,18 @@ def short(part: object) -> str:
 
 
 def arguments(part: object) -> Iterator[str]:
-    """The part's options that are not the defaults, such as "selectivity=0.5"."""
+    """Yield the part's options that differ from the default, such as "selectivity=0.5"."""
     defaults = dict(_parameters(part))
     options = dict(_options(part))
     if "selectivity" in options:
-        options.pop("beta", None)  # which follows from it
+        options.pop("beta", None)  # beta follows from selectivity
     for name, value in options.items():
         if name not in defaults or not _same(value, defaults[name]):
             yield f"{name}={_brief(value)}"
 
 
 def checksum(tensor: Tensor) -> int:
-    """CRC-32 of a tensor's values; works without numpy."""
+    """Compute the CRC-32 of a tensor's values, without numpy."""
     values = tensor.detach().cpu().flatten()
     if not values.numel():
         return 0
@@ -102,7 +102,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _options(part: object) -> Iterator[tuple[str, Any]]:
-    """Names and values of what the constructor takes, as far as the part kept them."""
+    """Yield names and values of the constructor's arguments, if the part kept them as attributes."""
     for name, _ in _parameters(part):
         kept = name if hasattr(part, name) else _KEPT_AS.get(name, name)
         if name not in _NOT_COMPARED and hasattr(part, kept):
@@ -110,7 +110,7 @@ def _options(part: object) -> Iterator[tuple[str, Any]]:
 
 
 def _parameters(part: object) -> list[tuple[str, Any]]:
-    """Names and defaults of what the constructor takes."""
+    """List names and defaults of the constructor's arguments."""
     if dataclasses.is_dataclass(part):
         return [(item.name, item.default) for item in dataclasses.fields(part) if item.init]
     if type(part).__init__ is object.__init__:
@@ -162,7 +162,7 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _function(function: Any) -> str:
-    """Its name; of one made inside another, that one's with the numbers and words that it was made with."""
+    """Describe a function by its name. One made inside another has that one's name, and the values it was made with."""
     name: str = getattr(function, "__qualname__", type(function).__name__)
     outer, _, _ = name.partition(".<locals>")
     if outer == name or not (made_with := _made_with(function)):
@@ -171,7 +171,7 @@ def _function(function: Any) -> str:
 
 
 def _made_with(function: Any, depth: int = 0) -> dict[str, Any]:
-    """Numbers and words that a function, or one that it calls, took from the function in which it was made."""
+    """Find the numbers and strings that a function, or one that it calls, took from the function that made it."""
     found: dict[str, Any] = {}
     names = function.__code__.co_freevars if inspect.isfunction(function) and depth < _DEEPEST else ()
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
@@ -187,7 +187,7 @@ def _made_with(function: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def _brief(value: Any) -> str:
-    """A value as an argument in a repr."""
+    """Show a value as an argument in a repr."""
     if isinstance(value, str):
         return repr(value)
     plain = _plain(value, 0)
@@ -197,7 +197,7 @@ def _brief(value: Any) -> str:
 
 
 def _phrase(value: Any) -> str:
-    """A plain value in a few characters."""
+    """Show a plain value in a few characters."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):

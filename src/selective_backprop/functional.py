@@ -1,4 +1,4 @@
-"""Pure tensor maths of selection. No state, no model except in the two functions that Composer's users know.
+"""Pure tensor maths of selection. Nothing has state; only the two functions known from Composer take a model.
 
 # N = candidates, K = selected
 """
@@ -22,7 +22,7 @@ _UNIT = 1 << 32  # probability 1 in the integer arithmetic of systematic_sample
 
 
 def beta_from_selectivity(selectivity: float) -> float:
-    """Exponent for which percentile ** beta keeps this share: E[u ** beta] = 1 / (beta + 1).
+    """Compute the exponent for which percentile ** beta keeps this share: E[u ** beta] = 1 / (beta + 1).
 
     >>> beta_from_selectivity(0.25)
     3.0
@@ -33,7 +33,7 @@ def beta_from_selectivity(selectivity: float) -> float:
 
 
 def selectivity_from_beta(beta: float) -> float:
-    """Expected share of candidates that percentile ** beta keeps.
+    """Compute the expected share of candidates that percentile ** beta keeps.
 
     >>> selectivity_from_beta(3)
     0.25
@@ -44,9 +44,9 @@ def selectivity_from_beta(beta: float) -> float:
 
 
 def percentiles_from_balance(balance: Tensor, total: int) -> Tensor:
-    """Mean-rank percentile in (0, 1] of members of a set: ties share the mean of their ranks, the largest has 1.
+    """Compute mean-rank percentiles in (0, 1]. Ties share the mean of their ranks, and the largest value has 1.
 
-    Of the set's `total` members, `balance` more are smaller than the one asked about than are larger.
+    balance: for each value, the number of smaller values minus the number of larger ones, among `total` values.
 
     >>> percentiles_from_balance(torch.tensor([-2, 0, 2]), total=3).tolist()
     [0.3333333333333333, 0.6666666666666666, 1.0]
@@ -55,7 +55,7 @@ def percentiles_from_balance(balance: Tensor, total: int) -> Tensor:
 
 
 def rank_percentiles(values: Tensor) -> Tensor:
-    """Mean-rank percentile of each value among all of `values`.
+    """Compute the mean-rank percentile of each value among all of `values`.
 
     >>> rank_percentiles(torch.tensor([1.0, 9.0, 4.0, 4.0])).tolist()
     [0.25, 1.0, 0.625, 0.625]
@@ -80,18 +80,24 @@ def keep_probability(percentiles: Tensor, beta: float) -> Tensor:
 def mean_keep_probability(
     below: Tensor, up_to: Tensor, total: int, beta: float, ceiling: float | None = None
 ) -> Tensor:
-    """Mean of percentile ** beta over each score's own part of a CDF; of guarded percentiles if there is a ceiling.
+    """Compute the mean of percentile ** beta over each score's own part of a CDF.
 
-    Of the set's `total` members, `below` are smaller than the score asked about, and `up_to` are not larger. The parts
-    of all members cover [0, 1], so that their chances have the mean 1 / (beta + 1), however small the set and whatever
-    the ties.
+    The parts of all scores cover [0, 1]. So the mean of their chances is 1 / (beta + 1), even if there are few scores
+    or many ties.
+
+    Args:
+        below: for each score, how many of the `total` scores are smaller.
+        up_to: for each score, how many of the `total` scores are not larger.
+        total: number of scores in the CDF.
+        beta: the exponent.
+        ceiling: use guarded percentiles with this ceiling; see `guarded_percentiles`.
 
     >>> mean_keep_probability(torch.tensor([0, 1]), torch.tensor([1, 2]), total=2, beta=1).tolist()
     [0.25, 0.75]
     """
     if beta == 0:
         return torch.ones(below.shape, dtype=torch.float64)
-    # Integrals at all ranks, looked up: half the operations of computing them at both ends of each part.
+    # Integrals are computed once at all ranks and then looked up, which halves the operations.
     grid = _small_grid(total) if total <= 4096 else _grid(total)
     areas = grid.pow(beta + 1) if ceiling is None else _guarded_areas(grid, beta, ceiling)
     areas.mul_(total / (beta + 1))
@@ -106,13 +112,13 @@ _small_grid = functools.lru_cache(maxsize=64)(_grid)
 
 
 def _guarded_areas(grid: Tensor, beta: float, ceiling: float) -> Tensor:
-    """Integral of guarded percentile ** beta from 0 to each percentile, times beta + 1."""
+    """Compute the integral of guarded percentile ** beta from 0 to each percentile, times beta + 1."""
     falling = (ceiling / (1 - ceiling)) ** beta * ((1 - ceiling) ** (beta + 1) - (1 - grid).pow(beta + 1))
     return torch.where(grid <= ceiling, grid.pow(beta + 1), falling.add_(ceiling ** (beta + 1)))
 
 
 def guarded_percentiles(percentiles: Tensor, ceiling: float) -> Tensor:
-    """Percentiles that rise up to the ceiling and fall back to 0 above it, in a straight line.
+    """Return percentiles as they are up to the ceiling, and falling to 0 in a straight line above it.
 
     >>> guarded_percentiles(torch.tensor([0.5, 0.75, 0.875, 1.0]), ceiling=0.75).tolist()
     [0.5, 0.75, 0.375, 0.0]
@@ -122,7 +128,7 @@ def guarded_percentiles(percentiles: Tensor, ceiling: float) -> Tensor:
 
 
 def beta_from_guarded_selectivity(selectivity: float, ceiling: float) -> float:
-    """Exponent for which guarded percentiles keep this share: E = ceiling ** beta / (beta + 1).
+    """Compute the exponent for which guarded percentiles keep this share: E = ceiling ** beta / (beta + 1).
 
     >>> beta_from_guarded_selectivity(0.9**2 / 3, ceiling=0.9)
     2.0
@@ -131,10 +137,10 @@ def beta_from_guarded_selectivity(selectivity: float, ceiling: float) -> float:
 
 
 def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float, cap: float = float("inf")) -> float:
-    """Exponent for which the expected share of the total loss that percentile ** beta keeps is `share`.
+    """Compute the exponent for which percentile ** beta keeps `share` of the total loss in expectation.
 
-    The loss that is skipped, not the number of examples, is what selection may lose; with much redundancy a few
-    examples carry most of it. Negative losses and cap count as in `count_for_loss_share`.
+    Selection loses what the skipped loss could teach, not the number of skipped examples. With much redundancy a few
+    examples carry most of the loss. Negative losses and cap count as in `count_for_loss_share`.
 
     >>> losses = torch.tensor([0.0, 0.0, 0.0, 1.0])
     >>> beta_from_loss_share(rank_percentiles(losses), losses, share=0.9) > 50      # the one that counts is kept
@@ -143,15 +149,15 @@ def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float, cap:
     counted = cap_losses(loss_above_smallest(losses), cap)
     total = float(counted.sum(dtype=torch.float64))
     if share == 1 or total <= 0:
-        return 0.0  # nothing may be skipped, or nothing is known to be easier than anything else
-    # exp of a multiple of the logarithm, in float32: many times faster than pow, for millions of examples.
+        return 0.0  # nothing may be skipped, or all losses are equal
+    # exp(beta * log) in float32 is many times faster than pow for millions of examples.
     logarithms, parts = percentiles.log().to(torch.float32), (counted / total).to(torch.float32)
     beta = _solve_falling(lambda beta: float(torch.exp(logarithms * beta) @ parts) - share)
     return min(beta, _cap_for(len(losses), cap) / share - 1)  # at least share / cap of all are kept
 
 
 def loss_above_smallest(losses: Tensor) -> Tensor:
-    """Losses of which a share can be taken: as they are if none is negative, otherwise each less the smallest.
+    """Shift losses so that none is negative: if one is, the smallest is subtracted from all.
 
     >>> loss_above_smallest(torch.tensor([0.5, 2.0])).tolist(), loss_above_smallest(torch.tensor([-0.5, 2.0])).tolist()
     ([0.5, 2.0], [0.0, 2.5])
@@ -161,10 +167,10 @@ def loss_above_smallest(losses: Tensor) -> Tensor:
 
 
 def cap_losses(losses: Tensor, times: float) -> Tensor:
-    """Losses >= 0 cut at the largest cap that is at most `times` the mean of the result.
+    """Cut losses >= 0 at the largest cap that is at most `times` the mean of the result.
 
-    However large a loss was, it is then at most times / N of the sum; and at most half of it, unless it is the only
-    one. Where so few losses are positive that each is above any such cap, they count as 1 and the others as 0.
+    A loss, however large, is then at most times / N of the sum, and at most half of it unless it is the only loss. If
+    so few losses are positive that each is above any such cap, they count as 1 and the others as 0.
 
     >>> cap_losses(torch.tensor([1.0, 1.0, 1.0, 1e6]), times=2).tolist()
     [1.0, 1.0, 1.0, 3.0]
@@ -178,15 +184,15 @@ def cap_losses(losses: Tensor, times: float) -> Tensor:
 
 
 def _num_to_cut(size: int, times: float) -> int:
-    """The most of N losses that can be above the cap, and one more."""
+    """Return one more than the largest number of N losses that can be above the cap."""
     return min(size, int(size / times) + 1)
 
 
 def _cap(losses: Tensor, largest: Tensor, sum_of_others: Tensor, times: float) -> Tensor:
-    """Losses of float64, cut; the largest of them are given in falling order, and the sum of all others."""
+    """Cut float64 losses. The largest of them are given in falling order, and the sum of all others."""
     size = len(losses)
-    # If the k largest are cut to t, then t = times * (k * t + rest) / N. The first k whose t reaches the next loss
-    # holds. Sums from small to large: what remains of a sum less its outlier would be rounding errors.
+    # If the k largest are cut to t, then t = times * (k * t + rest) / N. The right k is the first whose t reaches the
+    # next loss. Sums go from small to large, because subtracting an outlier from a sum leaves only rounding errors.
     rest = torch.cat([sum_of_others.view(1), largest.flip(0)]).cumsum(0)[1:].flip(0)
     num_cut = torch.arange(len(largest), dtype=torch.float64)
     caps = times * rest / (size - times * num_cut).clamp(min=1e-300)
@@ -196,18 +202,18 @@ def _cap(losses: Tensor, largest: Tensor, sum_of_others: Tensor, times: float) -
 
 
 def _cap_for(size: int, times: float) -> float:
-    """The multiple of the mean at which N losses are cut: below 2 * times of them a half of their sum is less."""
+    """Return the multiple of the mean at which N losses are cut: `times`, or N / 2 if that is smaller."""
     return times if times == float("inf") else max(1.0, min(times, size / 2))
 
 
 def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")) -> int:
-    """How many of the largest losses it takes to have this share of their sum.
+    """Count how many of the largest losses it takes to reach this share of their sum.
 
     Args:
-        losses: of any sign; if some are negative, what counts is how far each is above the smallest.
-        share: of the sum.
-        cap: no loss counts for more than this many times the mean of what counts (`cap_losses`), so that it takes at
-            least share / cap of all losses.
+        losses: losses of any sign. If some are negative, each counts by how far it is above the smallest.
+        share: share of the sum.
+        cap: no loss counts for more than this many times the mean (`cap_losses`), so that it takes at least share / cap
+            of all losses.
 
     >>> count_for_loss_share(torch.tensor([0.0, 1.0, 0.0, 2.0]), share=0.6)
     1
@@ -219,7 +225,7 @@ def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")
 
 
 def count_of_ordered(ordered: Tensor, share: float, cap: float = float("inf")) -> int:
-    """As `count_for_loss_share`, of losses in falling order."""
+    """Do the same as `count_for_loss_share`, for losses in falling order."""
     size, times = len(ordered), _cap_for(len(ordered), cap)
     if share == 1 or not size:
         return size  # nothing may be skipped
@@ -229,21 +235,22 @@ def count_of_ordered(ordered: Tensor, share: float, cap: float = float("inf")) -
         counted = _cap(counted, counted[:num_largest], counted[num_largest:].sum(), times)
     sums = counted.cumsum(0)
     if sums[-1] <= 0:
-        return size  # nothing is known to be easier than anything else
-    # The small allowance keeps 0.9 of ten equal losses from being ten of them.
+        return size  # all losses are equal
+    # The small number corrects rounding errors: 0.9 of ten equal losses must be nine of them.
     count = 1 + int(torch.searchsorted(sums, (share - 1e-9) * sums[-1]))
     return max(count, math.ceil(share * size / times - 1e-9))
 
 
 def descending(values: Tensor) -> Tensor:
-    """The values in falling order.
+    """Sort values in falling order.
 
     >>> descending(torch.tensor([-2.0, 3.0, -1.0, 0.0])).tolist()
     [3.0, 0.0, -1.0, -2.0]
     """
     if values.dtype != torch.float32:
         return values.sort(descending=True).values
-    # Integers are sorted in a quarter of the time. The bits of floats rise with them, those of negative ones fall.
+    # Sorting integers takes a quarter of the time. As integers, the bits of positive floats rise with the floats, and
+    # those of negative floats fall.
     bits = values.view(torch.int32)
     if not len(bits) or bits.min() >= 0:
         return bits.sort().values.flip(0).view(torch.float32)
@@ -253,12 +260,13 @@ def descending(values: Tensor) -> Tensor:
 
 
 def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99, *, ordered: Tensor | None = None) -> Tensor:
-    """Whether each loss >= 0 is more than `times` that within which this share of the losses is; (N,) bool.
+    """Find outliers among losses >= 0: (N,) bool.
 
-    It is compared with other hard examples, not with the mean: where most examples are learned and a few are not,
-    those few are no outliers. Of fewer than 20 losses none is.
+    An outlier is more than `times` as large as the bound below which this share of the losses lies. So a loss is
+    compared with other hard examples, not with the mean: if most examples are learned and a few are not, those few are
+    no outliers. Among fewer than 20 losses there is no outlier.
 
-    ordered: the same losses in falling order, if they have been sorted anyway; it saves most of the time.
+    ordered: the same losses in falling order, if they are sorted already. This saves most of the time.
 
     >>> losses = torch.cat([torch.zeros(95), torch.tensor([2.0, 3.0, 5.0, 8.0, 900.0])])
     >>> is_outlier(losses).nonzero().flatten().tolist()
@@ -267,13 +275,15 @@ def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99, *, ord
     if len(losses) < 20:
         return torch.zeros(len(losses), dtype=torch.bool)
     number = 1 + int(share * (len(losses) - 1))
-    # Not quantile, which takes no more than 2 ** 24 values.
+    # torch.quantile takes no more than 2 ** 24 values.
     within = losses.kthvalue(number).values if ordered is None else ordered[-number]
     return losses > times * within
 
 
 def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Positions of the highest scores, in order, and the chance of each to be among them: ties are decided by lot.
+    """Find the positions of the highest scores, rising, and each candidate's chance to be among them.
+
+    Ties are decided by lot.
 
     >>> positions, chances = highest(torch.tensor([1.0, 9.0, 4.0, 1.0]), 3)
     >>> chances.tolist()
@@ -289,7 +299,7 @@ def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None
 def is_highest(
     scores: Tensor, lowest_kept: Tensor, num_selected: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Whether each score is among the highest, of which the lowest is known, and its chance: both (N,)."""
+    """Find which scores are among the highest, and the chance of each: both (N,). lowest_kept: the lowest of them."""
     chosen, tied = scores > lowest_kept, (scores == lowest_kept).nonzero().flatten()
     chances = chosen.to(torch.float64)
     needed = num_selected - int(chosen.count_nonzero())
@@ -299,7 +309,7 @@ def is_highest(
 
 
 def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> float:
-    """Where a falling function crosses zero between 0 and the limit, by bisection."""
+    """Find by bisection where a falling function crosses zero between 0 and the limit."""
     if excess(limit) >= 0:
         return limit
     low, high = 0.0, limit
@@ -310,10 +320,10 @@ def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> flo
 
 
 def softmax_distance(outputs: Tensor, targets: Tensor) -> Tensor:
-    """L2 distance between softmax(outputs) and the one-hot (or soft) target of each example.
+    """Compute the L2 distance between softmax(outputs) and the one-hot (or soft) target of each example.
 
-    It is also the norm of the gradient of the cross-entropy with respect to the outputs, which bounds that with
-    respect to all parameters up to a factor (Katharopoulos and Fleuret 2018).
+    It is also the norm of the gradient of the cross-entropy with respect to the outputs. Up to a factor, that is an
+    upper bound of the gradient norm with respect to all parameters (Katharopoulos and Fleuret 2018).
 
     >>> softmax_distance(torch.tensor([[100.0, 0.0], [100.0, 0.0]]), torch.tensor([0, 1])).tolist()
     [0.0, 1.4142...]
@@ -335,7 +345,7 @@ def softmax_distance(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def flip_coins(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Positions that an independent coin per candidate keeps, in order.
+    """Flip an independent coin for each candidate. Returns the positions of those kept, rising.
 
     >>> flip_coins(torch.tensor([1.0, 0.0, 1.0])).tolist()
     [0, 2]
@@ -368,11 +378,11 @@ def fixed_size_probabilities(probabilities: Tensor, num_selected: int) -> Tensor
 
 
 def systematic_sample(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Positions of a sample of fixed size in which each candidate is included with exactly its probability.
+    """Draw a sample of fixed size in which each candidate is included with exactly its probability. Returns positions.
 
-    The probabilities lie end to end on a line and one random comb with teeth 1 apart picks from it. They have
-    to add up to a whole number, as those of `fixed_size_probabilities` do. Arithmetic is in integers (units of
-    2**-32), so neither the size of the sample nor a probability of 0 or 1 suffers from rounding.
+    The probabilities are laid end to end on a line, and a comb with teeth 1 apart picks from it, from a random start.
+    They must add up to a whole number, as those of `fixed_size_probabilities` do. Arithmetic is in integers (units of
+    2**-32), so that rounding changes neither the size of the sample nor a probability of 0 or 1.
 
     >>> systematic_sample(torch.tensor([0.0, 1.0, 0.0, 1.0])).tolist()
     [1, 3]
@@ -383,7 +393,7 @@ def systematic_sample(probabilities: Tensor, generator: torch.Generator | None =
     if missing:
         if abs(missing) > _UNIT // 1000:
             raise ValueError(f"probabilities must add up to a whole number, got {float(probabilities.sum())}")
-        middle = int((shares - _UNIT // 2).abs().argmin())  # the one furthest from 0 and from 1 takes the rounding
+        middle = int((shares - _UNIT // 2).abs().argmin())  # the one furthest from 0 and 1 takes the rounding error
         shares[middle] += missing
     start = torch.randint(_UNIT, (1,), generator=generator, dtype=torch.int64)
     teeth = (shares.cumsum(0) - start + _UNIT - 1) // _UNIT
@@ -412,20 +422,20 @@ def select_using_loss(
     *,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Part of a batch, chosen by loss: `max(1, int(N * keep))` examples, at full resolution, in their order.
+    """Select a part of a batch by loss: `max(1, int(N * keep))` examples, at full resolution, in their order.
 
-    A drop-in for Composer's function of the same name, with its rounding: of 7 examples, keep=0.5 gives 3. The chance
-    of inclusion is percentile ** beta with beta = 1 / keep - 1, for the fixed size as well, and scoring leaves no
+    It can replace Composer's function of the same name, and rounds like it: from 7 examples, keep=0.5 gives 3. The
+    chance of inclusion is percentile ** beta with beta = 1 / keep - 1, scaled to the fixed size. Scoring leaves no
     trace on the model.
 
     Args:
         input: the candidates, first dimension N.
         target: their targets, first dimension N.
         model: called on the (perhaps smaller) input; an `nn.Module` is put into eval mode meanwhile.
-        loss_fun: takes `reduction="none"`.
+        loss_fun: a loss function that takes `reduction="none"`.
         keep: share of the batch to keep.
-        scale_factor: below 1, score on an input shrunk to this share of its length, height and width, depth.
-        generator: source of randomness; torch's default one if not given.
+        scale_factor: if below 1, score on an input that is shrunk by this factor along all its spatial axes.
+        generator: source of randomness; by default torch's global one.
 
     >>> net = torch.nn.Linear(8, 3)
     >>> x, y = select_using_loss(torch.randn(16, 8), torch.arange(16) % 3, net, F.cross_entropy, keep=0.25)
@@ -458,7 +468,7 @@ def select_using_loss(
         )
     middles = rank_percentiles(losses) - 0.5 / len(losses)
     probabilities = fixed_size_probabilities(keep_probability(middles, beta_from_selectivity(keep)), num_selected)
-    # Systematic sampling in order of loss spreads the choice over easy and hard alike.
+    # Systematic sampling in the order of losses spreads the selection evenly over easy and hard examples.
     order = losses.argsort()
     positions = order[systematic_sample(probabilities[order], generator)].sort().values.to(input.device)
     return input[positions], target[positions]

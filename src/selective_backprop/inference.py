@@ -21,10 +21,10 @@ _logger = logging.getLogger(__name__)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module behind DDP, DataParallel or torch.compile, so that scoring has no effect on the wrapper.
+    """Return the module inside DDP, DataParallel or torch.compile, so that scoring has no effect on the wrapper.
 
-    DDP's forward would broadcast buffers and wait for the other ranks; a compiled model would be compiled a
-    second time for eval mode. FSDP stays: its forward is what gathers the parameters.
+    DDP's forward would broadcast buffers and wait for the other ranks. A compiled model would be compiled a second time
+    for eval mode. FSDP is not removed, because its forward gathers the parameters.
     """
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -36,20 +36,20 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the model's parameters are spread over ranks by FSDP, so that all have to run it together."""
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing is sharded
+    """Whether FSDP spreads the model's parameters over ranks, so that all ranks must run it together."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, nothing is sharded
     kinds = tuple(getattr(fsdp, name) for name in ("FSDPModule", "FullyShardedDataParallel") if hasattr(fsdp, name))
     return any(isinstance(module, kinds) for module in model.modules()) if kinds else False
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter (or buffer) is; the CPU for a model without any."""
+    """Return the device of the model's first parameter (or buffer); the CPU for a model without any."""
     tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if tensor is None else tensor.device
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told to: a clock is read after that, and nothing else needs it."""
+    """Wait until the device has finished its work. Needed only before a clock is read."""
     if device.type in ("cuda", "mps", "xpu"):
         getattr(torch, device.type).synchronize()
 
@@ -59,7 +59,7 @@ _thread = threading.local()
 
 @contextmanager
 def beside_training() -> Iterator[None]:
-    """In this thread `preserved_rng` does nothing meanwhile: to restore a global state would undo others' draws."""
+    """Make `preserved_rng` do nothing in this thread: restoring a global state would undo draws of other threads."""
     _thread.is_beside = True
     try:
         yield
@@ -69,7 +69,7 @@ def beside_training() -> Iterator[None]:
 
 @contextmanager
 def preserved_rng(device: torch.device) -> Iterator[None]:
-    """Global random states of torch (CPU and `device`), Python and numpy are the same after as before."""
+    """Restore the global random states of torch (CPU and `device`), Python and numpy after the block."""
     if getattr(_thread, "is_beside", False):
         yield
         return
@@ -91,7 +91,7 @@ def preserved_rng(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def seeded_rng(device: torch.device, seed: int) -> Iterator[None]:
-    """As `preserved_rng`; meanwhile torch draws numbers that follow from the seed alone."""
+    """Like `preserved_rng`, and let torch draw from this seed within the block."""
     with preserved_rng(device):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU, too
         if device.type == "mps":
@@ -103,7 +103,7 @@ def seeded_rng(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def random_states(device: torch.device) -> list[Any]:
-    """Global random states of torch (CPU and `device`), Python and numpy, for `set_random_states`."""
+    """Return the global random states of torch (CPU and `device`), Python and numpy, for `set_random_states`."""
     numpy = sys.modules.get("numpy")
     has_own = device.type not in ("cpu", "meta")
     own = torch.get_device_module(device).get_rng_state(*_of_device(device)) if has_own else None
@@ -111,7 +111,7 @@ def random_states(device: torch.device) -> list[Any]:
 
 
 def set_random_states(states: list[Any], device: torch.device) -> None:
-    """Go back to what `random_states` gave."""
+    """Restore the states that `random_states` returned."""
     numpy = sys.modules.get("numpy")
     cpu, own, python, of_numpy = states
     torch.set_rng_state(cpu)
@@ -208,8 +208,8 @@ class NoTrace:
             raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
         self.model = model
         self.mode = mode
-        # Buffers are written in train mode. In eval mode hardly any model does it, and copying them every time
-        # has a cost, so the first call finds out.
+        # Models write buffers in train mode. In eval mode hardly any does, and copying buffers every time has a cost,
+        # so the first call finds out whether this model does.
         self._writes_buffers: bool | None = True if mode == "train" else None
         self._called = False
         # FSDP gathers parameters for a forward pass, and leaves the outermost ones gathered for the backward pass.
@@ -256,7 +256,7 @@ class NoTrace:
         try:
             yield
         finally:
-            if self._writes_buffers is None:  # once per run: waiting for the GPU does not matter
+            if self._writes_buffers is None:  # only once per run, so waiting for the GPU does not matter
                 self._writes_buffers = any(
                     module._buffers[name] is not copy or not torch.equal(buffer, copy)
                     for module, name, buffer, copy in originals

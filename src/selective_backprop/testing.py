@@ -1,4 +1,4 @@
-"""The contract that any policy or scorer can be run against, also a user's own.
+"""Checks that any policy or scorer keeps its promises. Run them on your own ones too.
 
 >>> from selective_backprop.policies import PercentilePolicy
 >>> check_policy(lambda: PercentilePolicy(selectivity=0.5))
@@ -19,7 +19,7 @@ from selective_backprop.types import Candidates, Policy, Scorer, Selection, Task
 
 
 def global_random_states() -> list[Any]:
-    """The global random states of torch, Python and numpy, to compare before and after."""
+    """Return the global random states of torch, Python and numpy, to compare them before and after."""
     numpy = sys.modules.get("numpy")
     numpy_state = (
         [part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()] if numpy else []
@@ -28,7 +28,7 @@ def global_random_states() -> list[Any]:
 
 
 def model_trace(model: nn.Module) -> list[Any]:
-    """Everything about a model that scoring must not change."""
+    """Return everything about a model that scoring must not change."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [
         [(name, tensor.detach().clone()) for name, tensor in tensors],
@@ -38,7 +38,7 @@ def model_trace(model: nn.Module) -> list[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal to the bit, tensors and containers of tensors included."""
+    """Whether two values are equal bit for bit, also tensors and containers of tensors."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
@@ -58,10 +58,10 @@ def check_policy(
     """Assert that a policy keeps its promises.
 
     Args:
-        make_policy: makes a new one each time, so that every check starts without a past.
+        make_policy: makes a new policy each time, so that every check starts from the beginning.
         prefers_high_scores: whether the largest score must have the largest probability.
         num_candidates: size of the trial batches.
-        draws: trials for the frequencies; the tolerance is five standard deviations, plus one draw.
+        draws: number of trials to measure frequencies. The tolerance is five standard deviations, plus one draw.
     """
     scores = torch.rand(num_candidates, generator=torch.Generator().manual_seed(1)) * 5
     policy = make_policy()
@@ -132,7 +132,7 @@ def _check_resume(make_policy: Callable[[], Policy], scores: Tensor) -> None:
 
 
 def check_scorer(scorer: Scorer, candidates: Candidates, task: Task) -> None:
-    """Assert that scoring gives one finite score per candidate and leaves no trace on anything."""
+    """Assert that scoring gives one finite score per candidate, and changes neither the model nor random states."""
     assert isinstance(scorer, Scorer), f"a scorer must be a subclass of sb.scorers.Scorer, got {scorer!r}"
     for hook, declared in {"submit": scorer.works_ahead, "watch": scorer.watches}.items():
         is_own = getattr(type(scorer), hook) is not getattr(Scorer, hook)

@@ -60,7 +60,9 @@ def test_a_second_process_may_load_and_is_told(tmp_path):
             while "saved" not in other.output():
                 assert other.poll() is None, other.communicate()
             loader, parts = make_parts()
-            with pytest.warns(UserWarning, match="this one can load them, and not save there as long as that one"):
+            with pytest.warns(
+                UserWarning, match="this process can load them, but it cannot save there before the other one"
+            ):
                 assert sb.load_checkpoint(folder, loader, **parts)
         finally:
             other.send_signal(9)
@@ -234,7 +236,7 @@ def test_a_device_is_not_replaced(tmp_path):
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to("/dev/full")
     for path in (pipe, tmp_path / "link"):
-        with pytest.raises(OSError, match="no file that can be replaced"):
+        with pytest.raises(OSError, match="this is not a regular file, so it is not replaced"):
             sb.pruning.save_scores(torch.rand(5), path)
     assert pipe.is_fifo() and (tmp_path / "link").is_symlink()
 

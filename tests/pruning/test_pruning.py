@@ -250,12 +250,12 @@ def same_layer_twice():
         (
             lambda: score_examples(make_model(), [digits()[:8]]),
             ValueError,
-            "scores are kept by id.* this list has none",
+            "scores are stored by id.* this list has none",
         ),
         (
             lambda: score_examples(make_model(), DataLoader(Stream(), batch_size=4)),
             ValueError,
-            "map-style data set with automatic batching can tell: this DataLoader has none",
+            "with automatic batching, has ids: this DataLoader has none",
         ),
         (
             lambda: score_examples(make_model(), DataLoader(digits(8), batch_size=9, drop_last=True)),
@@ -417,7 +417,7 @@ def test_another_loader_and_another_forward_for_scoring():
         ({"num_models": 0}, "num_models must be at least 1 and epochs at least 0, got 0 and 10"),
         ({"epochs": -1}, "num_models must be at least 1 and epochs at least 0, got 10 and -1"),
         ({"measure": "loss"}, "measure must be 'el2n' or 'grand', got 'loss'"),
-        ({"score_loader": [digits()[:8]]}, "scores are kept by id"),
+        ({"score_loader": [digits()[:8]]}, "scores are stored by id"),
         ({"score_loader": shuffled(with_nan(5))}, r"not finite: the el2n score is nan for the examples with ids \[5\]"),
     ],
 )
@@ -655,7 +655,7 @@ def test_counts_can_be_compared_with_scores():
         ),
         (lambda: overlap(torch.rand(3), torch.rand(3), 0), r"fraction must be in \(0, 1\], got 0"),
         (lambda: overlap(torch.rand(3), torch.rand(3), 1.1), r"fraction must be in \(0, 1\], got 1.1"),
-        (lambda: overlap(torch.rand(3), torch.rand(3), 0.1), "the lowest 0.1 of 3 common ids is none at all"),
+        (lambda: overlap(torch.rand(3), torch.rand(3), 0.1), "the lowest 0.1 of 3 common ids is not even one id"),
     ],
 )
 def test_what_cannot_be_compared(compare, message):

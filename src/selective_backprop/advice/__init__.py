@@ -1,1 +1,1 @@
-"""Whether selection pays: costs measured on this machine, and predictions from them."""
+"""Advice whether selection pays: costs are measured on this machine, and epoch times are predicted from them."""

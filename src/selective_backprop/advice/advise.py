@@ -1,4 +1,4 @@
-"""Will it pay? Predicted epoch times of the methods, from costs measured on the user's machine."""
+"""Predicts how long an epoch of each method would take, from costs measured on the user's machine."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from selective_backprop.advice.costs import Costs, measure_costs
 from selective_backprop.policies import LossSharePolicy
 
 SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
-_WORTH_IT = 0.95  # of plain training's time: a gain below that is within the error of the prediction
+_WORTH_IT = 0.95  # fraction of plain training's time; a smaller gain is within the error of the prediction
 _STALE_EVERY = 3
 _LOSS_SHARE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A method at a selectivity, and how long an epoch with it would take."""
+    """A method with a selectivity, and how long an epoch with it would take."""
 
     method: str
-    """As it would be called."""
+    """The call that makes the method."""
     selectivity: float
     seconds: float
-    """Per epoch of candidates; per candidate where the loader has no length."""
+    """Seconds per epoch of candidates; per candidate if the loader has no length."""
     speed_up: float
-    """Against plain training; per epoch, not to the same accuracy."""
+    """Speed-up against plain training, per epoch. It does not say how soon an accuracy is reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to expect; `print` it."""
+    """The predicted times of all methods. `print` it to read the advice."""
 
     costs: Costs
     options: list[Option]
-    """Plain training first, then the fastest first."""
+    """All options: plain training first, then the others, the fastest first."""
     break_even: float
-    """Selectivity below which the cheapest selection pass for every candidate saves time; 0 or less: at none."""
+    """Selectivity below which the cheapest selection pass for every candidate saves time. If 0 or less, none does."""
 
     @property
     def best(self) -> Option | None:
-        """The fastest at a third of the candidates; None if none is worth it."""
+        """The fastest option that keeps a third of the candidates; None if no option is worth it."""
         third = [option for option in self.options[1:] if option.selectivity == 1 / 3]
         fastest = min(third, key=lambda option: option.seconds)
         return fastest if fastest.seconds < _WORTH_IT * self.options[0].seconds else None
 
     @property
     def best_candidate_batch(self) -> int | None:
-        """The size of candidate batches at which scoring is fastest; None if the loader's is as good."""
+        """The size of candidate batches at which scoring is fastest; None if the loader's size is as good."""
         by_size = self.costs.scoring_by_batch
         if not by_size:
             return None
@@ -105,9 +105,9 @@ def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[An
     """Measure on this machine what loading, scoring and training cost, and predict how long epochs would take.
 
     Args:
-        model, loss_fn, loader: as for `SelectiveLoader`. Nothing of them is changed.
-        options: forward, transform, reducer, device as for `SelectiveLoader`; scoring=, names of cheap ways to score
-            to try; seconds= to measure for (30).
+        model, loss_fn, loader: as for `SelectiveLoader`. They are not changed.
+        options: forward, transform, reducer and device as for `SelectiveLoader`; scoring=, the names of cheap ways of
+            scoring to try; seconds=, the time to spend on measuring (30).
 
     >>> import torch
     >>> from torch.utils.data import DataLoader, TensorDataset
@@ -120,7 +120,7 @@ def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[An
 
 
 def predict(costs: Costs) -> Advice:
-    """Advice from costs, by arithmetic alone."""
+    """Compute advice from measured costs."""
     epoch = costs.num_candidates or 1
     plain = _seconds(costs, load=1, compute=costs.training) * epoch
 
@@ -146,15 +146,15 @@ def predict(costs: Costs) -> Advice:
 
 
 def _seconds(costs: Costs, *, load: float, compute: float) -> float:
-    """Per candidate; `load` is the share of candidates that are loaded."""
+    """Compute seconds per candidate. load: the share of candidates that are loaded."""
     loading = load * costs.loading
     return max(loading, compute) if costs.loads_ahead else loading + compute
 
 
 def _break_even(costs: Costs) -> float:
-    """Where loading + scoring + s * training equals loading + training."""
+    """Find the selectivity s for which loading + scoring + s * training takes as long as loading + training."""
     if costs.loads_ahead and costs.loading >= costs.training:
-        return 0.0  # all wait for the loader, which has to load every candidate
+        return 0.0  # loading takes the most time, and every candidate must be loaded
     return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
 
 

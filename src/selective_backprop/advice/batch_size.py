@@ -1,4 +1,4 @@
-"""At which size of candidate batches scoring is fastest: it need not be the size that is trained with."""
+"""Finds the size of candidate batches at which scoring is fastest. It may differ from the training batch size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_BYTES = 64 * 2**20  # of one batch's data: what a network makes of it on it
 def seconds_by_batch_size(
     scorer: Scorer, batches: list[Any], task: Task, device: torch.device, seconds: float
 ) -> dict[int, float]:
-    """Seconds per candidate to score batches of 1, 2, 4 and 8 times the size of the first, as far as these reach."""
+    """Measure seconds per candidate for batches of 1, 2, 4 and 8 times the size of the first, if data is enough."""
     layout, size = Layout.of(batches[0]), count_rows(batches[0])
     columns = [layout.columns(batch) for batch in batches]
     rows = sum(count_rows(batch) for batch in batches)

@@ -1,4 +1,4 @@
-"""What loading, scoring and training cost on this machine, measured without a trace on the model."""
+"""Measures what loading, scoring and training cost on this machine, without changing the model."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ _SAMPLE = 8  # batches that are kept in memory and measured over and over
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringCost:
-    """A way of scoring."""
+    """The cost and the quality of one way of scoring."""
 
     seconds: float
-    """Per candidate."""
+    """Seconds per candidate."""
     fidelity: float
     """Rank correlation with the exact loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds per candidate, and the losses of some."""
+    """Measured costs in seconds per candidate, and the losses of some candidates."""
 
     loading: float
     training: float
-    """Forward and backward; the optimizer's step is not in it."""
+    """Seconds of the forward and backward pass, without the optimizer's step."""
     scoring: dict[str, ScoringCost]
-    """By the name that `scoring=` of the methods takes; "exact" is the loss in eval mode."""
+    """Ways of scoring by the names that `scoring=` takes; "exact" is the loss in eval mode."""
     scoring_by_batch: dict[int, float] = field(default_factory=dict)
-    """By the cheapest of them, seconds per candidate at several sizes of candidate batches, the loader's first."""
+    """Seconds per candidate of the cheapest way, by size of the candidate batches, the loader's size first."""
     losses: Tensor = field(repr=False)
     """Losses of the candidates used for measuring, under the model as it is."""
     num_candidates: int | None
-    """Candidates of an epoch, counted by the loader's sampler; None where that is not known."""
+    """Candidates per epoch, counted by the loader's sampler; None if not known."""
     has_ids: bool
     """Whether examples can be skipped before they are loaded."""
     loads_ahead: bool
@@ -65,12 +65,12 @@ class Costs:
 
     @property
     def cheapest_scoring(self) -> str:
-        """The fastest way whose scores rank candidates nearly as the exact ones do."""
+        """The fastest way of scoring that ranks candidates nearly as exact scores do."""
         return cheapest(self.scoring)
 
 
 def cheapest(scoring: dict[str, ScoringCost]) -> str:
-    """The fastest way with a rank correlation of at least 0.9; "exact" if there is none."""
+    """Find the fastest way of scoring with a rank correlation of at least 0.9; "exact" if there is none."""
     faithful = [name for name, way in scoring.items() if name == "exact" or way.fidelity >= _FAITHFUL]
     return min(faithful, key=lambda name: scoring[name].seconds)
 
@@ -87,13 +87,13 @@ def measure_costs(
     scoring: Sequence[str] = CHEAP,
     seconds: float = 30.0,
 ) -> Costs:
-    """Load some batches, then score them and train on them in turn, without a trace on model, loader or random states.
+    """Measure costs: load some batches, then score them and train on them in turn. Nothing is changed by it.
 
     Args:
         model, loss_fn, loader, forward, transform, reducer, device: as for `SelectiveLoader`.
-        scoring: names of cheap ways to score to measure besides the exact one; "compiled" and lower precisions, which
-            may take minutes to try, only on request.
-        seconds: to spend; each way is measured three times at least.
+        scoring: names of cheap ways of scoring to measure besides the exact one. "compiled" and lower precisions may
+            take minutes to try, so they must be named.
+        seconds: time to spend. Each way is measured at least three times.
     """
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, got {seconds}")
@@ -124,7 +124,10 @@ def measure_costs(
 def _load(
     loader: Iterable[Any], device: torch.device, transform: Callable[[Any], Any] | None
 ) -> tuple[list[Any], float]:
-    """Some batches on the device, and the seconds per candidate; the first batch, which starts workers, not counted."""
+    """Load some batches to the device. Returns them and the seconds per candidate, without the first batch.
+
+    The first batch also starts the workers, so it is not counted.
+    """
     batches: list[Any] = []
     times: list[float] = []
     with untouched_generators(generator_owners(loader)), preserved_rng(device):
@@ -145,7 +148,7 @@ def _load(
 
 
 def _cheaper(names: Sequence[str], candidates: Candidates, task: Task) -> dict[str, Scorer]:
-    """Cheap ways to score that work with this model and these batches, by name."""
+    """Find the cheap ways of scoring that work with this model and these batches, by name."""
     ways: dict[str, Scorer] = {}
     for name in names:
         way = scorer_from(name)
@@ -165,7 +168,7 @@ def _cheaper(names: Sequence[str], candidates: Candidates, task: Task) -> dict[s
 def _per_candidate(
     actions: dict[str, _Action], candidates: list[Candidates], device: torch.device, seconds: float
 ) -> dict[str, float]:
-    """Median seconds per candidate of each action."""
+    """Measure the median seconds per candidate of each action."""
 
     def on_turn(action: _Action, turn: int) -> object:
         return action(candidates[turn % len(candidates)])

@@ -1,4 +1,4 @@
-"""How long things take on this machine, compared fairly."""
+"""Measures how long actions take, so that they can be compared fairly."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Key = TypeVar("Key", bound=Hashable)
 def time_in_turns(
     actions: Mapping[Key, Callable[[int], object]], device: torch.device, seconds: float
 ) -> dict[Key, list[float]]:
-    """Seconds of each action, in turns, so that drift of the machine hits all alike; three turns at least.
+    """Measure the seconds of each action, in at least three turns. A machine that slows down affects all alike.
 
     Args:
-        actions: called with the number of the turn; the first, which chooses kernels and takes memory, is not counted.
-        device: waited for before the clock is read.
-        seconds: to spend.
+        actions: functions of the number of the turn. The first turn is not counted: it chooses kernels and takes
+        memory. device: is waited for before the clock is read.
+        seconds: time to spend.
 
     >>> {name: len(times) for name, times in time_in_turns({"a": abs}, torch.device("cpu"), seconds=0).items()}
     {'a': 3}
@@ -44,5 +44,5 @@ def time_in_turns(
 
 
 def medians(times: Mapping[Key, list[float]]) -> dict[Key, float]:
-    """The typical one of each."""
+    """Compute the median of each action's times."""
     return {key: median(values) for key, values in times.items()}

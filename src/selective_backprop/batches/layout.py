@@ -1,4 +1,4 @@
-"""Batches of any shape seen as columns: tensors, or lists, with one entry per example.
+"""Divides batches of any structure into columns: tensors, or lists, with one entry per example.
 
 # N = examples in the batch
 """
@@ -20,10 +20,10 @@ Column = Tensor | list[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a batch is made of columns. Learned from the first batch, applied to all later ones.
+    """Describes how a batch is made of columns. It is read from the first batch and used for all later ones.
 
-    Lists and tuples inside a batch may hold one entry per example (file names, boxes) or be a group of columns.
-    The first batch tells them apart; a later, shorter one must not change the reading.
+    A list or tuple inside a batch may hold one entry per example (file names, boxes) or be a group of columns. The
+    first batch decides which; a later, shorter batch must not be read differently.
 
     >>> layout = Layout.of({"image": torch.zeros(2, 5), "name": ["a", "b"]})
     >>> columns = layout.columns({"image": torch.ones(3, 5), "name": ["c", "d", "e"]})
@@ -38,7 +38,7 @@ class Layout:
 
     @staticmethod
     def of(batch: Any, num_rows: int | None = None) -> Layout:
-        """Read the layout of a batch whose number of examples may be known already."""
+        """Read the layout of a batch. num_rows: its number of examples, if known."""
         rows = count_rows(batch) if num_rows is None else num_rows
         try:
             layout = _read(batch, rows, nested=False)
@@ -51,7 +51,7 @@ class Layout:
         return layout
 
     def columns(self, batch: Any, num_rows: int | None = None) -> list[Column]:
-        """The columns of a batch of this layout."""
+        """Divide a batch of this layout into columns."""
         found: list[Column] = []
         if self._is_flat and type(batch) in (list, tuple) and len(batch) == len(self.children):
             for part in batch:  # as `_collect` does, in a quarter of the time
@@ -70,14 +70,14 @@ class Layout:
         return found
 
     def batch(self, columns: list[Column]) -> Any:
-        """The batch made of these columns."""
+        """Make a batch of these columns."""
         if self._is_flat and (self.cls is list or self.cls is tuple):
             return self.cls(columns)
         return self._build(iter(columns))
 
     @functools.cached_property
     def _is_flat(self) -> bool:
-        """Whether it is a sequence of columns: the usual batch."""
+        """Whether the batch is a plain sequence of columns, as usual."""
         return self.kind == "sequence" and all(child.kind == "column" for child in self.children)
 
     def _collect(self, batch: Any, found: list[Column]) -> None:
@@ -118,7 +118,7 @@ class Layout:
         return f"{name} of {list(self.keys)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data, so that a checkpoint needs no pickled classes."""
+        """Return plain data, so that a checkpoint needs no pickled classes."""
         cls = f"{self.cls.__module__}:{self.cls.__qualname__}" if self.cls else ""
         children = [child.state_dict() for child in self.children]
         return {"kind": self.kind, "class": cls, "keys": list(self.keys), "children": children}
@@ -138,7 +138,7 @@ def _other_number(found: int, expected: int) -> ValueError:
 
 
 def _visible_rows(batch: Any) -> int | None:
-    """Examples in a batch that cannot be read, as its first tensor or list has them."""
+    """Guess the number of examples in a batch that cannot be read, from its first tensor or list."""
     tensor = _first_tensor(batch, nested=False)
     if tensor is not None:
         return len(tensor) if tensor.dim() else None
@@ -147,10 +147,10 @@ def _visible_rows(batch: Any) -> int | None:
 
 
 def count_rows(batch: Any) -> int:
-    """Number of examples in a batch whose ids are not known.
+    """Count the examples in a batch whose ids are not known.
 
-    The length of the first tensor that is not inside a nested list. Without one, lists decide: tensors of one
-    shape are taken for columns, anything else for one entry per example.
+    The number is the length of the first tensor that is not inside a nested list. Without such a tensor, lists decide:
+    tensors of equal shape are taken for columns, anything else for one entry per example.
     """
     tensor = _first_tensor(batch, nested=False)
     if tensor is not None:
@@ -165,7 +165,7 @@ def count_rows(batch: Any) -> int:
 
 
 def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
-    """Every tensor in the value, on the device; copies from pinned memory do not wait."""
+    """Move every tensor in the value to the device. With non_blocking, copies from pinned memory do not wait."""
     if type(value) is list or type(value) is tuple:  # the usual batch, in half the time
         moved = []
         for part in value:
@@ -176,7 +176,7 @@ def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same value, with every tensor in it changed."""
+    """Return the same value, with `change` applied to every tensor in it."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) is list or type(value) is tuple:  # the usual batch, in a quarter of the time
@@ -188,7 +188,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def entries(batch: Any) -> dict[Any, Any]:
-    """Values of a batch by key, name or position."""
+    """Return the values of a batch by key, name or position."""
     parts = _parts(batch)
     if parts is None:
         raise TypeError(f"a batch of type {type(batch).__name__} has no entries: expected a dict, tuple or dataclass")
@@ -196,7 +196,7 @@ def entries(batch: Any) -> dict[Any, Any]:
 
 
 def with_values(batch: Any, values: list[Any]) -> Any:
-    """The same kind of batch with other values, in the order of `entries`."""
+    """Make the same kind of batch with other values, in the order of `entries`."""
     parts = _parts(batch)
     assert parts is not None
     return Layout(parts[0], type(batch), parts[1], tuple(Layout("column") for _ in values)).batch(values)
@@ -213,7 +213,7 @@ def _first_tensor(value: Any, *, nested: bool) -> Tensor | None:
 
 
 def _first_list(value: Any) -> list[Any] | None:
-    """The innermost list that comes first: of file names, images of different sizes, examples as they are."""
+    """Find the first innermost list, for example of file names or of images of different sizes."""
     parts = _parts(value)
     if parts is None:
         return None
@@ -223,7 +223,7 @@ def _first_list(value: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> tuple[str, tuple[Any, ...], list[Any]] | None:
-    """Kind, keys and values of a container; None for anything else."""
+    """Return kind, keys and values of a container; None for anything else."""
     if isinstance(value, Mapping):
         return "mapping", tuple(value), list(value.values())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -264,7 +264,7 @@ def _read(value: Any, rows: int, *, nested: bool) -> Layout:
 
 
 def _spans(value: Any, rows: int) -> bool:
-    """Whether a value can be a column, or columns, of that many rows."""
+    """Whether a value can be a column, or several columns, of `rows` rows."""
     if isinstance(value, Tensor):
         return value.dim() > 0 and len(value) == rows
     parts = _parts(value)
@@ -274,7 +274,7 @@ def _spans(value: Any, rows: int) -> bool:
 
 
 def _find_class(name: str) -> type | None:
-    """A container class by name, among what is imported already: a checkpoint must not make us import anything."""
+    """Find a container class by name, among modules already imported: loading a checkpoint must not import anything."""
     if not name:
         return None
     module, _, qualname = name.partition(":")

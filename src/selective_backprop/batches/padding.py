@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one training batch."""
+"""Padding: puts sequences of different lengths into one training batch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from selective_backprop.batches.layout import Column, entries, with_values
 
 Pad = Callable[[list[Any]], list[Any]]
-"""Makes batches the same shape, but for their number of rows."""
+"""A function that gives batches the same shape, except for their number of rows."""
 
 
 def pad_to_longest(values: Mapping[Any, float], *, side: Literal["right", "left"] = "right") -> Pad:
-    """For `SelectiveLoader(pad=...)`: brings batches of sequences to the length of the longest among them.
+    """Make the `pad=` of SelectiveLoader: it pads batches of sequences to the length of the longest.
 
-    A collate function that pads to the longest of its batch makes candidate batches of different lengths, whose
-    selected examples are to share a training batch.
+    Use it if your collate function pads each batch to its longest sequence. Candidate batches then have different
+    lengths, and examples selected from them must share a training batch.
 
     Args:
-        values: what to fill each entry of the batch with: by its key in a dict, by its position in a tuple or list, by
-            its name in a dataclass. Other entries are left as they are.
+        values: the fill value for each entry to pad: by its key in a dict, by its position in a tuple or list, by its
+            name in a dataclass. Other entries are left as they are.
         side: where to pad, as the tokenizer does.
 
     >>> import torch
@@ -63,7 +63,7 @@ def pad_to_longest(values: Mapping[Any, float], *, side: Literal["right", "left"
 
 
 def different_shapes(first: tuple[Any, Any], second: tuple[Any, Any]) -> ValueError:
-    """What to say about tensors of these shapes (of one example) and types."""
+    """Make the error for examples with different shapes or types. Each argument: shape and dtype of one example."""
     return ValueError(
         f"examples of shape {tuple(first[0])} ({first[1]}) and {tuple(second[0])} ({second[1]}) cannot share a "
         "training batch: pad to one size in the collate function, or pass pad= to SelectiveLoader, such as "
@@ -72,18 +72,18 @@ def different_shapes(first: tuple[Any, Any], second: tuple[Any, Any]) -> ValueEr
 
 
 class ShapeCheck:
-    """Finds on the first candidate batches whether examples differ in shape, not only when two are to be joined."""
+    """Finds out from the first candidate batches whether examples differ in shape, so that the error comes early."""
 
     def __init__(self) -> None:
         self._shapes: list[tuple[Any, Any]] | None = None
         self._is_over = False
 
     def stop(self) -> None:
-        """Examples may differ from now on."""
+        """Stop checking: from now on examples may differ in shape."""
         self._is_over = True
 
     def __call__(self, columns: list[Column]) -> ValueError | None:
-        """What to say, if these could not be joined with those of the first batch."""
+        """Return the error if these columns could not be joined with those of the first batch; else None."""
         if self._is_over:
             return None
         shapes = []

@@ -1,6 +1,6 @@
-"""A folder of checkpoints: each is complete or not there, and only one process at a time adds to them.
+"""A folder of checkpoints: each is complete or not there at all, and only one process at a time adds new ones.
 
-The folder belongs to the first process that saves to it, as long as that process lives and its loader is there.
+The folder belongs to the first process that saves to it, until that process ends or its loader is deleted.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from selective_backprop.files.reading import open_regular, read_json
 from selective_backprop.files.writing import FolderLock, is_locked, locked_itself, sync_folder, write_whole
 
 _NAME, _UNFINISHED, _CHECKSUMS = "checkpoint-", ".unfinished", "checksums.json"
-_KEPT = 2  # the newest, and the one before in case that the newest turns out to be damaged
+_KEPT = 2  # the newest checkpoint, and the one before in case the newest is damaged
 _MOST_DIGITS = 18
 
 
 def numbers(folder: Path) -> list[int]:
-    """Numbers of the checkpoints in the folder, the newest first."""
+    """List the numbers of the checkpoints in the folder, the newest first."""
     found = [path.name.removeprefix(_NAME) for path in folder.glob(f"{_NAME}*")]
     return sorted((int(text) for text in found if text.isdecimal() and len(text) <= _MOST_DIGITS), reverse=True)
 
 
 def path_of(folder: Path, number: int) -> Path:
-    """Where the checkpoint of this number is."""
+    """Return the path of the checkpoint with this number."""
     return folder / f"{_NAME}{number}"
 
 
-# ---- whose folder it is
+# ---- ownership of the folder
 
 _PATIENCE = 5.0  # seconds that a save waits for a process that holds the folder, which may be about to end
 
 _owned: dict[str, tuple[FolderLock, set[int]]] = {}
-"""Locks that this process holds, by folder, and the ids of the loaders that saved there."""
+"""By folder: the lock that this process holds, and the ids of the loaders that saved there."""
 
 
 def _own(folder: Path, loader: object) -> FolderLock:
-    """Take the folder for this process until the loader is deleted. RuntimeError if another process has it."""
+    """Take the folder for this process until the loader is deleted. Raises RuntimeError if another process has it."""
     key = os.path.realpath(folder)
     lock, users = _owned.get(key, (None, set()))
     if lock is None or not lock.is_held():
@@ -63,7 +63,7 @@ def _own(folder: Path, loader: object) -> FolderLock:
 
 
 def _release(key: str, user: int) -> None:
-    """Without the loaders that saved there, the folder is free for others."""
+    """Free the folder for other processes when all loaders that saved to it are deleted."""
     lock, users = _owned[key]
     users.discard(user)
     if not users:
@@ -75,8 +75,8 @@ def warn_of_others(folder: Path) -> None:
     """Warn the caller of load_checkpoint if another process owns the folder."""
     if os.path.realpath(folder) not in _owned and is_locked(folder):
         warnings.warn(
-            f"another process saves its checkpoints to {folder}: this one can load them, and not save there as long "
-            "as that one lives",
+            f"another process saves its checkpoints to {folder}: this process can load them, but it cannot save there "
+            "before the other one ends",
             stacklevel=4,
         )
 
@@ -88,11 +88,11 @@ def begin(folder: Path, loader: object) -> Path:
     """Make an empty folder to write the next checkpoint to. No other process knows its name.
 
     Args:
-        folder: of the checkpoints, made if it is not there.
-        loader: whose checkpoint it is. The folder belongs to this process until the loader is deleted.
+        folder: the folder of checkpoints. It is made if it does not exist.
+        loader: the loader to save. The folder belongs to this process until the loader is deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Where there are no locks, what looks left over may be another process's, still being written.
+    # Without locks, unfinished checkpoints may belong to another process that is still writing them.
     for path in folder.glob(f"{_NAME}*{_UNFINISHED}") if _own(folder, loader).is_held() else ():
         _remove(path)
     path = folder / f"{_NAME}{secrets.token_hex(8)}{_UNFINISHED}"
@@ -101,25 +101,25 @@ def begin(folder: Path, loader: object) -> Path:
 
 
 def discard(written: Path) -> None:
-    """Remove what was written in vain."""
+    """Remove a checkpoint that was not finished."""
     shutil.rmtree(written, ignore_errors=True)
 
 
 def commit(written: Path, checksums: dict[str, str]) -> None:
-    """Make what was written the newest checkpoint, and remove those that are not needed any more."""
+    """Make the folder that was written the newest checkpoint, and remove old ones."""
     write_whole({written / _CHECKSUMS: json.dumps(checksums, indent=1, sort_keys=True).encode()})
     folder = written.parent
     for _ in range(100):
         path = path_of(folder, max(numbers(folder), default=0) + 1)
         try:
-            written.rename(path)  # at once, for everyone who looks; never over another checkpoint
+            written.rename(path)  # atomic for other processes, and never replaces another checkpoint
             break
         except OSError:
             if not os.path.lexists(path):
                 raise  # otherwise another process, on a file system without locks, was first with this number
     else:
         raise FileExistsError(
-            f"{folder} gets new checkpoints faster than one can be added: does another run save there?"
+            f"other checkpoints appear in {folder} faster than this one can be added: does another run save there?"
         )
     sync_folder(folder)
     for number in numbers(folder)[_KEPT:]:
@@ -127,7 +127,7 @@ def commit(written: Path, checksums: dict[str, str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint that nobody is reading; a link is removed, not what it leads to."""
+    """Remove a checkpoint unless somebody is reading it. A link is removed, not its target."""
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[bool]:
-    """Meanwhile nobody removes this checkpoint. False if it was removed already, or is being removed."""
+    """Keep other processes from removing this checkpoint within the block. Yields False if it is gone already."""
     with ExitStack() as stack:
         try:
             is_there = stack.enter_context(locked_itself(path, shared=True)) and path.is_dir()
@@ -160,7 +160,7 @@ def checksum(path: Path) -> str:
 
 
 def checksums_of(path: Path) -> dict[str, str]:
-    """SHA-256 of each file when the checkpoint was written. Raises ValueError if the list cannot be read."""
+    """Read the SHA-256 of each file of a checkpoint. Raises ValueError if the list cannot be read."""
     try:
         found = read_json(path / _CHECKSUMS)
     except (OSError, ValueError) as error:  # a bit may have made it invalid JSON, or invalid text
@@ -172,5 +172,5 @@ def checksums_of(path: Path) -> dict[str, str]:
 
 
 def damaged(path: Path, expected: dict[str, str], names: Iterable[str]) -> list[str]:
-    """Which of these files are not as they were written."""
+    """List those of these files that are damaged: missing, or with another checksum than expected."""
     return [name for name in names if not (path / name).is_file() or checksum(path / name) != expected[name]]

@@ -1,4 +1,4 @@
-"""What goes into a checkpoint: the ledger, models, optimizers, and anything else with a state_dict.
+"""The parts of a checkpoint: the ledger, models, optimizers, and anything else with a state_dict.
 
 A part's state is cut in two. Parameters, and what an optimizer keeps for each of them, are the same on all ranks or
 spread over them (DTensor): torch.distributed.checkpoint writes them once and deals them out again to any number of
@@ -25,11 +25,11 @@ from selective_backprop.files import states
 from selective_backprop.ledger import Ledger
 
 Description = dict[str, Any]
-"""What torch.distributed.checkpoint says of each tensor in a checkpoint, by name."""
+"""The metadata of each tensor in a checkpoint, by name, from torch.distributed.checkpoint."""
 
 
 def pack(name: str, part: Any) -> tuple[dict[str, Tensor], Any]:
-    """The tensors that all ranks write together, by name, and what this rank writes."""
+    """Split a part's state into tensors that all ranks write together, by name, and the rest, written by each rank."""
     if isinstance(part, nn.Module):
         shared, own = _pack_module(part)
     elif isinstance(part, torch.optim.Optimizer):
@@ -37,13 +37,15 @@ def pack(name: str, part: Any) -> tuple[dict[str, Tensor], Any]:
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         shared, own = {}, part.state_dict()
     else:
-        raise TypeError(f"{name} has no state_dict and load_state_dict: {type(part).__name__}")
+        raise TypeError(
+            f"{name} must have state_dict and load_state_dict to be saved in a checkpoint, got {type(part).__name__}"
+        )
     _require_plain(name, own)
     return {f"{name}/{key}": tensor for key, tensor in shared.items()}, own
 
 
 def make_room(name: str, part: Any, own: Any, saved: Description) -> dict[str, Tensor]:
-    """Where the tensors are to be read to, by name; ValueError where they do not fit this part."""
+    """Return the tensors to read a checkpoint into, by name. Raises ValueError if they do not fit this part."""
     if isinstance(part, nn.Module):
         shared = _pack_module(part)[0]
     elif isinstance(part, torch.optim.Optimizer):
@@ -64,7 +66,7 @@ def make_room(name: str, part: Any, own: Any, saved: Description) -> dict[str, T
 
 
 def unpack(name: str, part: Any, tensors: dict[str, Tensor], own: Any) -> None:
-    """Load what was read."""
+    """Load what was read from a checkpoint into the part."""
     shared = {key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")}
     if isinstance(part, nn.Module):
         set_model_state_dict(part, {**shared, **own})
@@ -143,7 +145,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dict[str, Tensor]:
-    """The columns of a ledger's state, of which this rank has its part where ranks share them; by name."""
+    """Return the columns of a ledger's state by name. If ranks share the ledger, this rank has only its own rows."""
     if not num_examples:
         return {}
     columns = {f"ledger/{name}": column for name, column in state.get("block", state).items()}
@@ -160,7 +162,7 @@ def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dic
 
 
 def ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[Any]) -> dict[str, Any]:
-    """As the state of the ledger here, with what was saved."""
+    """Return the state of this ledger with its columns and writes replaced by saved ones."""
     if not columns:
         return here
     local = {
@@ -180,7 +182,7 @@ def ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[
 
 
 def _require_plain(name: str, own: Any) -> None:
-    """What cannot be read without running code is refused now, not when it is needed."""
+    """Raise if a state could not be read without running code: now, and not when it is needed."""
     try:
         states.unpack(states.pack(own))
     except Exception as error:  # of many kinds where it cannot even be packed

@@ -1,4 +1,4 @@
-"""States of a loader saved by some number of ranks, dealt out again among another number.
+"""Divides the saved states of a loader among another number of ranks than saved them.
 
 # k = ranks that saved, B = training batch of a rank
 """
@@ -22,7 +22,7 @@ _BEGAN = ("offered", "selected")
 
 
 def redeal(states: list[State], rank: int, size: int, batch_size: int | None = None) -> State:
-    """The state with which `rank` of `size` goes on, from those that `SelectiveLoader.state_dict` gave on each of k.
+    """Make the state with which `rank` of `size` resumes, from the states that k ranks saved.
 
     What was selected and not trained on yet, and what the epoch has still to offer, is dealt out evenly and in order:
     nothing is lost or doubled. What all ranks have in common stays as it is. What each has of its own, such as
@@ -30,10 +30,10 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
     ledger is left out.
 
     Args:
-        states: by rank.
-        rank: the one to go on.
-        size: how many go on.
-        batch_size: B from now on; as saved if not given.
+        states: what `SelectiveLoader.state_dict` returned on each rank that saved.
+        rank: the rank that resumes.
+        size: number of ranks that resume.
+        batch_size: B from now on; by default as saved.
     """
     first, own = states[0], states[rank % len(states)]
     for other, state in enumerate(states):
@@ -67,7 +67,7 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
 
 
 def deal(items: list[T], size: int) -> list[list[T]]:
-    """The items as `size` lists, one after the other, that differ in length by one at most.
+    """Cut the items into `size` consecutive lists whose lengths differ by at most one.
 
     >>> deal([1, 2, 3, 4, 5], 2), deal([1], 3)
     ([[1, 2, 3], [4, 5]], [[1], [], []])
@@ -84,7 +84,7 @@ def _bounds(total: int, size: int) -> list[tuple[int, int]]:
 
 
 def _deal_queue(states: list[State], size: int) -> list[list[Rows]]:
-    """The queues of all ranks one after the other, cut anew."""
+    """Join the queues of all ranks and cut them into new ones."""
     pieces = [Rows(*piece) for state in states for kind in ("whole", "pieces") for piece in state["queue"][kind]]
     queues = []
     for begin, end in _bounds(_length(pieces), size):
@@ -113,7 +113,7 @@ def _length(rows: list[Rows]) -> int:
     return sum(len(part.weights) for part in rows)
 
 
-# ---- what the epoch has still to offer
+# ---- the rest of the epoch
 
 
 def _source(states: list[State], rank: int, size: int) -> State:
@@ -123,10 +123,10 @@ def _source(states: list[State], rank: int, size: int) -> State:
         return result
     if any(source["chunks"] is None for source in sources):
         raise ValueError(
-            f"saved by {len(states)} ranks in the middle of an epoch, and these are {size}: each rank's loader has its "
-            "own data, without ids, whose rest cannot be dealt out. Go on with as many ranks, or save between epochs"
+            f"saved by {len(states)} ranks in the middle of an epoch, and these are {size}: your loaders have no ids, "
+            f"so the rest of the epoch cannot be divided anew. Resume with {len(states)} ranks, or save between epochs"
         )
-    # By turns, as they would have come: the first of every rank, then the second of every rank.
+    # In the order in which they would have come: the first chunk of every rank, then the second of every rank.
     remaining = [_remaining(state) for state in states]
     turns = max(len(chunks) for chunks in remaining)
     in_turn = [chunks[turn] for turn in range(turns) for chunks in remaining if turn < len(chunks)]
@@ -140,20 +140,20 @@ def _source(states: list[State], rank: int, size: int) -> State:
         "finished": not in_turn and all(source["finished"] for source in sources),
         "chunks": chunks_to_state(in_turn[rank::size]),
         "tail": tail,
-        # Where others were skipped too, the epoch keeps not everything, and nobody asks how many waited.
+        # If other examples were skipped too, the epoch does not keep everything, and this number does not matter.
         "tail_waiting": len(tail) if sum(source["tail_waiting"] for source in sources) == len(tails) else 0,
         "inner": None,
     }
 
 
 def _remaining(state: State) -> list[Chunk]:
-    """With what was loaded ahead, which is loaded again."""
+    """List the chunks that are left, with the one that was loaded ahead, which is loaded again."""
     ahead = [] if state["ahead"] is None else chunks_from_state(state["ahead"]["chunk"])
     return ahead + chunks_from_state(state["source"]["chunks"])
 
 
 def _carried(states: list[list[Any]], rank: int) -> list[Any]:
-    """What waited when the epoch began is known to all; what was passed over, only its sum counts."""
+    """Divide the counts of carried-over examples. All ranks know the total; of passed ones only the sum matters."""
     starts_empty, num_carried, _ = states[0]
     return [starts_empty, num_carried, sum(state[-1] for state in states) if rank == 0 else 0]
 
@@ -162,10 +162,10 @@ def _carried(states: list[list[Any]], rank: int) -> list[Any]:
 
 
 def _generators(states: list[list[Tensor]], rank: int) -> list[Tensor]:
-    """States of generators for this rank, from those of each rank that saved.
+    """Choose the states of this rank's generators from those of all ranks that saved.
 
-    Where they are the same on all ranks, they stay so. Where not, a rank that is new must not repeat what another
-    draws.
+    If they were the same on all ranks, they stay the same. If not, a new rank must not draw the same numbers as
+    another.
     """
     own = states[rank % len(states)]
     if rank < len(states) or all(torch.equal(a, b) for other in states for a, b in zip(other, states[0], strict=True)):
@@ -180,7 +180,7 @@ def _generators(states: list[list[Tensor]], rank: int) -> list[Tensor]:
 
 
 def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
-    """The statistics with which `rank` of `size` goes on: each is combined as it declares (`Combination`)."""
+    """Make the statistics with which `rank` of `size` resumes. Each is combined as it declares (`Combination`)."""
     scored = [state["scored"] for state in states]
 
     def combine(name: str) -> Any:
@@ -200,7 +200,7 @@ def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
 
 
 def _weighted_mean(values: list[float], weights: list[int]) -> float:
-    """The mean of what is known; the first value if no value is known or has a weight."""
+    """Compute the weighted mean of the values that are known; the first value if none is known or has a weight."""
     pairs = zip(values, weights, strict=True)
     known = [(value, weight) for value, weight in pairs if weight and not math.isnan(value)]
     if not known:
@@ -211,7 +211,7 @@ def _weighted_mean(values: list[float], weights: list[int]) -> float:
 
 
 def deal_count(counts: list[int], rank: int, size: int) -> int:
-    """This rank's part of a count that is kept by rank: the parts add up to the same.
+    """Return this rank's part of the sum of counts. The parts of all ranks add up to that sum.
 
     >>> [deal_count([3, 4], rank, 3) for rank in range(3)]
     [3, 2, 2]

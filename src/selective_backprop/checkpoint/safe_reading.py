@@ -1,4 +1,4 @@
-"""Reading what torch.distributed.checkpoint wrote without running any code that is in it.
+"""Reads files of torch.distributed.checkpoint without running any code that is in them.
 
 Its description of a checkpoint, `.metadata`, is a pickle, and so is everything in it that is not a tensor; torch 2.13
 reads both by an unpickler that may call anything. Here nothing but tensors is written, the description is read by an
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 
 class Refused(pickle.UnpicklingError):
-    """Something in a file that has no business there."""
+    """A file contains something that this package does not write."""
 
 
 class _DescriptionReader(pickle.Unpickler):
@@ -45,11 +45,11 @@ class _DescriptionReader(pickle.Unpickler):
 
 
 class SafeReader(FileSystemReader):
-    """Reads tensors, from the files in the folder that are known.
+    """Reads tensors, only from known files of the checkpoint.
 
     Args:
-        path: of the checkpoint.
-        files: what may be read in it.
+        path: folder of the checkpoint.
+        files: names of the files that may be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], files: set[str]) -> None:
@@ -73,7 +73,7 @@ class SafeReader(FileSystemReader):
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """Accepts tensors alone: the base would unpickle other values."""
+    """Accepts only tensors. The base class would unpickle other values."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         raise Refused(f"{read_item.dest_index.fqn} in the checkpoint is not a tensor")

@@ -1,4 +1,4 @@
-"""Checkpoints of a whole run that any number of ranks can go on from.
+"""Saves and loads checkpoints of a whole run, which any number of ranks can resume from.
 
 # k = ranks that saved, M = data set
 """
@@ -28,20 +28,20 @@ T = TypeVar("T")
 
 
 def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, **parts: Any) -> None:
-    """Save a run between two steps, mid-epoch too. Every rank calls it; without several ranks it is one process.
+    """Save a run after any training step, also in the middle of an epoch. All ranks must call this.
 
-    The newest checkpoint replaces the others only when it is complete and on the disk, and the one before is kept. So
-    a run that is killed at any moment can go on. The folder has to be the same one for all ranks.
+    A new checkpoint counts only when it is complete and on the disk, and the one before is kept. So a run that is
+    killed at any moment can be resumed. All ranks must use the same folder.
 
     A folder belongs to the first process that saves to it (rank 0 for all ranks) until that process ends or its loader
     is deleted. Another process that saves to it meanwhile waits 5 seconds and then gets a RuntimeError. Any process
     may load at any time.
 
     Args:
-        folder: of this run's checkpoints, and nothing else.
-        loader: with its queue, its place in the epoch, its ledger.
-        parts: the model, the optimizer, a learning rate schedule: modules, optimizers, and anything that has a
-            state_dict of plain data and tensors; under names of your own.
+        folder: folder for the checkpoints of this run, and for nothing else.
+        loader: the loader, which is saved with its queue, its place in the epoch and its ledger.
+        parts: the model, the optimizer, a learning rate schedule, and anything else that has a state_dict of plain data
+            and tensors. You choose the names.
 
     Raises:
         OSError: the disk is full, or cannot be written to; on all ranks, with the folder and the bytes free. The
@@ -113,24 +113,24 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
 
 def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, **parts: Any) -> bool:
-    """Go on from the newest checkpoint in the folder that can be read. Every rank calls it.
+    """Resume from the newest checkpoint in the folder that can be read. All ranks must call this.
 
-    Each checkpoint is verified by its checksums first. One that is damaged or cannot be read is passed over with a
-    warning, and the one before it is used.
+    Each checkpoint is verified by its checksums first. If it is damaged or cannot be read, there is a warning, and the
+    one before it is used.
 
     With as many ranks as have saved, the run goes on exactly. With more or fewer, what they share stays as it is, and
     what was selected and not trained on yet, the rest of the epoch and the ledger are dealt out again: nothing is lost
     or trained on twice. Training batches of a rank may then have another size, too.
 
-    Nothing in the files is run as code; a checkpoint from a stranger can do no worse than to be wrong.
+    No code in the files is run. A checkpoint from somebody else can be wrong, but it cannot do harm.
 
     Args:
         folder: as for `save_checkpoint`.
-        loader: made as for the run that saved.
-        parts: the same, under the same names.
+        loader: a loader made in the same way as in the run that saved.
+        parts: the same parts as in `save_checkpoint`, under the same names.
 
     Returns:
-        Whether there was a checkpoint; False on the first start.
+        True if a checkpoint was loaded; False if there is none, as on the first start.
     """
     ranks, folder = current_ranks(), Path(folder)
     if ranks.rank == 0:
@@ -163,7 +163,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
 
 def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ranks: Ranks) -> str | None:
-    """Load this checkpoint, or return why it cannot be read. Raises where it can be read and is of another run."""
+    """Load this checkpoint, or return why it cannot be read. Raises if it can be read but belongs to another run."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -189,7 +189,10 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     def prepare() -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
         state, own = _own_state(every, num_saved, loader, ranks)
         if own.keys() != parts.keys():
-            raise ValueError(f"the checkpoint has {sorted(own)}, asked for were {sorted(parts)}")
+            raise ValueError(
+                f"the checkpoint has the parts {sorted(own)}, but {sorted(parts)} were passed to load_checkpoint: pass "
+                "the same parts under the same names"
+            )
         columns = whole_columns(loader.ledger.state_dict(), ranks, len(loader.ledger))
         for name, column in columns.items():
             if name not in saved or saved[name].size != column.shape:
@@ -222,12 +225,12 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
 
 
 def _first(problems: list[Any]) -> Any:
-    """The first problem of any rank; None if there is none."""
+    """Return the first problem of any rank; None if there is none."""
     return next((problem for problem in problems if problem is not None), None)
 
 
 def _states(path: Path, num_saved: int, ranks: Ranks) -> list[dict[str, Any]]:
-    """What ranks saved each for itself: this rank's alone where as many go on, else everyone's."""
+    """Read the states that ranks saved for themselves: only this rank's if equally many resume, else all of them."""
     rank, size = ranks.rank, ranks.size
     if num_saved == 0:
         raise ValueError(f"{_file_of(0)} is missing")
@@ -241,7 +244,7 @@ def _states(path: Path, num_saved: int, ranks: Ranks) -> list[dict[str, Any]]:
 def _own_state(
     every: list[dict[str, Any]], num_saved: int, loader: SelectiveLoader, ranks: Ranks
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """With what the loader of this rank goes on, and the other parts; `every` as `_states` gives it."""
+    """Return the states with which this rank's loader and its other parts resume. every: the result of `_states`."""
     rank, size = ranks.rank, ranks.size
     states = [saved["loader"] for saved in every]
     if num_saved == size:
@@ -259,7 +262,7 @@ def _file_of(rank: int) -> str:
 
 
 def _write_on_all(ranks: Ranks, written: Path, work: Callable[[], T]) -> T:
-    """work() on every rank. Where the disk of one fails it, all raise the same OSError."""
+    """Run work() on every rank. If one rank cannot write to the disk, all ranks raise the same OSError."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     result, failure = None, None
@@ -281,7 +284,7 @@ def _write_on_all(ranks: Ranks, written: Path, work: Callable[[], T]) -> T:
 
 
 def _reason(error: BaseException) -> tuple[int | None, str, bool]:
-    """Error number and text of what was behind an error, and whether the disk is to blame."""
+    """Return the number and the text of the original error behind an error, and whether it was a disk error."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     while isinstance(error, CheckpointException) and error.failures:
@@ -296,7 +299,7 @@ def _reason(error: BaseException) -> tuple[int | None, str, bool]:
 
 
 def _share(names: list[str], ranks: Ranks) -> list[str]:
-    """The files that this rank checks."""
+    """Return the files that this rank checks."""
     return names[ranks.rank :: ranks.size]
 
 

@@ -1,4 +1,4 @@
-"""States in files that tell whether they are whole.
+"""Sealed files: states in files that contain their own checksum, so that damage is noticed.
 
 Such a file is the zip file that torch.save writes, so that torch.load reads it as any other, with its SHA-256 as the
 zip comment: its last 71 bytes are b"sha256:" and the digest, in hexadecimal, of all bytes before them. The digest is in
@@ -21,7 +21,7 @@ _LAST_RECORD, _LAST_RECORD_SIZE, _LENGTH_SIZE = b"PK\x05\x06", 22, 2
 
 
 def seal(state: dict[str, Any]) -> bytes:
-    """The content of the file, to be written.
+    """Turn a state into the content of a sealed file.
 
     >>> unseal(seal({"epoch": 3}))
     {'epoch': 3}
@@ -33,12 +33,12 @@ def seal(state: dict[str, Any]) -> bytes:
 
 
 def unseal(content: bytes) -> dict[str, Any]:
-    """The state, with its tensors on the CPU. Raises ValueError, with what is wrong. No code in the content is run."""
+    """Read a sealed state; its tensors are on the CPU. Raises ValueError if it is damaged. No code in it is run."""
     comment = content[-_COMMENT_SIZE:]
     if not comment.startswith(_LABEL):
         raise ValueError("it does not end with a checksum" if content else "it is empty")
     if comment != _comment(memoryview(content)[:-_COMMENT_SIZE]):
-        raise ValueError("its checksum is of other content")
+        raise ValueError("its checksum does not match its content")
     state = unpack(content)  # a right checksum does not make it a state
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}")
@@ -46,7 +46,7 @@ def unseal(content: bytes) -> dict[str, Any]:
 
 
 def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state in a file. Raises ValueError, with what is wrong with the file."""
+    """Read the state in a sealed file. Raises ValueError that says what is wrong with the file."""
     return unseal(read_bytes(path))
 
 

@@ -1,1 +1,1 @@
-"""Reading and writing files that strangers or killed processes may have left."""
+"""Reading and writing files safely: they may be incomplete, or come from somebody who cannot be trusted."""

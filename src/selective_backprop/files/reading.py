@@ -1,4 +1,4 @@
-"""Reading files that may come from a stranger: no pipe is waited for, no JSON is nested without end."""
+"""Reading files from anybody: pipes are not waited for, and JSON must not be nested too deep."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 import stat
 from typing import Any
 
-_DEEPEST = 100  # levels of JSON; what this package writes has fewer than ten
-_LARGEST_TEXT = 2**28  # bytes of a JSON file; a line per epoch for thousands of epochs is a hundredth of it
+_DEEPEST = 100  # levels of JSON; files of this package have fewer than ten
+_LARGEST_TEXT = 2**28  # bytes of a JSON file; one line per epoch for thousands of epochs takes a hundredth of it
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a file to read it. A pipe, a device or a folder is refused with an OSError: reading it might never end."""
+    """Open a file for reading. Raises OSError for a pipe, a device or a folder: reading it might never end."""
     # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
@@ -31,13 +31,13 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a so
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """All of a regular file."""
+    """Read a whole regular file."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The content of a JSON file. ValueError if it is no JSON, is nested too deep, or is far too large."""
+    """Read a JSON file. Raises ValueError if it is not JSON, is nested too deep, or is far too large."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > _LARGEST_TEXT:
             raise ValueError(f"{size:,} bytes are too many for a JSON file, at most {_LARGEST_TEXT:,} are read")
@@ -45,7 +45,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the text says. ValueError if it is no JSON or nested too deep, where Python raises a RecursionError.
+    """Parse JSON. Raises ValueError if the text is not JSON, or nested too deep (Python raises RecursionError).
 
     >>> parse_json('{"a": [1]}')
     {'a': [1]}
@@ -59,7 +59,7 @@ def parse_json(text: str | bytes) -> Any:
         found = json.loads(text)
     except RecursionError:
         raise ValueError(too_deep) from None
-    # What can be parsed may still be too deep to be compared or printed.
+    # Values that can be parsed may still be nested too deep to be compared or printed.
     level = [found]
     for _ in range(_DEEPEST):
         level = [

@@ -1,4 +1,4 @@
-"""States of plain data and tensors as bytes. Reading them runs no code, whoever wrote them."""
+"""Converts states of plain data and tensors to bytes and back. Reading them runs no code, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 
 def pack(state: Any) -> memoryview:
-    """The zip file that torch.save would write.
+    """Return the bytes of the zip file that torch.save would write.
 
     >>> unpack(pack({"epoch": 3}))
     {'epoch': 3}
     """
-    # In memory: when the disk is full, torch.save only says that it came to an unexpected position.
+    # Made in memory first: if the disk is full, torch.save only complains about an unexpected position.
     torch.save(state, buffer := io.BytesIO())
     return buffer.getbuffer()
 
 
 def unpack(content: bytes | memoryview) -> Any:
-    """The state, with its tensors on the CPU. Raises ValueError, with the reason, for anything but a plain state."""
+    """Read a state; its tensors are on the CPU. Raises ValueError, with the reason, for anything but a plain state."""
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many kinds, depending on where the content stops making sense

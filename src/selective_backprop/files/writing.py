@@ -1,4 +1,4 @@
-"""Writing files that are whole or not there, in folders where a stranger may have left links, and locks on folders."""
+"""Writing files that are complete or not there at all, without following links, and locks on folders."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 
 
 def write_whole(contents: Mapping[Path, bytes | memoryview], *, keep: Mapping[Path, Path] | None = None) -> None:
-    """Write files under other names, then rename them: each is whole, and none is replaced before all are written.
+    """Write files under temporary names, then rename them. So each is complete, and all are written before any rename.
 
-    No link is followed: one in the place of the file is replaced by the file, and what it leads to stays as it is.
+    No link is followed: a link in the place of the file is replaced by the file, and its target stays as it is.
 
     Args:
-        contents: by file, renamed in this order.
-        keep: other names for what was there before, by file.
+        contents: the content of each file. Files are renamed in this order.
+        keep: for each file, another name under which the old file is kept.
 
     Raises:
         OSError: with the file, the bytes needed and the bytes free. What was there before is unchanged, and nothing
             half-written is left.
     """
     parts = {path: path.with_name(f"{path.name}.part") for path in contents}
-    written: dict[Path, os.stat_result] = {}  # by part: to tell our own from another process's
+    written: dict[Path, os.stat_result] = {}  # of temporary files: tells ours from those of another process
     path = next(iter(parts), Path())
     try:
         for path, part in parts.items():
@@ -67,7 +67,7 @@ def write_whole(contents: Mapping[Path, bytes | memoryview], *, keep: Mapping[Pa
 
 
 def open_new(path: Path) -> int:
-    """A descriptor of a file made anew; what had its name, a link too, is removed and not followed."""
+    """Create a file and return its descriptor. A file or link of that name is removed first, not followed."""
     with suppress(FileNotFoundError):
         path.unlink()
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
@@ -80,7 +80,7 @@ def _write_new(path: Path, content: bytes | memoryview) -> os.stat_result:
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # or a crash of the machine could leave the new name on an empty file
+            os.fsync(file.fileno())  # otherwise a crash of the machine could leave an empty file under the new name
     except BaseException:
         with suppress(OSError):
             path.unlink()
@@ -96,17 +96,17 @@ def _is_same(path: Path, status: os.stat_result) -> bool:
 
 
 def _require_replaceable(path: Path) -> None:
-    """A device, a pipe or a folder stays what it is, and also what a link leads to such a thing with."""
+    """Raise if the path is a device, a pipe or a folder, or a link to one: these are never replaced."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return  # nothing, or a link that leads nowhere
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "this is no file that can be replaced: name another one")
+        raise OSError(errno.EINVAL, "this is not a regular file, so it is not replaced: name another one")
 
 
 def with_free_space(error: OSError, path: Path, needs: str = "") -> OSError:
-    """The error again, with the path, what was needed and how much is free there."""
+    """Return the error with the path, what was needed, and how much space is free there."""
     told = [part for part in (error.strerror or str(error), needs) if part]
     with suppress(OSError):
         told.append(f"{shutil.disk_usage(path.parent).free:,} bytes are free there")
@@ -114,7 +114,7 @@ def with_free_space(error: OSError, path: Path, needs: str = "") -> OSError:
 
 
 def sync_folder(folder: Path) -> None:
-    """New names survive a crash of the machine too, where the file system can promise it."""
+    """Make new names in a folder survive a crash of the machine, if the file system can promise it."""
     if os.name == "nt":
         return  # there is no such call, and no need for it
     descriptor = os.open(folder, os.O_RDONLY)
@@ -128,9 +128,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_subfolder(outer: Path, name: str) -> Path:
-    """Make a folder within another one, or find it there. A link on the way is refused: it may lead out of `outer`.
+    """Make a folder within another one, or find it there. Raises at a link, which may lead out of `outer`.
 
-    `outer` itself was named by the user, and may be a link.
+    `outer` itself may be a link, because the user named it.
     """
     path = outer
     outer.mkdir(parents=True, exist_ok=True)
@@ -148,17 +148,17 @@ def make_subfolder(outer: Path, name: str) -> Path:
 
 
 class FolderLock:
-    """A folder's lock, held until it is closed or its process ends, however it ends.
+    """A lock on a folder. It is held until it is closed or its process ends in any way.
 
     The lock is on the file `.lock` in the folder. Nothing is ever written to it, and it may stay there.
 
     Args:
-        folder: which must be there.
-        patience: seconds to wait for a process that holds it, which may be about to end.
-        name: of the file.
+        folder: the folder to lock. It must exist.
+        patience: seconds to wait for another process that holds the lock and may be about to end.
+        name: name of the lock file.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
     """
 
     def __init__(self, folder: Path, *, patience: float = 0, name: str = ".lock") -> None:
@@ -179,18 +179,18 @@ class FolderLock:
         _held.add(self)
 
     def is_held(self) -> bool:
-        """Whether this process holds it: not after `close`, nor in a process that was forked."""
+        """Whether this process holds the lock: not after `close`, and not in a forked process."""
         return self._descriptor is not None
 
     def close(self) -> None:
-        """Let other processes have it."""
+        """Release the lock for other processes."""
         if self._descriptor is not None:
             with suppress(OSError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough where a child has it open too
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough if a child process has it open too
             self.forget()
 
     def forget(self) -> None:
-        """Close it without letting go: called in a child, whose parent holds the lock."""
+        """Close the file without releasing the lock: called in a child process whose parent holds the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -203,7 +203,7 @@ def is_locked(folder: Path, *, name: str = ".lock") -> bool:
     try:
         descriptor = _open_lock(folder / name, os.O_RDONLY)
     except OSError:
-        return False  # it was never locked, or is no lock
+        return False  # the folder was never locked, or the file is not a lock
     try:
         return not _take(descriptor, shared=True)
     finally:
@@ -235,9 +235,9 @@ def _take(descriptor: int, *, shared: bool = False) -> bool:
 
 @contextmanager
 def locked_itself(folder: Path, *, shared: bool) -> Iterator[bool]:
-    """Hold a lock on the folder itself, not on a file in it. False if another process is in the way.
+    """Hold a lock on the folder itself, not on a file in it. Yields False if another process holds one.
 
-    True too where there are no such locks: some network file systems cannot lock a folder.
+    Yields True as well if the file system has no such locks; some network file systems have none.
     """
     if fcntl is None:
         yield True
@@ -260,7 +260,7 @@ _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 def _let_go_after_fork() -> None:
-    """A DataLoader's workers are forked and may live on when their parent is killed: they must not hold its locks."""
+    """Forget locks in a forked process: a DataLoader's workers may outlive their parent and must not hold its locks."""
     for lock in list(_held):
         lock.forget()
 

@@ -1,4 +1,4 @@
-"""Operations that go element by element and are linear in the gradient."""
+"""Rules for operations that work element by element and are linear in the gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selective_backprop.forward_reuse.registry import operations, rule
 
 @rule("neg", "clone", "detach", "alias", "_to_copy", "mul.Scalar", "div.Scalar")
 def of_one(func: Any, gradient: RowGradient, *args: Any, **kwargs: Any) -> Any:
-    """A gradient alone."""
+    """Apply an operation with a single gradient to the selected rows."""
     if kwargs.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format):
         kwargs["memory_format"] = torch.preserve_format  # which fits the rows whatever it was
     return RowGradient(func(gradient.selected, *args, **kwargs), gradient.rows)
@@ -36,10 +36,10 @@ def of_one(func: Any, gradient: RowGradient, *args: Any, **kwargs: Any) -> Any:
     "native_dropout_backward",
 )
 def with_others(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same on the rows of all arguments, also where they are broadcast."""
+    """Apply an operation to the selected rows of all arguments, also if they are broadcast."""
     gradients = [value for value in args if isinstance(value, RowGradient)]
     if func in _DIVISIONS and not isinstance(args[0], RowGradient):
-        return NotImplemented  # dividing by the zeros of what is not selected
+        return NotImplemented  # would divide by the zeros of examples that are not selected
     ndim = max(value.dim() for value in args if isinstance(value, Tensor))
     rows = gradients[0].rows.at(gradients[0].rows.dim + ndim - gradients[0].dim())
     own: list[Any] = []
@@ -62,7 +62,7 @@ _DIVISIONS = operations("div.Tensor")
 
 @rule("add.Tensor", "sub.Tensor", "add_.Tensor")
 def sums(func: Any, first: Any, second: Any, **kwargs: Any) -> Any:
-    """Add or subtract two gradients with the same rows. With anything else the result has all rows."""
+    """Add or subtract two gradients with the same rows. Otherwise the result has all rows."""
     if not (isinstance(first, RowGradient) and isinstance(second, RowGradient)):
         return NotImplemented
     if not first.rows.same_as(second.rows) or first.shape != second.shape or func in _IN_PLACE:
@@ -75,7 +75,7 @@ _IN_PLACE = operations("add_.Tensor")
 
 @rule("masked_fill.Scalar", "where.self")
 def chosen(func: Any, *args: Any) -> Any:
-    """Zero where a mask says so."""
+    """Set the gradient to zero where a mask says so."""
     mask, gradient, zero = (args[1], args[0], args[2]) if func in _FILLS else (args[0], args[1], args[2])
     if not isinstance(gradient, RowGradient):
         mask, gradient, zero = mask.logical_not(), zero, gradient

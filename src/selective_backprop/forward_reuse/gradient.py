@@ -1,4 +1,4 @@
-"""A gradient that is zero for most examples, and is computed for the others alone.
+"""A gradient that is zero for most examples, and is computed only for the others.
 
 # N = examples of the batch, K = selected
 """
@@ -17,11 +17,11 @@ from selective_backprop.forward_reuse.rows import Rows
 
 _log = logging.getLogger("selective_backprop")
 without_rule: set[str] = set()
-"""Operations that had no rule so far in this process, and went over all examples. The log names each once."""
+"""Operations without a rule that this process has met. They go over all examples, and the log names each once."""
 
 
 class RowGradient(Tensor):
-    """Looks like a tensor with all N examples to autograd, and stores the rows of the K selected ones.
+    """Looks to autograd like a tensor with all N examples, but stores only the rows of the K selected ones.
 
     An operation that is linear in the gradient and treats examples apart gives, on those rows, what it would give
     on all: the others are zero. Operations without a rule get the gradient with all its rows, which is as exact
@@ -31,7 +31,7 @@ class RowGradient(Tensor):
     selected: Tensor
     rows: Rows
     is_view: bool
-    """Shares its values with another one."""
+    """Whether it shares its values with another gradient."""
 
     @staticmethod
     def __new__(cls, values: Tensor, rows: Rows, is_view: bool = False) -> RowGradient:
@@ -45,7 +45,7 @@ class RowGradient(Tensor):
         return f"RowGradient({tuple(self.shape)}, {len(self.rows.index)} of {self.rows.total} examples)"
 
     def whole(self) -> Tensor:
-        """With all rows."""
+        """Return the gradient with all N rows."""
         return self.rows.spread(self.selected)
 
     @classmethod
@@ -65,7 +65,7 @@ class RowGradient(Tensor):
         return result
 
     def _become(self, whole: Tensor) -> RowGradient:
-        """Have all rows from now on: what an operation in place has to end in."""
+        """Turn into a gradient with all rows, as the result of an in-place operation without a rule."""
         if self.is_view:
             raise RuntimeError(
                 "forward reuse cannot follow an operation in place on a view of a gradient: leave it out"
@@ -105,7 +105,7 @@ def _over_rows(weights: Tensor, like: Tensor) -> Tensor:
 
 
 def weighted_sum(losses: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """sum(weights * losses[index]), whose backward pass runs on these examples alone.
+    """Compute sum(weights * losses[index]). Its backward pass runs on these examples alone.
 
     Args:
         losses: (N, ...) with their graph.

@@ -1,4 +1,4 @@
-"""Layers that keep examples apart, and BatchNorm, which does so in eval mode."""
+"""Rules for layers that keep examples apart, and for BatchNorm, which does so in eval mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from selective_backprop.forward_reuse.registry import Rule, rule
 
 
 def by_example(*places: int, shape_at: int | None = None, count_at: int | None = None, any_dim: bool = False) -> Rule:
-    """The arguments at these places have a row per example, and so has the first result; the others are sums.
+    """Make a rule for operations whose arguments at these places, and whose first result, have a row per example.
 
     Args:
         places: of the arguments; None and tensors that are shared by all examples stay as they are.
@@ -61,7 +61,7 @@ rule("bmm")(by_example(0, 1))
 
 @rule("_log_softmax_backward_data", "_softmax_backward_data")
 def softmax(func: Any, gradient: Any, output: Any, dim: int, dtype: Any) -> Any:
-    """Over classes, tokens: anything but examples."""
+    """Apply the rule for softmax over classes or tokens, but not over examples."""
     if dim % output.dim() == gradient.rows.dim:
         return NotImplemented
     return by_example(0, 1, any_dim=True)(func, gradient, output, dim, dtype)
@@ -69,14 +69,14 @@ def softmax(func: Any, gradient: Any, output: Any, dim: int, dtype: Any) -> Any:
 
 @rule("_prelu_kernel_backward")
 def prelu(func: Any, gradient: Any, inputs: Tensor, weight: Tensor) -> Any:
-    """The gradient of the slopes has a row per example, too: autograd adds them up later."""
+    """Apply the rule for PReLU. The gradient of its slopes also has a row per example; autograd adds them up later."""
     first, slopes = by_example(0, 1)(func, gradient, inputs, weight)
     return first, RowGradient(slopes, first.rows)
 
 
 @rule("embedding_dense_backward")
 def embedding(func: Any, gradient: Any, indices: Tensor, *args: Any) -> Any:
-    """A sum over examples: others add nothing."""
+    """Sum over the selected examples: the others add nothing to the gradient of an embedding."""
     if not isinstance(gradient, RowGradient) or gradient.rows.dim >= indices.dim():
         return NotImplemented
     return func(gradient.selected, gradient.rows.take(indices), *args)
@@ -84,7 +84,7 @@ def embedding(func: Any, gradient: Any, indices: Tensor, *args: Any) -> Any:
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
 def attention(func: Any, *args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Any:
-    """Gradients of queries, keys and values."""
+    """Compute the gradients of queries, keys and values on the selected rows."""
     gradient = args[0]
     if not isinstance(gradient, RowGradient) or gradient.rows.dim != 0:
         return NotImplemented
@@ -104,7 +104,7 @@ rule("native_batch_norm_backward")(by_example(0, 1))
 
 @rule("cudnn_batch_norm_backward")
 def cudnn_batch_norm(func: Any, inputs: Tensor, gradient: Any, weight: Tensor, *args: Any) -> Any:
-    """By torch's own kernel: what cuDNN keeps of the forward pass is for all rows."""
+    """Use torch's own kernel, because cuDNN's saved data of the forward pass is for all rows."""
     running_mean, running_var, mean, inverse_deviation, eps, _ = args
     native = torch.ops.aten.native_batch_norm_backward.default
     return by_example(0, 1)(

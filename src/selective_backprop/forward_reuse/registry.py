@@ -1,4 +1,4 @@
-"""Rules by operation."""
+"""The registry of rules: for each operation, how it works on selected rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
-"""What an operation of the backward pass does with selected rows; NotImplemented where it cannot."""
+"""By operation of the backward pass: a function that applies it to selected rows, or returns NotImplemented."""
 
 
 def operations(*names: str) -> list[Any]:
-    """Operations of torch by name, "name" or "name.overload"; those that this version lacks are left out."""
+    """Find operations of torch by "name" or "name.overload". Names that this version lacks are left out."""
     found = []
     for name in names:
         packet, _, overload = name.partition(".")

@@ -1,4 +1,4 @@
-"""Which rows of which dimension a gradient has.
+"""Which rows a gradient has, and in which dimension.
 
 # N = examples of the batch, K = selected
 """
@@ -31,7 +31,7 @@ class Rows:
     outer: int = 1
     inner: int = 1
     recent: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
-    """Tensors taken from last, and what was taken: the output of an activation is the input of the next layer."""
+    """A cache of the last results of `take`: the output of an activation is the input of the next layer."""
 
     @property
     def whole(self) -> int:
@@ -40,14 +40,14 @@ class Rows:
 
     @property
     def part(self) -> int:
-        """Size of the dimension with the selected ones."""
+        """Size of the dimension with only the selected examples."""
         return self.outer * len(self.index) * self.inner
 
     def at(self, dim: int) -> Rows:
         return replace(self, dim=dim)
 
     def same_as(self, other: Rows) -> bool:
-        """Whether two gradients have the same rows; within a backward pass there is one index, shared by all."""
+        """Whether two gradients have the same rows. Within a backward pass all share one index tensor."""
         places = [(rows.total, rows.dim, rows.outer, rows.inner) for rows in (self, other)]
         return self.index is other.index and places[0] == places[1]
 
@@ -55,7 +55,7 @@ class Rows:
         return [self.whole if i == self.dim else size for i, size in enumerate(values.shape)]
 
     def take(self, tensor: Tensor) -> Tensor:
-        """The selected rows of a tensor that has all of them, in the same memory format."""
+        """Take the selected rows of a tensor that has all rows, in the same memory format."""
         if tensor.shape[self.dim] != self.whole:
             raise RuntimeError(f"expected {self.whole} rows in dimension {self.dim}, got shape {tuple(tensor.shape)}")
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, self.dim, self.outer, self.inner)
@@ -64,7 +64,7 @@ class Rows:
         if len(self.recent) >= _RECENT:
             del self.recent[next(iter(self.recent))]
         taken = self._take(tensor)
-        self.recent[key] = tensor, taken  # as long as the tensor is kept, its address is no other's
+        self.recent[key] = tensor, taken  # keeping the tensor keeps its address from being used by another one
         return taken
 
     def _take(self, tensor: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Rows:
         return self._apart(tensor, self.total).index_select(self.dim + 1, self.index).flatten(self.dim, self.dim + 2)
 
     def spread(self, values: Tensor) -> Tensor:
-        """All rows, zero where not selected."""
+        """Return all rows, with zeros for those that are not selected."""
         whole = values.new_zeros(self.whole_shape(values))
         if self.outer == self.inner == 1:
             return whole.index_copy_(self.dim, self.index, values)
@@ -83,12 +83,12 @@ class Rows:
         return whole
 
     def _apart(self, tensor: Tensor, examples: int) -> Tensor:
-        """A view with the batch in a dimension of its own, after self.dim."""
+        """Return a view in which the batch has its own dimension, after self.dim."""
         shape = tensor.shape
         return tensor.reshape(*shape[: self.dim], self.outer, examples, self.inner, *shape[self.dim + 1 :])
 
     def viewed(self, shape: list[int], sizes: list[int]) -> Rows | None:
-        """Where the batch is after a view from one shape to the other; None if it is no longer in one dimension.
+        """Find where the batch is after a view from one shape to another; None if it is no longer in one dimension.
 
         >>> rows = Rows(torch.tensor([0, 2]), total=3)
         >>> seen = rows.viewed([3, 5, 4], [15, 4])

@@ -1,4 +1,4 @@
-"""The loss of selected candidates out of a forward pass over all of them: the backward pass runs on these alone.
+"""The loss of selected candidates, from a forward pass over all of them. The backward pass runs on the selected ones.
 
 # N = candidates, K = selected
 """
@@ -21,20 +21,21 @@ _log = logging.getLogger("selective_backprop")
 def selected_loss(
     loss: PerExampleLoss, outputs: Any, targets: Any, raw: Tensor, selection: Selection, *, by_rows: bool = True
 ) -> Tensor:
-    """The weighted mean loss of the selected candidates, as if they alone had been the batch.
+    """Compute the weighted mean loss of the selected candidates, as if they alone were the batch.
 
     Args:
-        loss: the user's.
-        outputs, targets: of all N candidates.
-        raw: (N, ...) losses of these, with their graph.
-        selection: which of them, with their weights.
-        by_rows: run the backward pass on the selected rows alone; otherwise on all, those not selected with zeros.
+        loss: the user's loss.
+        outputs, targets: outputs and targets of all N candidates.
+        raw: (N, ...) losses of all candidates, with their graph.
+        selection: the selected candidates, with their weights.
+        by_rows: run the backward pass on the selected rows alone. If False, it runs on all rows, with zeros for the
+            others.
     """
     if not len(selection.positions):
         return raw.sum() * 0
     positions = selection.positions.to(raw.device, non_blocking=True)
     weights = selection.weights.to(raw.device, non_blocking=True)
-    index, place = torch.unique(positions, return_inverse=True)  # drawn twice: once, with both weights
+    index, place = torch.unique(positions, return_inverse=True)  # an example drawn twice gets the sum of both weights
     weights = torch.zeros(len(index), device=raw.device).index_add_(0, place, weights)
     entries = len(positions) * (raw[0].numel() if len(raw) else 1)
     with torch.no_grad():
@@ -47,7 +48,7 @@ def selected_loss(
 
 
 def _rows(value: Any, positions: Tensor, total: int) -> Any:
-    """The selected rows of outputs or targets, also where they are dicts or tuples of tensors."""
+    """Take the selected rows of outputs or targets, which may be dicts or tuples of tensors."""
 
     def take(part: Any) -> Any:
         has_rows = isinstance(part, Tensor) and part.dim() > 0 and len(part) == total
@@ -57,13 +58,14 @@ def _rows(value: Any, positions: Tensor, total: int) -> Any:
 
 
 def can_reuse_rows(model: nn.Module) -> bool:
-    """Whether row gradients can go through the model; a compiled backward pass takes none, which is told once."""
+    """Whether row gradients can go through the model. A compiled backward pass cannot take them; this is logged."""
     compiled = any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
     if compiled:
         _log.warning(
-            "forward reuse: the model is compiled, so the backward pass goes over all candidates: exact, not faster"
+            "forward reuse: your model is compiled, so the backward pass goes over all candidates. Results are exact, "
+            "but it is not faster. For a faster backward pass, do not compile the model"
         )
     return not compiled

@@ -1,4 +1,4 @@
-"""Operations that move rows about, multiply by matrices or add rows up."""
+"""Rules for operations that move rows, multiply by matrices, or add rows up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selective_backprop.forward_reuse.registry import rule
 
 @rule("view", "_unsafe_view", "reshape")
 def view(func: Any, gradient: RowGradient, sizes: Sequence[int]) -> Any:
-    """Where the batch stays within one dimension."""
+    """View the gradient in another shape, if the batch stays within one dimension."""
     known = -math.prod(sizes)
     whole = [gradient.numel() // known if size == -1 else size for size in sizes] if -1 in sizes else list(sizes)
     rows = gradient.rows.viewed(list(gradient.shape), whole)
@@ -29,14 +29,14 @@ def view(func: Any, gradient: RowGradient, sizes: Sequence[int]) -> Any:
 
 @rule("new_zeros")
 def zeros(func: Any, gradient: RowGradient, sizes: Sequence[int], **kwargs: Any) -> Any:
-    """As many zeros as the gradient has numbers."""
+    """Make a flat gradient of zeros with the same rows, if it has as many numbers as this one."""
     rows = gradient.rows.viewed(list(gradient.shape), list(sizes)) if list(sizes) == [gradient.numel()] else None
     return RowGradient(gradient.selected.new_zeros(rows.part, **kwargs), rows) if rows is not None else NotImplemented
 
 
 @rule("as_strided")
 def as_strided(func: Any, gradient: RowGradient, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> Any:
-    """Where it is but a view of contiguous memory; strides of dimensions of size 1 mean nothing."""
+    """Handle as_strided if it is a plain view of contiguous memory. Strides of dimensions of size 1 do not matter."""
     expected: list[int] = []
     step = 1
     for size in reversed(sizes):
@@ -51,7 +51,7 @@ def as_strided(func: Any, gradient: RowGradient, sizes: Sequence[int], strides: 
 
 @rule("copy_")
 def copied(func: Any, target: Any, source: Any, *args: Any) -> Any:
-    """Rows into the same rows."""
+    """Copy selected rows into the same rows of another gradient."""
     if not isinstance(target, RowGradient) or not isinstance(source, RowGradient):
         return NotImplemented
     if not target.rows.same_as(source.rows):
@@ -62,7 +62,7 @@ def copied(func: Any, target: Any, source: Any, *args: Any) -> Any:
 
 @rule("t", "transpose.int", "permute")
 def permuted(func: Any, gradient: RowGradient, *args: Any) -> Any:
-    """The batch moves with its dimension."""
+    """Permute dimensions. The batch moves with its dimension."""
     if len(args) == 1:
         order = [dim % gradient.dim() for dim in args[0]]
     else:
@@ -75,7 +75,7 @@ def permuted(func: Any, gradient: RowGradient, *args: Any) -> Any:
 
 @rule("unsqueeze")
 def unsqueeze(func: Any, gradient: RowGradient, dim: int) -> Any:
-    """One dimension more."""
+    """Add a dimension of size 1."""
     dim %= gradient.dim() + 1
     rows = gradient.rows.at(gradient.rows.dim + (dim <= gradient.rows.dim))
     return RowGradient(gradient.selected.unsqueeze(dim), rows)
@@ -83,7 +83,7 @@ def unsqueeze(func: Any, gradient: RowGradient, dim: int) -> Any:
 
 @rule("squeeze.dim", "squeeze.dims")
 def squeeze(func: Any, gradient: RowGradient, dims: int | Sequence[int]) -> Any:
-    """Fewer dimensions."""
+    """Remove dimensions of size 1."""
     gone = [dim % gradient.dim() for dim in ([dims] if isinstance(dims, int) else dims)]
     gone = [dim for dim in gone if gradient.shape[dim] == 1]
     if gradient.rows.dim in gone:
@@ -94,7 +94,7 @@ def squeeze(func: Any, gradient: RowGradient, dims: int | Sequence[int]) -> Any:
 
 @rule("expand")
 def expand(func: Any, gradient: RowGradient, sizes: Sequence[int], **kwargs: Any) -> Any:
-    """Along dimensions without examples."""
+    """Expand dimensions that have no examples in them."""
     rows = gradient.rows.at(gradient.rows.dim + len(sizes) - gradient.dim())
     if sizes[rows.dim] not in (-1, rows.whole):
         return NotImplemented
@@ -104,7 +104,7 @@ def expand(func: Any, gradient: RowGradient, sizes: Sequence[int], **kwargs: Any
 
 @rule("slice.Tensor", "constant_pad_nd", "roll")
 def elsewhere(func: Any, gradient: RowGradient, *args: Any) -> Any:
-    """Along dimensions that have no examples in them."""
+    """Apply an operation along dimensions that have no examples in them."""
     name = func._schema.name
     if name == "aten::slice":
         touched = {(args[0] if args else 0) % gradient.dim()}
@@ -119,7 +119,7 @@ def elsewhere(func: Any, gradient: RowGradient, *args: Any) -> Any:
 
 @rule("select.int", "unbind.int")
 def select(func: Any, gradient: RowGradient, dim: int = 0, *index: int) -> Any:
-    """One place of another dimension, or all of them."""
+    """Select one index of another dimension, or all of them."""
     dim %= gradient.dim()
     if dim == gradient.rows.dim:
         return NotImplemented
@@ -130,7 +130,7 @@ def select(func: Any, gradient: RowGradient, dim: int = 0, *index: int) -> Any:
 
 @rule("split.Tensor", "split_with_sizes")
 def split(func: Any, gradient: RowGradient, sizes: Any, dim: int = 0) -> Any:
-    """Along another dimension."""
+    """Split along another dimension."""
     if dim % gradient.dim() == gradient.rows.dim:
         return NotImplemented
     return [RowGradient(part, gradient.rows) for part in func(gradient.selected, sizes, dim)]
@@ -138,7 +138,7 @@ def split(func: Any, gradient: RowGradient, sizes: Any, dim: int = 0) -> Any:
 
 @rule("slice_backward")
 def slice_backward(func: Any, gradient: RowGradient, sizes: Sequence[int], dim: int, *args: Any) -> Any:
-    """Back into the shape before a slice of another dimension."""
+    """Undo a slice of another dimension: put the gradient back into the shape before it."""
     rows = gradient.rows
     if dim % gradient.dim() == rows.dim:
         return NotImplemented
@@ -149,7 +149,7 @@ def slice_backward(func: Any, gradient: RowGradient, sizes: Sequence[int], dim: 
 
 @rule("select_backward")
 def select_backward(func: Any, gradient: RowGradient, sizes: Sequence[int], dim: int, index: int) -> Any:
-    """Back into the shape before one place of another dimension was selected."""
+    """Undo the selection of one index of another dimension: put the gradient back into the shape before it."""
     dim %= len(sizes)
     rows = gradient.rows.at(gradient.rows.dim + (dim <= gradient.rows.dim))
     return RowGradient(
@@ -172,7 +172,7 @@ def cat(func: Any, parts: Sequence[Any], dim: int = 0) -> Any:
 
 @rule("sum.dim_IntList", "sum")
 def added_up(func: Any, gradient: RowGradient, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
-    """Over examples: those that are not selected add nothing. Over other dimensions: rows stay rows."""
+    """Sum the gradient. Over examples, those not selected add nothing; over other dimensions, rows stay rows."""
     every = list(range(gradient.dim()))
     gone = {dim % gradient.dim() for dim in (dims or every)}
     total = gradient.selected.sum(sorted(gone), keepdim=keepdim, **kwargs)
@@ -184,7 +184,7 @@ def added_up(func: Any, gradient: RowGradient, dims: Any = None, keepdim: bool =
 
 @rule("mm")
 def mm(func: Any, first: Any, second: Any) -> Any:
-    """Rows stay rows where the batch is an outer dimension; where it is summed over, others add nothing."""
+    """Multiply matrices. Rows stay rows if the batch is an outer dimension. In a sum over it, others add nothing."""
     if isinstance(first, RowGradient):
         if isinstance(second, RowGradient):
             return NotImplemented

@@ -1,4 +1,4 @@
-"""Scoring in lower precision, on hardware that has it."""
+"""Scoring in lower precision, on hardware that supports it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class AutocastCopy(CheapCopy):
-    """The model itself under torch.autocast; losses are computed in float32.
+    """Scores with the model itself under torch.autocast. Losses are computed in float32.
 
     Args:
         precision: "bf16" or "fp16".
-        measure: time it against the model on the first batch, since a CPU without these types emulates them at a
-            thirtieth of the speed. False: use it wherever it works.
+        measure: compare its speed with the model's on the first batch, because a CPU without these types emulates them
+            at a thirtieth of the speed. If False, it is used whenever it works.
 
     >>> AutocastCopy("fp8")
     Traceback (most recent call last):

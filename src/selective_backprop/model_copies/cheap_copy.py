@@ -1,4 +1,4 @@
-"""Stand-ins for the model that are cheaper to score with, used where they are measured to pay."""
+"""Copies of the model that are cheaper to score with. They are used if measurements show that they are faster."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from selective_backprop.inference import NoTrace, device_of, wait_for
 from selective_backprop.types import Candidates, Task
 
 _logger = logging.getLogger(__name__)
-_REPETITIONS = 4  # of a timed forward pass, the first of which does not count
+_REPETITIONS = 4  # forward passes per measurement; the first does not count
 
 
 class CheapCopy(Described, ABC):
-    """What all copies share: made on first use, kept if it pays, brought up to date every so many candidate batches.
+    """Base of all copies. A copy is made at its first use, kept if it is faster, and updated from time to time.
 
-    Where it cannot be made or is not faster than the model itself, the model is scored with, and one line of the
-    log says why. That decision is part of the state: a resumed run does not measure again.
+    If it cannot be made or is not faster than the model itself, the model itself scores, and a line in the log says
+    why. This decision is part of the state: a resumed run does not measure again.
 
     Args:
-        refresh_every: candidate batches between updates of the copy's weights.
-        measure: time it against the model on the first batch. False: use it wherever it can be made.
+        refresh_every: number of candidate batches between updates of the copy's weights.
+        measure: compare its speed with the model's on the first batch. If False, it is used whenever it can be made.
     """
 
     name = "copy"
@@ -37,9 +37,9 @@ class CheapCopy(Described, ABC):
         self.refresh_every = refresh_every
         self.measure = measure
         self.used: bool | None = None
-        """Whether it is scored with; None before the first batch."""
+        """Whether the copy is used for scoring; None before the first batch."""
         self.seconds = 0.0
-        """Spent so far, in this process, on making, measuring and refreshing the copy; compiling included."""
+        """Seconds spent in this process on making, compiling, measuring and updating the copy."""
         self._module: nn.Module | None = None
         self._batches = 0
         self._modules: list[nn.Module] = []  # of the model that was copied
@@ -60,23 +60,23 @@ class CheapCopy(Described, ABC):
         return self._chosen(candidates, task)
 
     def _make_anew_if_changed(self, model: nn.Module) -> None:
-        """Layers may be swapped in the middle of a run; a copy of the old ones would go on without them."""
+        """Make a new copy if the user has replaced layers of the model in the middle of the run."""
         modules = list(model.modules())
         if self._modules and (len(modules) != len(self._modules) or any(map(operator.is_not, modules, self._modules))):
-            _logger.warning("the model has other layers than before: its %s copy is made anew", self.name)
+            _logger.warning("your model has other layers than before: its %s copy is made anew", self.name)
             self._module = None
         self._modules = modules
 
     @abstractmethod
     def _make(self, candidates: Candidates, task: Task, exact: Tensor) -> nn.Module:
-        """The stand-in, up to date; `exact` are the losses that it should come near to."""
+        """Make an up-to-date copy. exact: the losses that its losses should be close to."""
 
     @abstractmethod
     def _follow(self, model: nn.Module) -> None:
-        """Give the stand-in the model's weights."""
+        """Give the copy the model's current weights."""
 
     def _refresh(self, candidates: Candidates, task: Task, batch: int) -> None:
-        """Bring the stand-in up to date; `batch` counts candidate batches."""
+        """Bring the copy up to date. batch: number of the candidate batch."""
         self._follow(task.model)
 
     def _due(self, batch: int) -> bool:
@@ -86,7 +86,7 @@ class CheapCopy(Described, ABC):
         return self._module if self._module is not None else task.model
 
     def _contents(self) -> dict[str, Any]:
-        """What the stand-in has learned."""
+        """Return what the copy has learned, for the state."""
         return {}
 
     def _restore(self, contents: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class CheapCopy(Described, ABC):
             _logger.warning("scoring with the model itself instead of its %s copy: %s", self.name, problem)
 
     def _measured(self, module: nn.Module, candidates: Candidates, task: Task) -> str:
-        """Why it does not pay, if it does not."""
+        """Return why the copy is not worth using; an empty string if it is."""
         plain, cheap = seconds_of([task.model, module], candidates, task)
         began = time.perf_counter()
         self._follow(task.model)
@@ -134,14 +134,14 @@ class CheapCopy(Described, ABC):
 
 
 def losses_of(model: nn.Module, candidates: Candidates, task: Task) -> Tensor:
-    """The loss of each candidate, in eval mode. The model is left as it was."""
+    """Compute the loss of each candidate in eval mode. The model is left unchanged."""
     with NoTrace(model)():
         outputs, targets = task.forward(model, candidates.data)
         return task.loss.per_example(outputs, targets, candidates.size)
 
 
 def seconds_of(models: list[nn.Module], candidates: Candidates, task: Task) -> list[float]:
-    """Seconds of a forward pass by each model, in eval mode. They take turns, and the shortest time counts."""
+    """Measure a forward pass of each model in eval mode, in seconds. They take turns, and the shortest time counts."""
     guards, device = [NoTrace(model) for model in models], device_of(task.model)
     times = [[float("inf")] for _ in models]
     for repetition in range(_REPETITIONS):
@@ -157,5 +157,5 @@ def seconds_of(models: list[nn.Module], candidates: Candidates, task: Task) -> l
 
 
 def describe(error: Exception) -> str:
-    """In one line."""
+    """Describe an error in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

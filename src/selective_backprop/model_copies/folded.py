@@ -1,4 +1,4 @@
-"""Scoring with a copy of the model that has its BatchNorms folded, and may be compiled."""
+"""Scoring with a copy of the model whose BatchNorms are folded into other layers, and which may be compiled."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _logger = logging.getLogger(__name__)
 
 
 class FoldedCopy(CheapCopy):
-    """The model with its BatchNorms folded into the layers before them: the same scores up to rounding.
+    """A copy of the model with its BatchNorms folded into the layers before them. Scores are the same up to rounding.
 
-    A network that torch.fx cannot trace is copied as it is, which the log says.
+    A network that torch.fx cannot trace is copied without folding, and the log says so.
 
     Args:
-        refresh_every: candidate batches between updates of the weights; they are cheap.
-        channels_last: lay out convolutions' weights as CPUs and GPUs like them best.
-        compile: by torch.compile, which takes its time on the first batch; later weights need no new compilation.
-            Batches of another size than the first go through the copy as it was before, for the same reason.
-        measure: time it against the model on the first batch. False: use it wherever it can be made.
+        refresh_every: number of candidate batches between updates of the weights. Updates are cheap.
+        channels_last: store the weights of convolutions in the channels-last layout, which is usually faster.
+        compile: compile the copy with torch.compile. This takes long on the first batch; new weights need no new
+            compilation. Batches of another size than the first go through the uncompiled copy, to avoid another one.
+        measure: compare its speed with the model's on the first batch. If False, it is used whenever it can be made.
 
     >>> FoldedCopy(refresh_every=0)
     Traceback (most recent call last):
@@ -80,7 +80,7 @@ class FoldedCopy(CheapCopy):
 
 
 def checked_folding(candidates: Candidates, task: Task, exact: Tensor, *, channels_last: bool) -> Folding:
-    """The model folded, once it has been seen to compute the same: tracing takes one path through the code."""
+    """Fold the model, and check that it still computes the same: tracing sees only one path through the code."""
     folding = Folding(task.model, channels_last=channels_last)
     found = losses_of(folding.module, candidates, task)
     if not torch.allclose(found, exact, rtol=1e-3, atol=1e-4, equal_nan=True):

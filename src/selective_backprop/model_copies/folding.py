@@ -1,4 +1,4 @@
-"""A copy of a network without its BatchNorms: their scales and shifts go into the layers before them."""
+"""Makes a copy of a network without BatchNorms: their scales and shifts go into the layers before them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Folding:
-    """A network in eval mode that follows the weights of the one it was made from.
+    """A copy of a network in eval mode, with BatchNorms folded, which can follow the weights of the original.
 
     Args:
-        model: the one to follow; it is not touched.
+        model: the network to copy and follow. It is not changed.
         trace: find layers followed by a BatchNorm, and fold them. Raises what torch.fx raises for a network that
             it cannot follow, such as one whose path depends on the values of its inputs.
-        channels_last: lay out convolutions' weights as CPUs and GPUs like them best.
+        channels_last: store the weights of convolutions in the channels-last layout, which is usually faster.
 
     >>> model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3))
     >>> folding = Folding(model)
@@ -33,7 +33,7 @@ class Folding:
 
     def __init__(self, model: nn.Module, *, trace: bool = True, channels_last: bool = True) -> None:
         self.pairs: list[tuple[str, str]] = []
-        """Names of layers and of the BatchNorms that went into them."""
+        """Names of layers and of the BatchNorms that were folded into them."""
         self.traced = trace
         with preserved_rng(device_of(model)):  # tracing runs the forward's Python code, which may draw
             duplicate = copy.deepcopy(model).eval().requires_grad_(False)
@@ -55,7 +55,7 @@ class Folding:
             if type(layer) not in _LAYERS or type(norm) not in _NORMS or norm.running_mean is None:
                 continue
             if called.count(before.target) > 1 or owners.count(id(layer.weight)) > 1:
-                continue  # whoever else uses this weight needs it without the scale
+                continue  # another layer uses the same weight, and needs it without the scale
             if layer.bias is None:
                 layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)), requires_grad=False)
             self.pairs.append((str(before.target), str(node.target)))
@@ -67,7 +67,7 @@ class Folding:
 
     @torch.no_grad()
     def follow(self, model: nn.Module) -> None:
-        """Take over the model's weights and statistics, in place."""
+        """Copy the model's current weights and statistics, in place."""
         theirs = tensors_of(model)
         folded = {f"{layer}.{part}" for layer, _ in self.pairs for part in ("weight", "bias")}
         for name, tensor in tensors_of(self.module).items():
@@ -81,7 +81,7 @@ class Folding:
 
 
 def _folded(tensors: dict[str, Tensor], layer: str, norm: str, eps: float) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a layer that does what the layer and the BatchNorm after it do."""
+    """Compute weight and bias of one layer that does the same as a layer followed by a BatchNorm."""
     weight, mean = tensors[f"{layer}.weight"], tensors[f"{norm}.running_mean"]
     scale = (tensors[f"{norm}.running_var"] + eps).rsqrt()
     if f"{norm}.weight" in tensors:
@@ -91,23 +91,23 @@ def _folded(tensors: dict[str, Tensor], layer: str, norm: str, eps: float) -> tu
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by all their names, those that are not in its state_dict too."""
+    """Return all parameters and buffers by name, also those that are not in the state_dict."""
     named = itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return dict(named)
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of them."""
+    """Copy all parameters and buffers of the model."""
     return {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
 
 
 @torch.no_grad()
 def restore(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Write what `snapshot` gave, in place."""
+    """Write tensors from `snapshot` back into the model, in place."""
     for name, tensor in tensors_of(model).items():
         tensor.copy_(tensors[name])
 
 
 def same_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> bool:
-    """Whether nothing has changed since `snapshot`; waits for a GPU."""
+    """Whether the model has not changed since `snapshot`. This waits for a GPU."""
     return all(torch.equal(tensor, tensors[name]) for name, tensor in tensors_of(model).items())

@@ -1,7 +1,8 @@
-"""Sums of residual blocks as part of the 8-bit convolution before them, where that is safe.
+"""Makes the sums of residual blocks part of the 8-bit convolution before them, if that is safe.
 
-oneDNN adds the shortcut while it writes a convolution's result: in the shortcut's own memory, and without a look at its
-shape. So the convolution itself must not read it, nor anything afterwards, and it must have the shape of the result.
+oneDNN adds the shortcut while it writes a convolution's result. It writes into the shortcut's memory, and does not
+check its shape. So neither the convolution nor any later operation may read the shortcut, and its shape must be that of
+the result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _VIEWS = (int, slice, type(None), type(...))
 
 
 def relus_as_modules(network: fx.GraphModule) -> None:
-    """torch.ao puts a ReLU into a convolution with a sum if it is a module, not if it is a function."""
+    """Replace ReLU functions by modules: torch.ao joins only modules with a convolution and a sum."""
     functions = [node for node in network.graph.nodes if node.target in (F.relu, torch.relu)]
     for number, node in enumerate(functions):
         name = f"_relu_{number}"
@@ -36,7 +37,7 @@ def relus_as_modules(network: fx.GraphModule) -> None:
 
 
 class SumsSeen:
-    """Whether all that was added inside convolutions, while a network was observed, has the shape of their results."""
+    """Watches an observed network: does everything that convolutions add have the shape of their results?"""
 
     def __init__(self) -> None:
         self.fit = True
@@ -57,7 +58,7 @@ class SumsSeen:
 
 
 def may_overwrite(observed: fx.GraphModule) -> bool:
-    """Whether nobody reads what is added in any of the sums while it is overwritten, or later."""
+    """Whether no operation reads a summand while it is overwritten, or later."""
     order = {node: place for place, node in enumerate(observed.graph.nodes)}
 
     def fits(node: fx.Node) -> bool:
@@ -69,7 +70,7 @@ def may_overwrite(observed: fx.GraphModule) -> bool:
 
 
 def _sharing_memory(network: fx.GraphModule, node: Any) -> Iterator[fx.Node]:
-    """This value and all of which it may be a view."""
+    """Yield this value and all values of which it may be a view."""
     yield node
     is_module = node.op == "call_module"
     is_new = isinstance(network.get_submodule(str(node.target)), _NEW_MODULES) if is_module else False
@@ -79,7 +80,7 @@ def _sharing_memory(network: fx.GraphModule, node: Any) -> Iterator[fx.Node]:
 
 
 def slice_before_dequantising(network: fx.GraphModule) -> None:
-    """A part of a tensor in 8 bits is a view; torch.ao would bring the whole tensor to 32 bits first."""
+    """Slice 8-bit tensors before they are converted: torch.ao would convert the whole tensor to 32 bits first."""
     for node in network.graph.find_nodes(op="call_function", target=operator.getitem):
         whole, index = node.args
         parts = index if isinstance(index, tuple) else (index,)

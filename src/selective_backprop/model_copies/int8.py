@@ -16,17 +16,17 @@ from selective_backprop.types import Candidates, Task
 
 
 class Int8Copy(CheapCopy):
-    """The model with BatchNorms folded, and weights and activations in 8 bits, but for the last layer.
+    """A copy of the model with BatchNorms folded, and with weights and activations in 8 bits, except the last layer.
 
-    Weights that have changed are quantised anew, which takes milliseconds, and has to happen often: at high learning
-    rates weights that are three steps old rank candidates worse than 8 bits do. Ranges of activations move slowly;
-    to observe them takes a forward pass.
+    Weights that have changed are quantised anew, which takes milliseconds. This must happen often: at high learning
+    rates, weights that are three steps old harm the ranking more than 8 bits do. The ranges of activations change
+    slowly; observing them takes a forward pass.
 
     Args:
-        refresh_every: candidate batches between updates of the weights.
-        calibration_batches: of the first batches, how many to observe.
-        calibrate_every: candidate batches between later observations, of one batch each.
-        measure: time it against the model on the first batch. False: use it wherever it can be made.
+        refresh_every: number of candidate batches between updates of the weights.
+        calibration_batches: number of batches to observe at the beginning.
+        calibrate_every: number of candidate batches between later observations, of one batch each.
+        measure: compare its speed with the model's on the first batch. If False, it is used whenever it can be made.
 
     >>> Int8Copy(calibration_batches=0)
     Traceback (most recent call last):
@@ -69,7 +69,7 @@ class Int8Copy(CheapCopy):
         return module
 
     def _with_observers(self, candidates: Candidates, task: Task) -> fx.GraphModule:
-        """The network to observe, having seen these candidates."""
+        """Make the observed network and run it on these candidates."""
         from selective_backprop.model_copies.fusing import SumsSeen, may_overwrite, relus_as_modules  # needs torch.ao
 
         assert self._folding is not None and isinstance(self._folding.module, fx.GraphModule)

@@ -1,4 +1,4 @@
-"""Networks in 8-bit integers, by torch.ao.quantization.
+"""Converts networks to 8-bit integers with torch.ao.quantization.
 
 It warns that it will move to another package. Its warnings are silenced here, and only here; where it is gone, there is
 no int8 copy and the log says so.
@@ -20,13 +20,13 @@ from torch.overrides import TorchFunctionMode
 
 from selective_backprop.model_copies.folding import tensors_of
 
-_ENGINES = ("onednn", "x86", "fbgemm", "qnnpack")  # the first that this build of torch has
-_PACKED = (F.linear, F.conv1d, F.conv2d, F.conv3d, nn.PReLU)  # packed out of reach of later weights: left in float32
+_ENGINES = ("onednn", "x86", "fbgemm", "qnnpack")  # the first one that this build of torch has is used
+_PACKED = (F.linear, F.conv1d, F.conv2d, F.conv3d, nn.PReLU)  # left in float32: packed weights could not be updated
 _DRAWS = (nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.xavier_uniform_)
 
 
 class _Engine:
-    """The engine to quantise for and to compute with. It is global in torch: the last to leave restores the user's."""
+    """Sets torch's quantisation engine, which is global. The last one to leave restores the user's engine."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._before = threading.Lock(), 0, ""
@@ -53,9 +53,9 @@ _one_at_a_time = threading.RLock()  # whoever leaves catch_warnings restores the
 
 
 class _WithoutDraws(TorchFunctionMode):
-    """New layers draw weights before they are given theirs: not here, and not in other threads' place either.
+    """Keeps new layers from drawing random weights, which are replaced anyway.
 
-    To restore the random state afterwards is no way out: what is drawn while training goes on beside this would count.
+    Restoring the random state afterwards would not do: it would undo what training draws meanwhile in another thread.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,18 +66,18 @@ class _WithoutDraws(TorchFunctionMode):
 
 @contextmanager
 def quantising() -> Iterator[None]:
-    """In our engine, without warnings of torch.ao's move, and without a trace in random states."""
+    """Use our engine within the block, silence torch.ao's warnings, and leave random states unchanged."""
     with _one_at_a_time, warnings.catch_warnings(), _WithoutDraws(), _engine:
         warnings.simplefilter("ignore")
         yield
 
 
 def observing(model: nn.Module, *, fuse_sums: bool = True) -> fx.GraphModule:
-    """The same network and the same layers, with observers of the ranges of activations between them.
+    """Return the same network, with observers between its layers that record the ranges of activations.
 
     Args:
-        model: in eval mode, traced.
-        fuse_sums: make sums of residual blocks part of the convolution before them, where the engine can.
+        model: a traced network in eval mode.
+        fuse_sums: make sums of residual blocks part of the convolution before them, if the engine can.
     """
     with quantising():
         from torch.ao.quantization import QConfig, get_default_qconfig_mapping, observer
@@ -94,7 +94,7 @@ def observing(model: nn.Module, *, fuse_sums: bool = True) -> fx.GraphModule:
 
 
 def _backend(fuse_sums: bool = True) -> Any:
-    """What the engine computes in one go."""
+    """Describe which operations the engine can join into one."""
     from torch.ao.quantization.backend_config import get_native_backend_config, get_onednn_backend_config
 
     can = torch.backends.quantized.engine == "onednn"
@@ -102,7 +102,7 @@ def _backend(fuse_sums: bool = True) -> Any:
 
 
 def forget_ranges(observed: nn.Module) -> None:
-    """As before the first observation."""
+    """Forget all ranges that were observed."""
     for module in observed.modules():
         reset: Any = getattr(module, "reset_min_max_vals", None)
         if reset is not None:
@@ -115,7 +115,7 @@ def _last_layers(model: nn.Module) -> list[str]:
 
 
 class Quantised(nn.Module):
-    """The network in 8 bits, for the ranges that were observed."""
+    """The network in 8 bits, made for the ranges that were observed."""
 
     def __init__(self, observed: fx.GraphModule) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Quantised(nn.Module):
 
     @torch.no_grad()
     def follow(self, observed: nn.Module) -> None:
-        """Take over the weights of the observed network; ranges of activations stay."""
+        """Copy the weights of the observed network. Ranges of activations do not change."""
         with quantising():
             theirs = tensors_of(observed)
             for name, tensor in tensors_of(self.network).items():  # of what is not quantised
@@ -148,7 +148,7 @@ class Quantised(nn.Module):
 
 
 def _in_8_bits(weight: Tensor) -> Tensor:
-    """Symmetric, each output channel at its own scale."""
+    """Quantise a weight symmetrically, with a scale for each output channel."""
     scale = (weight.flatten(1).abs().amax(1) / 127).clamp_min(1e-12)
     zeros = torch.zeros(len(scale), dtype=torch.int64, device=weight.device)
     return torch.quantize_per_channel(weight, scale, zeros, axis=0, dtype=torch.qint8)

@@ -1,4 +1,4 @@
-"""A copy of the model that stays as it is while the model is trained."""
+"""A copy of the model that does not change while the model is trained."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from selective_backprop.types import Task
 
 
 class Snapshot:
-    """A copy of the model in eval mode, with the weights and buffers of every n-th candidate batch.
+    """A copy of the model in eval mode, whose weights and buffers are updated at every n-th candidate batch.
 
     Args:
         sync_every: n.
-        device: where the copy is; by default where the model is.
+        device: device of the copy; by default that of the model.
     """
 
     def __init__(self, *, sync_every: int, device: torch.device | None) -> None:
         self.sync_every = sync_every
         self.device = device
         self.synced_at = 0
-        """Training batches given out before the weights were taken."""
+        """Number of training batches given out before the weights were copied."""
         self._candidate_batches = 0
         self._model: nn.Module | None = None
         self._copy: nn.Module | None = None
         self._saved: list[Tensor] | None = None
 
     def next(self, task: Task) -> nn.Module:
-        """The copy to score one more candidate batch with, brought up to date if that is due."""
+        """Return the copy to score the next candidate batch with, updated if that is due."""
         new = self._copy is None or self._model is not task.model
         if self._copy is None or new:
             self._model, self._copy = task.model, _private_copy(task.model, self.device)

@@ -1,4 +1,4 @@
-"""Scores of examples before training, what is pruned by them, and records of what a run selected."""
+"""Pruning before training: scores of examples, which examples to drop, and records of what a run selected."""
 
 from selective_backprop.pruning.prune import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
 from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples

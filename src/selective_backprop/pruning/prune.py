@@ -1,4 +1,4 @@
-"""Pruning before training, by scores of examples kept by id.
+"""Pruning before training: which examples to drop, by scores that are stored by id.
 
 # M = data set
 """
@@ -21,7 +21,7 @@ _FILE_VERSION = 1
 
 
 def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
-    """Write scores to a file of plain data, loadable with weights_only=True: all of them, or an OSError and no file.
+    """Write scores to a file of plain data, loadable with weights_only=True. An OSError leaves no partial file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,13 +30,13 @@ def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
     tensor([0.5000, 1.0000])
     """
     _require_one_dimension(scores, "scores")
-    # A clone, because a slice would be saved with all that it is a slice of.
+    # A clone, because torch.save would write the whole tensor that a slice belongs to.
     state = {"version": _FILE_VERSION, "scores": scores.detach().cpu().clone()}
     write_whole({Path(path): pack(state)})
 
 
 def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -> Tensor:
-    """Read scores that `save_scores` wrote; num_examples is how many the data set has now, if that is to be checked."""
+    """Read scores that `save_scores` wrote. num_examples: size of the data set, to check that the scores fit."""
     not_scores = f"{os.fspath(path)} is not a file written by save_scores"
     try:
         state = unpack(read_bytes(path))
@@ -55,15 +55,15 @@ def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -
 def keep_after_pruning(
     scores: Tensor, prune: float, *, highest: float = 0.0, classes: Tensor | Sequence[int] | None = None
 ) -> Tensor:
-    """Which ids stay: (M,) bool. Of K scored examples, round(prune * K) are dropped; ties go by id, the lower first.
+    """Decide which ids to keep: (M,) bool. Of K scored examples, the round(prune * K) lowest are dropped.
 
-    Examples without a score (NaN) stay and do not count.
+    Of equal scores, those with lower ids are dropped first. Examples without a score (NaN) are kept and do not count.
 
     Args:
-        scores: (M,), by id.
-        prune: fraction to drop at the low end.
-        highest: fraction to drop at the high end as well, where wrong labels are found.
-        classes: a label per id; then the fractions are those of each class, so that none is lost to its easiness.
+        scores: (M,) by id.
+        prune: fraction of the lowest scores to drop.
+        highest: fraction of the highest scores to drop as well, because wrong labels are found there.
+        classes: one label per id. The fractions are then those of each class, so that easy classes do not disappear.
 
     >>> keep_after_pruning(torch.tensor([0.3, 0.1, float("nan"), 0.9, 0.2]), 0.5).tolist()
     [True, False, True, True, False]
@@ -89,7 +89,7 @@ def keep_after_pruning(
 
 
 def labels_by_id(classes: Tensor | Sequence[int]) -> Tensor:
-    """Classes given as a tensor, a numpy array or a list, as (M,) int64 on the CPU.
+    """Convert classes, given as a tensor, a numpy array or a list, to (M,) int64 on the CPU.
 
     >>> labels_by_id([0, 2, 1])
     tensor([0, 2, 1])
@@ -107,7 +107,7 @@ def labels_by_id(classes: Tensor | Sequence[int]) -> Tensor:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation of two scores over the ids that have both; ties share the mean of their ranks.
+    """Compute Spearman's correlation of two scores, over the ids that have both. Ties share the mean of their ranks.
 
     >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0])), 6)
     -1.0
@@ -120,9 +120,9 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
 
 
 def overlap(a: Tensor, b: Tensor, fraction: float) -> float:
-    """Share of the lowest `fraction` of ids by one score that is among the lowest by the other; chance is `fraction`.
+    """Compute which share of the lowest `fraction` of ids by one score is also among the lowest by the other.
 
-    Over the ids that have both scores; ties go by id.
+    Scores that have nothing in common give `fraction`. Only ids with both scores count; ties go by id.
 
     >>> overlap(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 4.0, 3.0, 2.0]), 0.5)
     0.5
@@ -132,7 +132,7 @@ def overlap(a: Tensor, b: Tensor, fraction: float) -> float:
     a, b = _common(a, b)
     size = round(fraction * len(a))
     if size == 0:
-        raise ValueError(f"the lowest {fraction} of {len(a)} common ids is none at all")
+        raise ValueError(f"the lowest {fraction} of {len(a)} common ids is not even one id: use a larger fraction")
     lowest_a, lowest_b = (values.argsort(stable=True)[:size] for values in (a, b))
     return int(torch.isin(lowest_a, lowest_b).sum()) / size
 

@@ -27,7 +27,7 @@ Measure = Literal["el2n", "grand"]
 
 
 def el2n(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Error of each example: ||softmax(outputs) - target||_2, from 0 to sqrt(2).
+    """Compute the error of each example: ||softmax(outputs) - target||_2, from 0 to sqrt(2).
 
     Args:
         outputs: (N, C), before the softmax.
@@ -40,10 +40,10 @@ def el2n(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def grand(outputs: Tensor, targets: Tensor, features: Tensor, *, bias: bool = True) -> Tensor:
-    """Norm of the gradient of the cross-entropy of each example with respect to the last linear layer.
+    """Compute each example's gradient norm of the cross-entropy with respect to the last linear layer.
 
-    ||softmax(outputs) - target|| * sqrt(||features||^2 + 1), where features (N, F) are the inputs of the layer, and
-    the 1 is for its bias, if it has one.
+    It is ||softmax(outputs) - target|| * sqrt(||features||^2 + 1). features (N, F) are the inputs of the layer, and the
+    1 stands for its bias, if it has one.
 
     >>> grand(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), torch.tensor([[2.0, 2.0]])).tolist()
     [2.1213...]
@@ -62,9 +62,9 @@ def score_examples(
     last_layer: nn.Linear | None = None,
     forward: Forward | None = None,
 ) -> Tensor:
-    """The score of every example under the model as it is now, (M,) float32; NaN where the loader did not offer it.
+    """Score every example under the model as it is now: (M,) float32, NaN for examples that the loader did not offer.
 
-    One pass in eval mode, without a trace on the model, on global random states or on the loader's generators.
+    This makes one pass in eval mode. It changes neither the model nor global random states nor the loader's generators.
 
     Args:
         model: a classifier, also wrapped by DDP or torch.compile.
@@ -83,8 +83,8 @@ def score_examples(
     source = Source(loader)
     if source.num_examples is None:
         raise ValueError(
-            "scores are kept by id, which only a DataLoader over a map-style data set with automatic batching can "
-            f"tell: this {type(loader).__name__} has none"
+            "scores are stored by id, and only a DataLoader over a map-style data set, with automatic batching, has "
+            f"ids: this {type(loader).__name__} has none"
         )
     model = unwrap(model)
     layer = _find_last_layer(model, last_layer) if measure == "grand" else None
@@ -122,20 +122,22 @@ def average_scores(
     score_loader: Iterable[Any] | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Mean score of every example over several models, each trained plainly for a few epochs; (M,) float32.
+    """Compute the mean score of every example over several models, each trained for a few epochs: (M,) float32.
 
-    Costs num_models * epochs epochs of training: it pays where the scores serve many later runs. The training draws
-    from global random states as any training does (order, dropout); seed them first for scores that can be made again.
+    This costs num_models * epochs epochs of training, so it pays if many later runs use the scores. Training draws from
+    the global random states, as any training does (order, dropout). Seed them first to get the same scores again.
 
     Args:
-        make_model: given seed, seed + 1, ..., makes a new model. It may seed the weights by it.
-        train_loader: the user's DataLoader.
-        loss_fn: called as loss_fn(outputs, targets); its mean is trained on.
-        epochs: of training before scoring; 0 scores untrained models.
-        make_optimizer: given the parameters; by default SGD with lr 0.1, momentum 0.9 and weight decay 5e-4.
-        measure: "el2n", or "grand" by the last nn.Linear.
+        make_model: makes a new model, called with seed, seed + 1, ... It may use this number to seed the weights.
+        train_loader: your DataLoader.
+        loss_fn: called as loss_fn(outputs, targets). Its mean is trained on.
+        epochs: epochs of training before scoring; 0 scores untrained models.
+        make_optimizer: makes an optimizer from the parameters; by default SGD with lr 0.1, momentum 0.9 and weight
+            decay 5e-4.
+        measure: "el2n", or "grand" with the last nn.Linear.
         forward: how a batch goes through the model, as in `SelectiveLoader`.
-        score_loader: what to score, the train_loader if not given. One without augmentation gives better scores.
+        score_loader: the loader of the examples to score; by default train_loader. Scores are better without
+            augmentation.
     """
     if num_models < 1 or epochs < 0:
         raise ValueError(f"num_models must be at least 1 and epochs at least 0, got {num_models} and {epochs}")
@@ -192,5 +194,5 @@ def _find_last_layer(model: nn.Module, last_layer: nn.Linear | None) -> nn.Linea
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
-    """Half precision made float32: in it, the easiest examples would all score the same."""
+    """Convert half precision to float32: in half precision, all easy examples would have the same score."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
