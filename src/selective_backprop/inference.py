@@ -167,13 +167,16 @@ def _own_value(value: Any) -> Any:
 
 
 def _plain_attributes(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Numbers and tensors that modules keep in attributes of their own: no buffers, so nobody restores them."""
+    """Numbers and tensors that modules keep in attributes of their own: no buffers, so nobody restores them.
+
+    True and False do not count: they tell what a module has done, such as that it was called once.
+    """
     found: dict[tuple[str, str], Any] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor):
                 found[path, name] = (id(value), value._version)
-            elif isinstance(value, int | float) and name != "training":
+            elif isinstance(value, int | float) and not isinstance(value, bool):
                 found[path, name] = value
     return found
 

@@ -320,10 +320,11 @@ def test_mean_losses_say_what_they_are_of():
 class Counting(nn.Linear):
     def __init__(self):
         super().__init__(64, 10)
-        self.calls, self.scale, self.cache = 0, torch.ones(()), None
+        self.calls, self.scale, self.cache, self.was_called = 0, torch.ones(()), None, False
 
     def forward(self, x):
         self.calls += 1
+        self.was_called = True
         self.scale.mul_(1.0)
         self.cache = torch.zeros(1)
         return super().forward(x)
