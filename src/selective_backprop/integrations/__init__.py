@@ -1,10 +1,10 @@
-"""Selective-Backprop in other people's training loops: one module for each, which imports its framework only there."""
+"""Selective-Backprop in other training frameworks. Each has a module, and only that module imports the framework."""
 
 from __future__ import annotations
 
 
 def is_missing(error: ImportError, *packages: str) -> bool:
-    """Whether one of these packages is not installed. Any other ImportError is a fault inside of one that is.
+    """Whether one of these packages is not installed. Any other ImportError is a fault inside an installed package.
 
     >>> is_missing(ModuleNotFoundError("No module named 'lightning'", name="lightning"), "lightning")
     True

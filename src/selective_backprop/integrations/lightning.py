@@ -1,4 +1,4 @@
-"""Selective-Backprop in Lightning: a callback, and the training loader wrapped by it."""
+"""Selective-Backprop in Lightning: a callback that wraps the training loader."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ except ImportError as error:
         raise
     raise ImportError(f"{error}: pip install 'selective-backprop[lightning]'") from error
 
-# Said once a run about slots without a batch, all of them on purpose.
+# Lightning's warnings about slots without a batch, which are on purpose here.
 _EXPECTED_WARNINGS = ("train_dataloader yielded None", r"Detected call of `lr_scheduler.step\(\)` before")
 
 
 class SelectiveBackprop(Callback):
     """Selects what a LightningModule is trained on.
 
-    Give it to the Trainer, and `wrap` the training loader; the module stays as it is. Lightning's batches are then
-    slots, as many an epoch as without selection: in each of them a full batch of selected examples is trained on, or
-    nothing if none is full yet. So progress bars, learning rates that are stepped every batch, `val_check_interval`
-    and `limit_train_batches` go by the candidates offered.
+    Pass it to the Trainer as a callback, and `wrap` the training loader. Your module needs no change. What Lightning
+    counts as batches are then slots, as many per epoch as without selection. In each slot the module trains on a full
+    batch of selected examples, or on nothing if no batch is full yet. So progress bars, learning rates that are stepped
+    every batch, `val_check_interval` and `limit_train_batches` follow the candidates offered.
 
     Args:
         method: how to select, for example `sb.selective_backprop(selectivity=1/3)`.
         loss_fn: the loss of the training step: an nn loss module, a function that takes `reduction=`, or a callable
             that returns one loss per example.
-        batch_size, forward, transform, reducer, seed: those of `SelectiveLoader`; the model is the LightningModule.
-        num_epochs: length of the run, by default the trainer's max_epochs.
-        random_state: keep torch's random state in checkpoints too. Lightning's own leave it out, and with it the
-            order of shuffling and dropout, without which no run can be resumed exactly.
+        batch_size, forward, transform, reducer, seed: as for `SelectiveLoader`; the model is the LightningModule.
+        num_epochs: length of the run; by default the trainer's max_epochs.
+        random_state: also save torch's random state in checkpoints. Lightning does not save it, but shuffling and
+            dropout depend on it, so no run could be resumed exactly.
 
     >>> import torch, selective_backprop as sb
     >>> selection = SelectiveBackprop(sb.selective_backprop(1 / 3), torch.nn.CrossEntropyLoss())
@@ -83,13 +83,13 @@ class SelectiveBackprop(Callback):
 
     @property
     def loader(self) -> PacedLoader:
-        """The loader at work, with its stats, ledger and progress; there is one once `Trainer.fit` has begun."""
+        """The loader, with its stats, ledger and progress. It exists once `Trainer.fit` has begun."""
         if self._loader is None:
             raise RuntimeError("selection begins in Trainer.fit, with callbacks=[selection] and selection.wrap(loader)")
         return self._loader
 
     def wrap(self, loader: Iterable[Any]) -> SelectedBatches:
-        """For `Trainer.fit`, or to return from `train_dataloader`: the same loader, with selection."""
+        """Wrap the training loader. Pass the result to `Trainer.fit`, or return it from `train_dataloader`."""
         try:
             len(loader)  # type: ignore[arg-type]
         except TypeError:
@@ -100,7 +100,7 @@ class SelectiveBackprop(Callback):
         return SelectedBatches(self, loader)
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """In `training_step`: the loss with its weights, which also feeds the ledger. See `SelectiveLoader.loss`."""
+        """Compute the weighted loss in `training_step`, and record it in the ledger. See `SelectiveLoader.loss`."""
         return self.loader.loss(outputs, targets)
 
     # ---- Lightning's hooks
@@ -127,7 +127,7 @@ class SelectiveBackprop(Callback):
         if not isinstance(loader, SelectedBatches) or loader.selection is not self:
             raise ValueError("the training loader is not selected from: pass selection.wrap(loader) to Trainer.fit")
         if self._saved is not None:
-            # Not earlier: setting up a model and its data may draw random numbers, which the first run did before.
+            # Restored only now: setting up a model and its data may draw random numbers, as it did in the first run.
             _restore(self._saved, pl_module)
         self._saved = None
 
@@ -151,7 +151,7 @@ class SelectiveBackprop(Callback):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """In every checkpoint, for all ranks. What Lightning saves of loaders itself is not loaded between epochs."""
+        """Return all ranks' states. It goes into every checkpoint. Lightning loads no loader's state between epochs."""
         if self._loader is None or self._trainer is None:
             return {}
         state = {"loader": self._loader.state_dict(), "epoch_began_with": self._epoch_began_with.state_dict()}
@@ -159,7 +159,7 @@ class SelectiveBackprop(Callback):
             state["random"] = _random_state(self._trainer.strategy.root_device)
         if self._trainer.world_size == 1:
             return {"ranks": [state]}
-        # BatchNorm's statistics, by which this rank scores. Lightning saves rank 0's.
+        # This rank scores with its own BatchNorm statistics, and Lightning saves only those of rank 0.
         state["buffers"] = {name: value.cpu() for name, value in self._trainer.lightning_module.named_buffers()}
         ranks: list[Any] | None = [None] * self._trainer.world_size if self._trainer.is_global_zero else None
         torch.distributed.gather_object(state, ranks)  # to rank 0, which writes the checkpoint
@@ -179,7 +179,7 @@ class SelectiveBackprop(Callback):
     # ---- the loader inside
 
     def build_loader(self, loader: Iterable[Any]) -> PacedLoader:
-        """Once the trainer has its devices: what Lightning would iterate over, with selection around it."""
+        """Make the loader with selection, around the one that Lightning prepared. The trainer must have its devices."""
         if (trainer := self._trainer) is None:
             raise RuntimeError("selection begins in Trainer.fit, and the trainer needs callbacks=[selection]")
         inner: Any = _process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, loader)
@@ -204,7 +204,7 @@ class SelectiveBackprop(Callback):
         return self._loader
 
     def _forward(self, model: torch.nn.Module, batch: Any) -> tuple[Any, Any]:
-        """A selection pass in the precision of the training step, for losses in float32."""
+        """Run the model in the precision of the training step, and return outputs in float32 for the loss."""
         assert self._trainer is not None
         plugin = self._trainer.precision_plugin
         with plugin.forward_context():
@@ -217,7 +217,7 @@ def _is_low_precision(value: Any) -> bool:
 
 
 class SelectedBatches:
-    """The user's training loader as Lightning sees it: one slot after the other, each a full batch or None."""
+    """The training loader that Lightning iterates over. It yields slots: each is a full batch or None."""
 
     def __init__(self, selection: SelectiveBackprop, loader: Iterable[Any]) -> None:
         self.selection = selection
@@ -238,16 +238,16 @@ class SelectedBatches:
         yield from self._loader
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """The same as the callback's, for modules that do not know it: `self.trainer.train_dataloader.loss(...)`."""
+        """Do the same as the callback's `loss`, for modules without it: `self.trainer.train_dataloader.loss(...)`."""
         return self.selection.loss(outputs, targets)
 
     @property
     def sampler(self) -> Any:
-        """Lightning tells it the epoch."""
+        """The user's sampler, so that Lightning can tell it the epoch."""
         return getattr(self._loader, "sampler", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the callback saves it all. Tells Lightning that this loader goes on where it was."""
+        """Return nothing, because the callback saves everything. It tells Lightning that this loader can be resumed."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -260,7 +260,7 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def _restore(state: dict[str, Any], module: LightningModule) -> None:
-    """What a rank saved beside its loader."""
+    """Restore what a rank saved besides its loader."""
     random, buffers = state.get("random", {}), state.get("buffers", {})
     if "cpu" in random:
         torch.set_rng_state(random["cpu"])

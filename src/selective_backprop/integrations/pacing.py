@@ -1,4 +1,4 @@
-"""A loader for frameworks that count batches: time goes by the candidates offered, not by the batches trained on."""
+"""A loader for frameworks that count batches. It yields as many slots per epoch as plain training has batches."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from selective_backprop.loader.selective_loader import SelectiveLoader
 
 
 class PacedLoader(SelectiveLoader):
-    """Gives out exactly len() slots an epoch, at the pace of the candidates: each is a full batch, or None.
+    """Gives out exactly len() slots per epoch, one for each candidate batch. A slot is a full training batch or None.
 
-    Which batch of an epoch is the last one is not known before its training step, because selection goes by the
-    weights after it. Frameworks have to know, for validation, gradient accumulation and learning rates; they fetch a
-    batch ahead to find out, or stop at len(). Slots are as many as plain training has batches, so they can be
-    counted, and ranks have as many of them as each other.
+    Selection depends on the weights after each training step, so nobody knows beforehand which batch of an epoch is the
+    last. Frameworks need to know, for validation, gradient accumulation and learning rates. They fetch a batch ahead to
+    find out, or stop at len(). There are as many slots as plain training has batches, so they can be counted, and all
+    ranks have equally many.
 
     Args:
-        window: slots that belong together, such as those between two optimizer steps: all of them have a batch, or
-            none has. The last window of an epoch may be shorter, and may begin with slots without a batch.
+        window: number of slots that belong together, such as those between two optimizer steps. Either all of them have
+            a batch, or none has. The last window of an epoch may be shorter, and may begin with slots without a batch.
         loss_call, weights_name: what errors tell the framework's users to call instead of `loader.loss`, and to read
             instead of `loader.batch.weights`.
         options: those of SelectiveLoader.
@@ -34,7 +34,7 @@ class PacedLoader(SelectiveLoader):
     (8, True, True)
     """
 
-    puts_back = False  # slots are counted, whatever becomes of them
+    puts_back = False  # a slot counts even if the caller did not train on it
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PacedLoader(SelectiveLoader):
         super().__init__(*arguments, **options)
         self.call_in_errors(loss=loss_call, weights=weights_name)
         self.slot = 0
-        """Slots of this epoch given out."""
+        """Number of slots of this epoch given out."""
         self._window = window
         self._pending: list[bool] = []  # slots of the window under way: whether each has a batch
         self._loaded = False
@@ -57,7 +57,7 @@ class PacedLoader(SelectiveLoader):
     def epoch_batches(self) -> Iterator[Any]:
         loaded, self._loaded = self._loaded, False
         if loaded and not self.in_epoch and 0 < self.slot < len(self):
-            yield from self._last_slots()  # saved when all candidates had been offered, and not all slots given
+            yield from self._last_slots()  # the state was saved after the last candidates, before the last slots
             return
         if not loaded or self.slot == len(self):
             self.slot, self._pending = 0, []
@@ -70,12 +70,12 @@ class PacedLoader(SelectiveLoader):
         yield from self._last_slots()
 
     def end_epoch(self) -> None:
-        """No more slots are asked for in this epoch, whether or not all were given out."""
+        """End the epoch. Slots that have not been given out are dropped."""
         super().end_epoch()
         self.slot, self._pending = len(self), []
 
     def _last_slots(self) -> Iterator[Any]:
-        """Those after the end of the candidates: with a batch as long as there are any, these at the end."""
+        """Give out the slots that are left after the last candidates. Those with a batch come last."""
         yield from self._windows(is_over=True)
         if self.ends_with_rest:
             self.queue.even_out()
@@ -85,13 +85,13 @@ class PacedLoader(SelectiveLoader):
         yield from self._slots()
 
     def _windows(self, *, is_over: bool = False) -> Iterator[Any]:
-        """All windows but the last whose batches are there, or whose candidates have been offered."""
+        """Give out all windows but the epoch's last that have their batches, or whose candidates have been offered."""
         yield from self._slots()
         offered = 1.0 if is_over else self.epochs_done - self.epoch
         end = (len(self) - 1) // self._window * self._window
         while self.slot < end:
             ready = self.num_ready >= self._window
-            # The small allowance undoes the rounding of the fraction.
+            # The small number corrects the rounding of the fraction.
             if not ready and offered * len(self) + 1e-6 < self.slot + self._window:
                 return
             self._pending = [ready] * self._window

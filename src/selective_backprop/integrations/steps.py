@@ -1,4 +1,4 @@
-"""A loader's batches, an optimizer step at a time, for trainers that count the batches of an epoch beforehand."""
+"""Gives out a loader's batches by optimizer steps, for trainers that count the batches of an epoch beforehand."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from selective_backprop.types import Batch
 
 
 class OptimizerSteps:
-    """Gives out the batches that gradients are accumulated over, all of them or none.
+    """Gives out all batches over which gradients are accumulated for one optimizer step, or none.
 
-    How many batches an epoch selects is not known beforehand, and rarely a multiple of the accumulation steps. So the
-    trainer's epoch ends with the step in which the loader's does, whose last batches come from the epoch after; and an
-    epoch that selects less than a step goes together with the next one. The trainer's epochs may then begin a little
-    late, and never last longer than what they were counted to last.
+    The number of batches that an epoch selects is not known beforehand, and rarely a multiple of the accumulation
+    steps. So the trainer's epoch ends with the step in which the loader's epoch ends, and the last batches of that step
+    come from the next epoch. An epoch that selects less than one step is joined with the next one. The trainer's epochs
+    may therefore begin a little late, but they never last longer than the trainer counted.
 
     Args:
-        loader: selects.
-        begin_epoch: called with the number of each epoch before its candidates are drawn.
+        loader: the loader that selects.
+        begin_epoch: called with the number of each epoch, before its candidates are drawn.
     """
 
     def __init__(self, loader: SelectiveLoader, begin_epoch: Callable[[int], None] = lambda epoch: None) -> None:
         self.loader = loader
         self.epoch = 0
-        """The trainer's."""
+        """Number of the trainer's epoch."""
         self.taken = 0
-        """Batches given out in it."""
+        """Number of batches given out in the trainer's epoch."""
         self.run_over = False
         self._begin_epoch = begin_epoch
         self._epoch_over = False
         self._batches: Iterator[Batch] = iter(())
 
     def end_epoch(self) -> None:
-        """The trainer's epoch is over."""
+        """End the trainer's epoch."""
         self.epoch, self.taken, self._epoch_over = self.epoch + 1, 0, False
 
     def take(self, count: int, epoch_length: int) -> list[Batch]:
-        """The batches of the next step; none when the trainer's epoch is over.
+        """Return the batches of the next step; an empty list when the trainer's epoch is over.
 
         Args:
-            count: how many batches the trainer asks for.
-            epoch_length: of the trainer's epoch, in batches: after its last one the trainer ends a step by itself,
-                however few it has.
+            count: number of batches that the trainer asks for.
+            epoch_length: length of the trainer's epoch in batches. After the last one the trainer makes a step, even if
+                it has fewer batches than usual.
         """
         step: list[Batch] = []
         while len(step) < count and not self.run_over and (step or not self._epoch_over):
@@ -77,7 +77,7 @@ class OptimizerSteps:
 
 
 def split(batches: list[Batch], count: int) -> list[Batch]:
-    """The same examples in more batches; none at all if there are too few examples for that."""
+    """Split the examples into `count` batches; an empty list if there are too few examples."""
     if sum(map(len, batches)) < count:
         return []
     batches = list(batches)

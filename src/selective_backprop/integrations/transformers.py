@@ -1,4 +1,4 @@
-"""Hugging Face Trainer, with its own loss, checkpoints and schedule, on the examples that a method selects."""
+"""Selective-Backprop in the Hugging Face Trainer, which keeps its own loss, checkpoints and schedule."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ except ImportError as error:
     raise ImportError("SelectiveTrainer needs: pip install 'selective-backprop[transformers]'") from error
 
 STATE_NAME = "selective_backprop.pt"
-"""What a checkpoint folder has in addition; with several ranks, selective_backprop_0.pt and so on."""
+"""The file that is added to a checkpoint folder; with several ranks, selective_backprop_0.pt and so on."""
 
 
 class SelectiveTrainer(Trainer):  # type: ignore[misc]
-    """Trainer that trains on full batches of the examples that the method selects.
+    """A Trainer that trains on full batches of the examples that the method selects.
 
-    For other trainers derived from Trainer: `class Mine(SelectiveTrainer, Seq2SeqTrainer): pass`.
+    To use it with another subclass of Trainer, write `class Mine(SelectiveTrainer, Seq2SeqTrainer): pass`.
 
     Args:
-        args, options: those of Trainer.
+        args, options: as for Trainer.
         method: how to select, for example `selective_backprop(selectivity=1/3)`.
-        loss_fn: what examples are scored by, and trained on by methods with weights: from the model's outputs and the
-            batch to one loss per example, or several of each. By default the cross-entropy of `logits` and `labels`,
-            of classes or of tokens.
+        loss_fn: the loss to score examples with; methods with weights also train on it. It is a function from the
+            model's outputs and the batch to one loss per example, or several per example. The default is the
+            cross-entropy of `logits` and `labels`, of classes or of tokens.
         reducer: how the losses of an example's tokens become its score: "mean" of those that are not ignored, "sum",
             "max" or a function, such as `mean_of_largest(8)`.
-        pad: how sequences of different lengths come into one batch; by default by the tokenizer that was given as
-            processing_class, or to the right.
+        pad: how sequences of different lengths are padded to share a batch. By default the tokenizer passed as
+            processing_class decides; without one, they are padded on the right.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._is_causal = _is_causal(self.model)
         self.pad = pad or default_padding(self.processing_class)
         self._steps: OptimizerSteps | None = None
-        self._taken: deque[Batch] = deque()  # and not trained on yet
-        self._batch: Batch | None = None  # being trained on; None in evaluation
+        self._taken: deque[Batch] = deque()  # batches that were taken and are not trained on yet
+        self._batch: Batch | None = None  # the batch being trained on; None in evaluation
         self._resumed_from: str | None = None
         self.add_callback(_ByProgress(self))
 
     @property
     def selective_loader(self) -> SelectiveLoader:
-        """The loader of the training under way, or of the last one: with `stats`, `ledger` and `progress`."""
+        """The loader of the current training, or of the last one, with `stats`, `ledger` and `progress`."""
         return self.steps.loader
 
     @property
     def steps(self) -> OptimizerSteps:
         if self._steps is None:
-            raise RuntimeError("there is no selection before train()")
+            raise RuntimeError("there is no loader before train(): read selective_loader during or after training")
         return self._steps
 
     # ---- batches
 
     def get_train_dataloader(self) -> Any:
-        """Trainer's own loader, by which it counts; the batches come from get_batch_samples."""
+        """Return Trainer's own loader, which it only uses to count. The batches come from get_batch_samples."""
         frame = super().get_train_dataloader()
         loader = SelectiveLoader(
             # Without accelerate's wrapper, which reads a batch ahead.
@@ -119,7 +119,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         return (sys.maxsize if args.max_steps > 0 else num_epochs, *values[1:])
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
-        """The batches of the next optimizer step, and how many labels they have: of the selected examples alone."""
+        """Return the batches of the next optimizer step, and the number of labels of the selected examples in them."""
         self._load_rng_state(self._resumed_from)  # before loading, which may draw from it; Trainer does it after
         self._taken = deque(self.steps.take(num_batches, self._epoch_length))
         samples = [batch.data for batch in self._taken]
@@ -138,7 +138,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Trainer's own loss, to the bit, unless the method gives weights."""
+        """Compute Trainer's own loss, bit for bit, unless the method gives weights."""
         batch = self._batch
         if batch is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -149,7 +149,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         with torch.set_grad_enabled(weighted):
             own = self.selective_loader.loss(*pair, batch=batch)  # tells the ledger, too
         if weighted:
-            # On the scale of Trainer's loss, whatever that is divided by: labels of all accumulated batches, as a rule.
+            # Scaled like Trainer's loss, which is usually divided by the labels of all accumulated batches.
             with torch.no_grad():
                 plain = self._loss_fn(*pair).mean()
                 scale = torch.where(plain == 0, 1.0, loss / plain)
@@ -158,7 +158,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def _score(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
         if self._by_labels and not _is_encoder_decoder(model):
-            # Or the model would compute a loss that nobody asks for; a decoder takes its inputs from the labels.
+            # Without labels the model does not compute a loss that nobody needs. A decoder needs labels as its inputs.
             inputs = {key: value for key, value in batch.items() if key != "labels"}
         else:
             inputs = batch
@@ -197,7 +197,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
-        """Where to go on is what the loader says: fewer steps were taken than Trainer would count for an epoch."""
+        """Resume where the loader says. Trainer would count more steps per epoch than selection takes."""
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial)
         self._resumed_from = checkpoint
         if checkpoint is None:
@@ -218,7 +218,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
 
 class _ByProgress(TrainerCallback):  # type: ignore[misc]
-    """Time is told by the candidates offered: epochs, the learning rate, the end of the run."""
+    """Makes epochs, the learning rate and the end of the run follow the candidates offered."""
 
     def __init__(self, trainer: SelectiveTrainer) -> None:
         self._trainer = trainer
@@ -243,7 +243,7 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
 
 
 class _Smoothed:
-    """As Trainer's own loss, with its label smoothing."""
+    """The same loss as Trainer's own, with its label smoothing."""
 
     ignore_index = -100
 

@@ -34,25 +34,25 @@ BACKENDS = ("torch", "jax")
 class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     """Scores candidates with the model as it is now, and gives `model.fit` full batches of those selected.
 
-    An epoch of Keras is an epoch of candidates, with as many steps as full batches were selected. What is left over
-    waits for the next epoch; the last one gives it out as a smaller batch. An epoch without a full batch goes together
-    with the next one.
+    An epoch of Keras is an epoch of candidates, with as many steps as full batches were selected. Examples that are
+    left over wait for the next epoch; the last epoch gives them out as a smaller batch. An epoch without a full batch
+    is joined with the next one.
 
-    Saved with the model: whatever Keras writes of the model's weights (`BackupAndRestore`, `ModelCheckpoint`,
-    `save_weights`, `save`) has the state of the selection in it, and `load_weights` brings it back.
+    The state of the selection is saved with the model: it is in every file of weights that Keras writes
+    (`BackupAndRestore`, `ModelCheckpoint`, `save_weights`, `save`), and `load_weights` restores it.
 
     Args:
-        model: the one that is fitted, built and compiled.
+        model: the model that is fitted. It must be built and compiled.
         x: arrays (a single one, or several in a tuple, list or dict), whose row numbers are ids; or a PyDataset.
         y, sample_weight: arrays, with arrays for x.
         method: how to select, for example `sb.selective_backprop(selectivity=1/3)`.
-        num_epochs: the length of the run, that of `fit(epochs=)`.
+        num_epochs: length of the run, the same as in `fit(epochs=)`.
         batch_size: examples in a training batch; by default 32, or as many as the PyDataset's batches have.
         candidate_batch_size: examples that are scored together, with arrays; by default batch_size.
-        loss_fn: what examples are scored by: a Keras loss, whose reduction does not matter, its name, or a function
+        loss_fn: the loss to score examples with: a Keras loss (its reduction does not matter), its name, or a function
             from (y_true, y_pred) to losses. By default the compiled loss.
-        shuffle: offer candidates in a new order each epoch.
-        seed: of that order, and of selection.
+        shuffle: offer candidates in a new order in each epoch.
+        seed: seed of that order and of selection.
 
     >>> import numpy as np, selective_backprop as sb
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -117,7 +117,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             num_epochs=num_epochs,
             seed=seed,
         )
-        """The loader at work, with its stats, ledger and progress."""
+        """The SelectiveLoader inside, with its stats, ledger and progress."""
         self.model = model
         self._example = example(source)
         self._weighted = method.policy.gives_weights
@@ -132,11 +132,11 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> EpochLength:
-        """The most batches an epoch can have, which counts as reached as soon as there is no more in it."""
+        """The most batches that an epoch can have. It compares as reached as soon as the epoch has no more batches."""
         return EpochLength(self)
 
     def __getitem__(self, index: int) -> Any:
-        """The batch of the step that begins; the index does not matter, as there is only this one."""
+        """Return the batch of the step that begins. The index does not matter, because there is only this batch."""
         if self._only_looked_at:
             batch = self._example
         elif (taken := self._steps.take()) is not None:
@@ -183,7 +183,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     # ---- what callbacks ask for
 
     def has_batch_for(self, step: int) -> bool:
-        """Whether this step of Keras' epoch has a batch; it is selected now, by the weights after the step before."""
+        """Whether this step of Keras' epoch has a batch. It is selected now, with the weights after the step before."""
         if self._only_looked_at:
             if step > 0:
                 raise RuntimeError("a loaded state needs SelectionCallback(dataset) among the callbacks of fit()")
@@ -201,37 +201,37 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def _only_looked_at(self) -> bool:
-        """Whether Keras takes a batch to build metrics by: what is left of the run may have none."""
+        """Whether Keras takes a batch only to build its metrics. The rest of the run may have no batch."""
         return self._loaded and not self._running
 
     def begin_run(self) -> None:
-        """Batches are trained on from now on."""
+        """Begin the run: from now on batches are trained on."""
         self._running = True
 
     def end_run(self) -> None:
         self._running = False
 
     def end_step(self) -> None:
-        """The batch under way has been trained on."""
+        """End the training step on the current batch."""
         self._steps.end_step()
 
     @property
     def epoch(self) -> int:
-        """Epochs that are over. To go on with a loaded state: `fit(initial_epoch=dataset.epoch)`."""
+        """Number of completed epochs. To resume from a loaded state, use `fit(initial_epoch=dataset.epoch)`."""
         return self._steps.epoch
 
     @property
     def batch(self) -> Batch:
-        """The batch under way, with its ids, weights and probabilities."""
+        """The current batch, with its ids, weights and probabilities."""
         return self._steps.batch
 
     @property
     def progress(self) -> float:
-        """Fraction of the run's candidates offered before the step under way: what a learning rate should go by."""
+        """Fraction of the run's candidates offered before the current step. A learning rate should follow it."""
         return self._steps.progress
 
     def epoch_values(self) -> dict[str, float]:
-        """What selection did in the epoch that is over now; the next call begins there."""
+        """Return what selection did since the last call, which is one epoch if it is called after each."""
         values = self.loader.stats.since(self._epoch_began_with)
         self._epoch_began_with = self.loader.stats.copy()
         return {f"selection/{name}": value for name, value in values.items()}
@@ -239,7 +239,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     # ---- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on exactly, between two steps; Keras' own files of the model have it, too."""
+        """Return all that is needed to resume exactly, between two steps. Keras' own files of the model contain it."""
         return {
             "steps": self._steps.state_dict(),
             "epoch_began_with": self._epoch_began_with.state_dict(),
@@ -247,7 +247,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was saved, in the middle of an epoch too."""
+        """Resume where the state was saved, also in the middle of an epoch."""
         self._steps.load_state_dict(state["steps"])
         self._loaded = True
         self._epoch_began_with.load_state_dict(state["epoch_began_with"])
@@ -261,7 +261,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 def batches_ahead() -> int:
-    """How many batches Keras takes before their step: with JAX, one where that may save time."""
+    """Return how many batches Keras takes before their step. With JAX it is one, if that may save time."""
     if keras.backend.backend() != "jax" or keras.distribution.distribution() is not None:
         return 0
     import jax

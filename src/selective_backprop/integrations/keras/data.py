@@ -1,4 +1,4 @@
-"""Candidates from what Keras' users train on: arrays, whose rows have ids, or a PyDataset, whose batches have none."""
+"""Reads candidates from the data of Keras' users: arrays, whose rows have ids, or a PyDataset, which has no ids."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from selective_backprop.types import Batch
 
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """An array that shares memory where it can; np.memmap stays on disk."""
+    """Convert to an array that shares memory if possible. np.memmap stays on disk."""
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 def to_tensor(value: Any) -> Tensor:
-    """A tensor on the CPU; floats in Keras' precision, as Keras' own array adapter makes them."""
+    """Convert to a tensor on the CPU. Floats get Keras' precision, as in Keras' own array adapter."""
     array = to_numpy(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(
@@ -33,7 +33,7 @@ def to_tensor(value: Any) -> Tensor:
 
 
 class Rows(Dataset[Any]):
-    """Arrays side by side, in tuples and dicts as they come; a row number is an id."""
+    """A data set of arrays, in tuples and dicts as the user gave them. A row number is an id."""
 
     def __init__(self, data: Any) -> None:
         self._arrays = keras.tree.map_structure(to_numpy, data)
@@ -54,18 +54,18 @@ class Rows(Dataset[Any]):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Any:
-        """All rows of a batch at once, which torch's DataLoader asks for where it can."""
+        """Return all rows of a batch at once. torch's DataLoader uses this if it is there."""
         return keras.tree.map_structure(lambda array: to_tensor(array[indices]), self._arrays)
 
 
 def rows_loader(data: Any, batch_size: int, shuffle: bool, seed: int) -> DataLoader[Any]:
-    """Batches of rows, in an order that follows from the seed alone."""
+    """Make a loader of batches of rows. Their order depends only on the seed."""
     generator = torch.Generator().manual_seed(seed)
     return DataLoader(Rows(data), batch_size, shuffle=shuffle, collate_fn=_as_is, generator=generator)
 
 
 def example(source: DataLoader[Any] | PyDatasetBatches) -> Batch:
-    """A batch to look at."""
+    """Return a batch to look at, without training on it."""
     data = source.first if isinstance(source, PyDatasetBatches) else source.dataset[0]
     size = len(keras.tree.flatten(data)[0])
     return Batch(data, None, torch.ones(size), torch.ones(size, dtype=torch.float64))
@@ -76,7 +76,7 @@ def _as_is(batch: Any) -> Any:
 
 
 class PyDatasetBatches:
-    """The batches of a PyDataset, in an order that follows from the seed alone; can go on from any of them."""
+    """Yields the batches of a PyDataset. Their order depends only on the seed, and it can resume at any batch."""
 
     def __init__(self, dataset: keras.utils.PyDataset, shuffle: bool, seed: int) -> None:
         if dataset.workers > 1 or dataset.use_multiprocessing:

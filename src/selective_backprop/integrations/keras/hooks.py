@@ -1,4 +1,4 @@
-"""Where Keras and a SelectiveDataset meet besides batches: the length of an epoch, saved models, callbacks."""
+"""Connects a SelectiveDataset with Keras beyond batches: the length of an epoch, saved models, callbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EpochLength(int):
-    """The most batches an epoch can have, which compares as reached as soon as the data set has no more in it.
+    """The most batches that an epoch can have. It compares as reached as soon as the epoch has no more batches.
 
     How many batches an epoch selects is not known before its last training step. Keras wants a number beforehand, but
     before every step it asks whether that is reached: after all callbacks of the step before, and, in JAX, before it
@@ -56,7 +56,7 @@ class Saved(KerasSaveable):  # type: ignore[misc]
 
 
 def random_state(model: keras.Model) -> dict[str, Any]:
-    """What dropout and its like draw from: Keras saves neither the states of layers' seeds nor those of torch."""
+    """Return the random states of layers such as dropout, and of torch: Keras saves neither."""
     if keras.backend.backend() == "jax":
         model.jax_state_sync()
     seeds = [torch.from_numpy(to_numpy(variable.value).astype(np.int64)) for variable in _seeds(model)]
@@ -64,7 +64,7 @@ def random_state(model: keras.Model) -> dict[str, Any]:
 
 
 def load_seeds(model: keras.Model, state: dict[str, Any]) -> None:
-    """Set the states of the layers' seeds; torch's state is for later, as Keras itself draws from it."""
+    """Set the states of the layers' seeds. torch's state is set later, because Keras itself draws from it first."""
     variables = _seeds(model)
     if len(variables) != len(state["seeds"]):
         raise ValueError(f"saved with {len(state['seeds'])} layers that draw, this model has {len(variables)}")
@@ -80,13 +80,13 @@ def _seeds(model: keras.Model) -> list[Any]:
 class SelectionCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Logs what selection did in each epoch, and sets the learning rate by the fraction of candidates offered.
 
-    Logged, also in the History: `selection/selectivity`, `selection/trained`, and the seconds of the epoch by phase,
+    It logs, also to the History, `selection/selectivity`, `selection/trained`, and the seconds of the epoch by phase:
     `selection/seconds_loading`, `_scoring`, `_selecting` and `_training`.
 
     Args:
-        dataset: the one that is fitted.
-        learning_rate: from the fraction of the run's candidates offered so far, in [0, 1], to the rate of the step. For
-            one of Keras' schedules over n steps: `lambda progress: schedule(progress * n)`.
+        dataset: the SelectiveDataset that is fitted.
+        learning_rate: a function from the fraction of the run's candidates offered so far, in [0, 1], to the learning
+            rate. For one of Keras' schedules over n steps: `lambda progress: schedule(progress * n)`.
 
     >>> import math
     >>> cosine = lambda progress: 0.1 * (1 + math.cos(math.pi * progress)) / 2

@@ -1,4 +1,4 @@
-"""Which methods work with a Keras model: those that need its losses in a selection pass, or nothing of it."""
+"""Checks that a method works with a Keras model: it may need losses from a selection pass, or nothing of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selective_backprop.types import Scorer
 
 
 def check_method(method: Any) -> None:
-    """Raise for a method whose parts cannot work with a Keras model."""
+    """Raise if parts of the method cannot work with a Keras model."""
     require_method(method)
     _check_scorer(method.scorer, method.name)
 

@@ -1,4 +1,4 @@
-"""The loss of each example under a Keras model, without a trace on it.
+"""Computes the loss of each example under a Keras model, without changing the model.
 
 # N = candidates
 """
@@ -19,10 +19,10 @@ from selective_backprop.integrations.keras.data import to_numpy
 
 
 class PerExampleLosses:
-    """From a batch (x, y) or (x, y, sample_weight) to (N,) losses in inference mode.
+    """Computes (N,) losses of a batch (x, y) or (x, y, sample_weight), in inference mode.
 
     Args:
-        model: built and, without a loss_fn, compiled.
+        model: the model. It must be built and, without a loss_fn, compiled.
         loss_fn: a Keras loss, whose reduction does not matter, its name, or a function from (y_true, y_pred) to losses;
             by default the one that the model was compiled with. Several losses of an example are averaged, those that a
             mask leaves out excepted.

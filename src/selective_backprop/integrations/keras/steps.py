@@ -17,15 +17,15 @@ class SelectedSteps:
     epoch of candidates follows in it.
 
     Args:
-        loader: selects.
-        may_be_empty: whether what is left of an epoch after a resume may be no step at all: it had some before.
+        loader: the loader that selects.
+        may_be_empty: whether an epoch may have no step left after a resume.
     """
 
     def __init__(self, loader: SelectiveLoader, *, may_be_empty: bool) -> None:
         self.loader = loader
         self.may_be_empty = may_be_empty
         self.ahead = 0
-        """Batches that Keras takes before their step."""
+        """Number of batches that Keras takes before their step."""
         self._batches: Iterator[Batch] | None = None
         self._queue: deque[tuple[Batch, float]] = (
             deque()
@@ -35,10 +35,10 @@ class SelectedSteps:
         self._step_over = False
         self._epoch_over = False  # all its candidates have been offered
         self.resumed = False
-        """Whether the next step to be asked for goes on with an epoch that was under way when the state was saved."""
+        """Whether the next step continues an epoch that was under way when the state was saved."""
 
     def has_batch_for(self, step: int) -> bool:
-        """Whether this step of the epoch has a batch. Selects it, by the weights of now, unless that was done."""
+        """Whether this step of the epoch has a batch. Unless done before, it is selected now, with current weights."""
         if step != self._step or self._step_over:
             self._drop_trained()
             self._step, self._step_over = step, False
@@ -67,7 +67,7 @@ class SelectedSteps:
         self._epoch_over = self.run_over or had_steps
 
     def take(self) -> Batch | None:
-        """The batch of the step that begins, or of one after it where Keras loads ahead; None if there is none yet."""
+        """Take the batch of the next step, or of a later one if Keras loads ahead; None if there is none yet."""
         if self._taken == len(self._queue):
             # Loaded ahead beyond the end of the epoch: has to look like a batch, and is never trained on.
             return self._queue[-1][0] if self.ahead and self._queue and self._epoch_over else None
@@ -75,11 +75,11 @@ class SelectedSteps:
         return self._queue[self._taken - 1][0]
 
     def end_step(self) -> None:
-        """The step under way is over."""
+        """End the current step."""
         self._step_over = True
 
     def restart(self) -> None:
-        """Keras begins anew, with a run or an epoch, and has forgotten what it took without training on it."""
+        """Start anew with a run or an epoch. Keras has dropped the batches that it took without training on them."""
         if self._step > 0 or self._step_over:
             self._drop_trained()
         self._taken = 0  # the first batch of all, too, which Keras takes to look at before the first step
@@ -92,12 +92,12 @@ class SelectedSteps:
 
     @property
     def _under_way(self) -> bool:
-        """Whether Keras' epoch is, as far as is known."""
+        """Whether Keras' epoch seems to be under way."""
         return self.resumed or self._taken > 0 or bool(self._queue)
 
     @property
     def epoch(self) -> int:
-        """Keras' epoch, from 0; between epochs, the next one."""
+        """Number of Keras' epoch, from 0; between epochs, that of the next one."""
         # The last batch of an epoch is given out when all its candidates have been counted.
         ends = self._under_way and not self.loader.in_epoch and (self.may_be_empty or bool(self._queue))
         return self.loader.epoch - ends
@@ -109,14 +109,14 @@ class SelectedSteps:
 
     @property
     def batch(self) -> Batch:
-        """The batch of the step under way."""
+        """The batch of the current step."""
         if not self._queue:
             raise RuntimeError("no step is under way")
         return self._queue[0][0]
 
     @property
     def progress(self) -> float:
-        """Fraction of the run's candidates offered before the step under way."""
+        """Fraction of the run's candidates offered before the current step."""
         return self._queue[0][1] if self._queue else self.loader.progress
 
     def state_dict(self) -> dict[str, Any]:
