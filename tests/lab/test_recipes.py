@@ -1,7 +1,11 @@
 import pytest
 import torch
+from PIL import Image
 
+from selective_backprop.lab.runs.choices import Choice
 from selective_backprop.lab.runs.recipes import RECIPES, Decay, find_recipe
+from selective_backprop.lab.runs.training import load_data, train
+from selective_backprop.lab.study.comparison import settings_for
 
 
 def rates(recipe, *epochs):
@@ -85,3 +89,28 @@ def test_the_nearest_name_is_suggested():
 def test_bad_values(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_composers_imagenet_recipe_runs_on_a_folder_of_that_layout(tmp_path, monkeypatch):
+    images = torch.Generator().manual_seed(0)
+    for part, count in (("train", 8), ("test", 2)):
+        for name in ("n01440764", "n01443537"):
+            folder = tmp_path / "imagenet" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):  # of different sizes and shapes, as ImageNet's are
+                size = (40 + number, 33, 3)
+                pixels = torch.randint(0, 256, size, generator=images, dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(folder / f"{name}_{number}.JPEG")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe = find_recipe("composer_imagenet")
+    assert (recipe.model, recipe.epochs, recipe.image_size) == ("resnet50", 90, 224)
+    small = recipe.with_(dataset=str(tmp_path / "imagenet"), image_size=32, batch_size=4, epochs=2)
+    settings = settings_for(Choice.parse("composer"), small)
+    assert settings.options == {"start": 0.5, "end": 0.9, "interrupt": 2, "scale_factor": 0.5}
+    assert settings_for(Choice.parse("composer:interrupt=3"), small).options["interrupt"] == 3
+    assert settings_for(Choice.parse("sb"), small).options == {}
+    records = train(settings, load_data(settings))
+    # 4 batches of 4 in an epoch: the window holds all of the second one but the last, and skips every second batch.
+    assert records[0]["trained"] == 16
+    assert 0 < records[1]["scored"] <= 8
+    assert records[1]["trained"] == 16 - records[1]["scored"] // 2

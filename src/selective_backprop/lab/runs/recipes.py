@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Decay:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training setup: everything about a run except the seed. The method and selectivity are defaults."""
+    """A training setup: everything about a run except the seed. The method, its selectivity and options are defaults."""
 
     dataset: str
     model: str
@@ -71,6 +71,8 @@ class Recipe:
     method: str = "selective_backprop"
     selectivity: float = 1 / 3
     """Selectivity that the source uses with the method."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Other options that the source uses with the method."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -172,6 +174,21 @@ RECIPES: dict[str, Recipe] = {
         method="composer_backprop",
         selectivity=0.5,
         source="Composer's method card: ResNet-56, 160 epochs, window 0.5 to 0.9",
+    ),
+    "composer_imagenet": Recipe(
+        dataset="imagenet",
+        model="resnet50",
+        epochs=90,
+        decay=_steps(30, 60, of=90, factor=0.1),
+        image_size=224,
+        batch_size=256,
+        nesterov=False,
+        weight_decay=1e-4,
+        padding=16,  # the usual crops of random size are not among the augmentations here
+        method="composer_backprop",
+        selectivity=0.5,
+        options={"start": 0.5, "end": 0.9, "interrupt": 2, "scale_factor": 0.5},
+        source="Composer's method card: ResNet-50, 90 epochs, window 0.5 to 0.9, scale factor 0.5; rate of He et al. 2016",
     ),
     "diet": _CIFAR100.with_(
         model="resnet18",

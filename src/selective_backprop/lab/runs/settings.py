@@ -49,7 +49,9 @@ class Settings:
 
     def as_json(self) -> dict[str, Any]:
         """The settings as plain data. Equal settings give equal data."""
-        content = dataclasses.asdict(self) | {"recipe": _plain(dataclasses.asdict(self.recipe))}
+        recipe = dataclasses.asdict(self.recipe)
+        del recipe["options"]  # the run's own options are in the settings, and older folders still fit
+        content = dataclasses.asdict(self) | {"recipe": _plain(recipe)}
         if self.ranks > 1:
             return content | {"batch_size_of_each_rank": self.recipe.batch_size // self.ranks}
         del content["ranks"]  # so that older folders still fit

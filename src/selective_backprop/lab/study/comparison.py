@@ -26,14 +26,18 @@ _BUDGETS = (0.25, 0.5, 0.75, 1.0)
 def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
     """Settings of a run with this method. Options that a recipe has (lr, epochs, ...) change the recipe.
 
+    The recipe's own method gets the recipe's options where the choice has none.
+
     >>> from selective_backprop.lab.runs.recipes import find_recipe
     >>> settings = settings_for(Choice.parse("ledger:loss_share=0.8,lr=0.2"), find_recipe("digits"))
     >>> settings.recipe.lr, settings.options
     (0.2, {'loss_share': 0.8})
     """
-    of_recipe = {field.name for field in dataclasses.fields(Recipe)} - {"method", "selectivity"}
+    of_recipe = {field.name for field in dataclasses.fields(Recipe)} - {"method", "selectivity", "options"}
     changes = {name: value for name, value in choice.options.items() if name in of_recipe}
     options = {name: value for name, value in choice.options.items() if name not in of_recipe}
+    if choice.method == recipe.method:
+        options = recipe.options | options
     settings = Settings(
         recipe=recipe.with_(**changes),
         method=choice.method,

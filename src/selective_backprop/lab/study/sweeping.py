@@ -72,7 +72,7 @@ def sweep_entries(choices: Sequence[Choice], recipe: Recipe, points: Sequence[Po
 
 def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -> tuple[Settings, Point]:
     """Settings of a method at a point, and the part of the point that applies to it."""
-    fields = {field.name for field in dataclasses.fields(Recipe)} - {"selectivity", "method", "decay"}
+    fields = {field.name for field in dataclasses.fields(Recipe)} - {"selectivity", "method", "options", "decay"}
     kept: Point = {}
     for name, value in point.items():
         if name == "label_noise":
