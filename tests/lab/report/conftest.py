@@ -105,6 +105,7 @@ def visit(browser, page_file):
         page.on("request", lambda request: asked.append(request.url))
         page.goto(url or page_file.as_uri())
         if url is None:
+            page.evaluate("document.querySelectorAll('details.workload').forEach(details => { details.open = true })")
             page.evaluate("Promise.all(figures.filter(f => !drawn.get(f.id)).map(draw))")
         return Visit(page, said, asked)
 

@@ -7,7 +7,9 @@ from selective_backprop.lab.report.runs import Run
 SECONDS = {"loading": 1.0, "selection": 2.0, "forward": 3.0, "backward": 6.0, "other": 0.5, "evaluation": 100.0}
 
 
-def made_up_run(label, errors, *, method=None, seed=0, trained=100, scored=0, epochs=None, path=None, **config):
+def made_up_run(
+    label, errors, *, method=None, seed=0, trained=100, scored=0, epochs=None, path=None, data=None, **config
+):
     """Each epoch offers 100 examples in batches of 10 and takes 12.5 seconds beside its evaluation."""
     records = [
         {
@@ -26,4 +28,5 @@ def made_up_run(label, errors, *, method=None, seed=0, trained=100, scored=0, ep
     recipe = {"dataset": "digits", "model": "small_cnn", "epochs": epochs or len(errors), "batch_size": 10, "lr": 0.1}
     recipe |= config.pop("recipe", {})
     settings = {"method": method or label, "seed": seed, "recipe": recipe, "options": {}, "selectivity": 0.5}
-    return Run(path or Path("runs") / label / f"seed-{seed}", settings | config, {"commit": "abc"}, records, label)
+    where = path or Path("runs") / label / f"seed-{seed}"
+    return Run(where, settings | config, {"commit": "abc"}, records, label, data=data or {})

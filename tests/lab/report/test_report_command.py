@@ -5,6 +5,7 @@ import csv
 import http.client
 import json
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ import pytest
 from selective_backprop.lab.report import build_report, find_runs, write_report
 from selective_backprop.lab.report.export import export
 from selective_backprop.lab.report.figures import Figure
+from selective_backprop.lab.report.provenance import command_of
 from selective_backprop.lab.report.serving import Server
 from tests.lab.command_line import run, start, text_of
 from tests.lab.report.made_up import made_up_run
@@ -46,6 +48,8 @@ def test_figures_and_tables_are_exported(tmp_path):
     ]
     table = list(csv.reader((tmp_path / "speed-up-compute-c0.csv").read_text().splitlines()))
     assert [row[:2] for row in table[1:]] == [["traditional", "10.00%"], ["<b>sb</b>", "10.00%"]]
+    matrix = list(csv.reader((tmp_path / "multipliers.csv").read_text().splitlines()))
+    assert [row[0] for row in matrix] == ["method", "traditional", "<b>sb</b>"]
     assert "&lt;b&gt;sb" in (tmp_path / "phases-c0.svg").read_text()
     assert len(files) == len(list(tmp_path.iterdir()))
 
@@ -204,4 +208,17 @@ def test_a_page_says_which_runs_it_is_of(experiment):
     tables = {part.id: part for section in report.sections for part in section.parts if hasattr(part, "cells")}
     assert tables["runs"].cells[0][:4] == ["digits, small_cnn", "4", "0, 1", "3"]
     commit = json.loads((experiment / "sb/seed-0/environment.json").read_text())["commit"]
-    assert tables["environment"].cells[0][0] == str(commit)
+    made = dict(zip(tables["environment"].heading, tables["environment"].cells[0], strict=True))
+    assert made["commit"] == str(commit)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", made["date"]) and made["cpu"] not in ("", "unknown")
+    assert re.fullmatch(r"[0-9a-f]{12}", tables["runs"].cells[0][4])
+
+
+def test_a_command_that_is_shown_can_be_run(experiment, tmp_path):
+    shown = command_of({"command": ["__main__.py", "report", str(experiment), "-o", str(tmp_path / "a b.html")]})
+    program, *arguments = shlex.split(shown)
+    assert program == "selective-backprop"
+    result = run(*arguments)
+    assert result.returncode == 0, text_of(result)
+    assert (tmp_path / "a b.html").exists()
+    assert command_of({}) == "unknown" and command_of({"command": "by hand"}) == "by hand"

@@ -12,7 +12,8 @@ from selective_backprop.lab.report.comparisons import Comparison, compare_runs, 
 from selective_backprop.lab.report.data import about_data
 from selective_backprop.lab.report.errors import errors
 from selective_backprop.lab.report.figures import Section
-from selective_backprop.lab.report.headline import headline
+from selective_backprop.lab.report.frontiers import frontiers
+from selective_backprop.lab.report.headline import headline, numbers
 from selective_backprop.lab.report.images import LoadData
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.logs import read_logs
@@ -47,14 +48,19 @@ def build_report(
     """
     comparisons = compare_runs(runs)
     labels = sorted({run.label for comparison in comparisons for run in comparison.runs}, key=order_of)
-    methods, budgets = ({split_label(label)[i]: None for label in labels} for i in (0, 1))
-    palette = Palette(list(methods), sorted(budgets))
+    full_names = {run.label: run.method for comparison in comparisons for run in comparison.runs}
+    methods: dict[str, str] = {}
+    for label in labels:
+        methods.setdefault(split_label(label)[0], full_names[label])
+    palette = Palette(methods, sorted({split_label(label)[1] for label in labels}))
     left_out = LeftOut()
     for run in (run for run in runs if run.problem):
         left_out.add(f"environment of {run.label}, seed {run.seed}", run.problem)
     logs = {comparison.id: read_logs(comparison, left_out) for comparison in comparisons}
     sections = [
         headline(comparisons),
+        frontiers(comparisons, palette),
+        numbers(comparisons),
         errors(comparisons, palette),
         where_time_went(comparisons, palette),
         selection(comparisons, logs, palette, left_out),

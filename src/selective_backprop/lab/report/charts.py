@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selective_backprop.lab.report.figures import Spec
+from selective_backprop.lab.report.figures import Row, Spec, rounded
+from selective_backprop.lab.report.theme import shape_of
 
 # Names of runs are data, never part of an expression: nothing in them is ever run.
 SHOWN = {"filter": "indexof(hidden, datum.method) < 0 && indexof(hidden, datum.budget) < 0"}
@@ -16,18 +19,31 @@ PERCENT = ".3~p"
 
 
 class Palette:
-    """The same colour for a method in every chart, the same dashes for a budget."""
+    """The same colour and marker for a method in every chart of every page, the same dashes for a budget.
 
-    def __init__(self, methods: Sequence[str], budgets: Sequence[str]) -> None:
-        self.methods, self.budgets = list(methods), list(budgets)
+    Args:
+        methods: by the name that the page shows, the method's full name, which has the colour.
+        budgets: in the order of their dashes; the first is "".
+    """
+
+    def __init__(self, methods: Mapping[str, str], budgets: Sequence[str]) -> None:
+        self.full_names, self.methods, self.budgets = list(methods.values()), list(methods), list(budgets)
 
     def color(self, **more: Any) -> Spec:
         """Colour by method. The colours come from the theme, light or dark."""
         return {"field": "method", "type": "nominal", "scale": {"domain": self.methods}, "legend": None} | more
 
+    def shape(self) -> Spec:
+        """By method."""
+        scale = {"domain": self.methods, "range": [shape_of(name) for name in self.full_names]}
+        return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+
     def dash(self) -> Spec:
         """By budget; the whole line is the method as such."""
-        scale = {"domain": self.budgets, "range": DASHES[: len(self.budgets)] or [[1, 0]]}
+        scale = {
+            "domain": self.budgets,
+            "range": [DASHES[i % len(DASHES)] for i in range(len(self.budgets))] or [[1, 0]],
+        }
         return {"field": "budget", "type": "nominal", "scale": scale, "legend": None}
 
 
@@ -71,6 +87,109 @@ def tooltip(**fields: str) -> list[Spec]:
     return rows
 
 
-def choice(name: str, options: Sequence[str], title: str) -> Spec:
-    """A list to choose from, below the chart."""
-    return {"name": name, "value": options[0], "bind": {"input": "select", "options": list(options), "name": title}}
+def choice(name: str, options: Sequence[Any], title: str, chosen: Any = None) -> Spec:
+    """A list to choose from, below the chart; the first is chosen unless another is given."""
+    bind = {"input": "select", "options": list(options), "name": title}
+    return {"name": name, "value": options[0] if chosen is None else chosen, "bind": bind}
+
+
+def is_flat(rows: Sequence[Row], *fields: str) -> bool:
+    """Whether there is nothing to see: no row, or the same value in all of them.
+
+    >>> is_flat([]), is_flat([{"a": 1.0}, {"a": 1.0}], "a"), is_flat([{"a": 1.0}, {"a": 0.5}], "a")
+    (True, True, False)
+    """
+    return all(len({rounded(row.get(name)) for row in rows} - {None}) < 2 for name in fields)
+
+
+WIDEST = 22
+"""Characters in a line of a label; longer ones have several."""
+
+
+def wrapped(label: str, width: int = WIDEST) -> str:
+    """The whole of a label, in lines.
+
+    >>> wrapped("repeated_random, 2x ledger's compute")
+    "repeated_random, 2x\\nledger's compute"
+    """
+    return "\n".join(textwrap.wrap(label, width)) or label
+
+
+def by_label(labels: Sequence[str]) -> tuple[Spec, Spec, int]:
+    """A vertical axis of labels that are never cut, the transform that makes it, and the height it needs."""
+    lines = {label: wrapped(label) for label in labels}
+    values = [{"run": label, "lines": text} for label, text in lines.items()]
+    lookup = {"lookup": "run", "from": {"data": {"values": values}, "key": "run", "fields": ["lines"]}}
+    looks = {"title": None, "ticks": False, "domain": False, "labelLineHeight": _LINE}
+    most = max((text.count("\n") + 1 for text in lines.values()), default=1)
+    height = max(22, most * _LINE + 6) * len(lines)
+    return {"field": "lines", "type": "nominal", "sort": list(lines.values()), "axis": looks}, lookup, height
+
+
+_LINE = 13  # pixels
+_MOST_LABELS = 16
+PLOT_HEIGHT = 260
+
+
+def label_ends(ends: Sequence[Row], x: Spec, y: Spec, palette: Palette, *, name: str = "run") -> tuple[list[Spec], int]:
+    """Layers with the name of each line at the right edge, none above another, and what they need of room.
+
+    Args:
+        ends: the last row of each line.
+        x, y: channels of the chart; y has its domain.
+        name: field with the words.
+
+    Returns:
+        The layers, and the height of the chart. Many lines get no names: nobody could read them.
+    """
+    field: str = y["field"]
+    low, high = y["scale"]["domain"]
+    if not ends or len(ends) > _MOST_LABELS:
+        return [], PLOT_HEIGHT
+    lines = [wrapped(str(row[name])).count("\n") + 1 for row in ends]
+    height = max(PLOT_HEIGHT, sum(lines) * _LINE + 24)
+    is_log = y["scale"].get("type") == "log"
+    scale = math.log if is_log else float
+    span = scale(high) - scale(low) or 1.0
+    pixels = [height * (scale(high) - scale(min(max(row[field], low), high))) / span for row in ends]
+    placed = _spread_out(pixels, [count * _LINE for count in lines], height)
+    values = []
+    for row, place, count in zip(ends, placed, lines, strict=True):
+        own = {key: rounded(row.get(key)) for key in ("method", "budget", x["field"], field)}
+        # Vega has the first line at the place of a text, the others below it.
+        for key, pixel in (("label y", place), ("text y", place - (count - 1) * _LINE / 2)):
+            level = scale(high) - pixel / height * span
+            own[key] = math.exp(level) if is_log else level
+        values.append(own | {"words": wrapped(str(row[name]))})
+    data = {"values": values}
+    text = {"type": "text", "align": "left", "baseline": "middle", "dx": 16, "lineHeight": _LINE, "clip": False}
+    marker = {"type": "point", "size": 36, "opacity": 1, "xOffset": 9, "clip": False}
+    at_edge = {"x": {"value": "width"}, "y": y | {"field": "text y"}}
+    of_method = {"color": palette.color(), "shape": palette.shape()}
+    leader = {"x": x, "x2": {"value": "width"}, "y": y, "y2": {"field": "label y"}, "color": palette.color()}
+    rule = {"type": "rule", "strokeWidth": 1, "opacity": 0.35}
+    layers: list[Spec] = [
+        {"data": data, "transform": [SHOWN], "mark": rule, "encoding": leader},
+        {"data": data, "transform": [SHOWN], "mark": marker, "encoding": at_edge | of_method},
+        {"data": data, "transform": [SHOWN], "mark": text, "encoding": at_edge | {"text": {"field": "words"}}},
+    ]
+    return layers, height
+
+
+def _spread_out(places: Sequence[float], sizes: Sequence[float], height: float) -> list[float]:
+    """Centres moved apart until none is on another, in the same order and within the height.
+
+    >>> _spread_out([10.0, 12.0, 90.0], [10, 10, 10], 100)
+    [10.0, 20.0, 90.0]
+    """
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = list(places)
+    edge = 0.0
+    for i in order:
+        moved[i] = max(moved[i], edge + sizes[i] / 2)
+        edge = moved[i] + sizes[i] / 2
+    edge = height
+    for i in reversed(order):
+        moved[i] = min(moved[i], edge - sizes[i] / 2)
+        edge = moved[i] - sizes[i] / 2
+    return moved

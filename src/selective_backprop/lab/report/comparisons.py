@@ -1,17 +1,19 @@
-"""Runs that compete with each other: on the same data, with the same model and the same labels."""
+"""Workloads: runs that compete with each other, on the same data, with the same network and the same recipe."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.lab.report.runs import Run, split_label, with_folder
+from selective_backprop.lab.report.runs import Run, split_label, with_folder, with_length
 from selective_backprop.lab.study.curves import Axis, Curve, SpeedUp, speed_up
+from selective_backprop.lab.study.frontier import Arm
+from selective_backprop.lab.study.standing import NamedArm, Standing, standings
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,36 @@ class Comparison:
     def mean_curve(self, label: str) -> Curve:
         return Curve.mean([run.curve for run in self.by_label[label]])
 
+    @cached_property
+    def same_hardware(self) -> bool:
+        """Whether seconds of all runs can be compared."""
+        return len({run.hardware for run in self.runs}) == 1
+
+    @cached_property
+    def same_hardware_by_seed(self) -> bool:
+        """Whether seconds of runs with the same seed can be compared."""
+        return len({(run.seed, run.hardware) for run in self.runs}) == len({run.seed for run in self.runs})
+
+    @cached_property
+    def test_examples(self) -> int | None:
+        """Size of the test set; None where no run says it."""
+        return next((run.test_examples for run in self.runs if run.test_examples), None)
+
+    @cached_property
+    def standings(self) -> list[Standing]:
+        """Every finished arm against plain training and random subsets; arms that cost nothing are left out."""
+        arms = []
+        for label, runs in self.finished.items():
+            errors = tuple(run.curve.errors[-1] for run in runs)
+            compute, seconds = (
+                tuple(costs[-1] for costs in columns)
+                for columns in ([run.curve.compute for run in runs], [run.curve.seconds for run in runs])
+            )
+            if min(compute) > 0:
+                clock = Arm(errors, seconds) if self.same_hardware and min(seconds) > 0 else None
+                arms.append(NamedArm(label, runs[0].method, Arm(errors, compute), clock))
+        return standings(arms)
+
     def speed_up(self, label: str, factor: float, axis: Axis) -> SpeedUp | None:
         """Speed-up against the reference's runs with the same seeds; None if there are none."""
         assert self.reference is not None
@@ -68,39 +100,59 @@ def _comparable(runs: list[Run]) -> list[Run]:
     return finished or [replace(run, records=run.records[:shortest]) for run in runs]
 
 
-def order_of(label: str) -> tuple[int, str, str]:
-    """Traditional first, random ones last, the rest by name; baselines after all of them.
+def order_of(label: str) -> tuple[int, str, float, str]:
+    """Traditional first, random ones last, the rest by name and length; baselines within a budget after all of them.
 
-    >>> sorted(["random", "sb", "traditional, sb's time", "Traditional"], key=order_of)
-    ['Traditional', 'sb', 'random', "traditional, sb's time"]
+    >>> sorted(["random", "sb, 16 epochs", "sb, 4 epochs", "traditional, sb's time", "Traditional"], key=order_of)
+    ['Traditional', 'sb, 4 epochs', 'sb, 16 epochs', 'random', "traditional, sb's time"]
     """
     name, budget = split_label(label)
     place = 0 if name.lower() == "traditional" else 2 if "random" in name.lower() else 1
-    return (place + 3 * bool(budget), name.lower(), label)
+    length = budget.partition(" epoch")[0] if " epoch" in budget else ""
+    number = float(length) if length.replace(".", "", 1).isdigit() else 0.0
+    return (place + 3 * bool(budget and not length), name.lower(), number, label)
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Comparison]:
-    """Group them by what makes errors comparable, and name each group by what sets it apart."""
+    """Runs of a comparison differ in the method, its settings, the length and the seed, and in nothing else."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(_conditions(run)), []).append(run)
+        groups.setdefault(json.dumps(conditions(run), sort_keys=True), []).append(run)
     parts: list[tuple[list[Run], str]] = []
-    for group in groups.values():
+    for group in (same for alike in groups.values() for same in _by_data(alike)):
         parts += _by_experiment(group) if _collide(group) else [(group, "")]
-    schedules = {json.dumps(run.recipe.get("decay")) for run in runs}
-    sizes = {(run.recipe["dataset"], run.recipe.get("image_size")) for run in runs}
-    show_size = len(sizes) > len({dataset for dataset, _ in sizes})
+    varied = _varied([group[0] for group, _ in parts])
     return [
-        Comparison(f"c{number}", _title(group[0], len(schedules) > 1, show_size) + folder, group)
+        Comparison(f"c{number}", _title(group[0], varied) + folder, _by_length(group))
         for number, (group, folder) in enumerate(parts)
     ]
 
 
-def _conditions(run: Run) -> list[Any]:
-    recipe = run.recipe
-    schedule = recipe.get("decay")
-    own = [recipe["dataset"], recipe.get("image_size"), recipe["model"], schedule]
-    return [*own, run.config.get("label_noise", 0), run.config.get("validation", 0)]
+def conditions(run: Run) -> dict[str, Any]:
+    """What must be equal for two runs to compete. A setting that an older version did not keep is unknown: absent."""
+    found = {name: value for name, value in run.recipe.items() if name not in _NOT_COMPARED}
+    others = {name: run.config.get(name, default) for name, default in _OTHERS.items()}
+    return found | others
+
+
+_NOT_COMPARED = ("epochs", "method", "selectivity", "source")
+_OTHERS = {"label_noise": 0, "validation": 0, "ranks": 1}
+
+
+def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs on other data stay apart, unless it is the seed that splits the data. Unknown data go with any."""
+    hashes = {run.data_hash for run in runs} - {None}
+    if len(hashes) < 2:
+        return [list(runs)]
+    seeds = {(run.seed, run.data_hash) for run in runs if run.data_hash}
+    labels = [{run.label for run in runs if run.data_hash == data} for data in hashes]
+    sizes = {run.test_examples for run in runs if run.data_hash}
+    if len({seed for seed, _ in seeds}) == len(seeds) and set.intersection(*labels) and len(sizes) == 1:
+        return [list(runs)]
+    groups: dict[str | None, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.data_hash, []).append(run)
+    return list(groups.values())
 
 
 def _collide(runs: Sequence[Run]) -> bool:
@@ -117,15 +169,67 @@ def _by_experiment(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
     return [([with_folder(run) for run in runs], "")]
 
 
-def _title(run: Run, show_schedule: bool, show_size: bool) -> str:
-    recipe, noise = run.recipe, run.config.get("label_noise", 0)
-    words = [str(recipe["dataset"]), str(recipe["model"])]
-    if show_size and recipe.get("image_size"):
-        words.append(f"{recipe['image_size']} pixels")
-    if show_schedule:
-        words.append(f"{(recipe.get('decay') or {}).get('kind')} decay")
-    if noise:
-        words.append(f"{noise:.0%} wrong labels")
-    if run.config.get("validation"):
-        words.append("validation split")
+def _by_length(runs: Sequence[Run]) -> list[Run]:
+    """Runs under one label that are meant for different numbers of epochs are different arms."""
+    lengths = {label: {run.recipe["epochs"] for run in runs if run.label == label} for label in {r.label for r in runs}}
+    return [with_length(run) if len(lengths[run.label]) > 1 else run for run in runs]
+
+
+def _varied(runs: Sequence[Run]) -> dict[tuple[Any, Any], list[str]]:
+    """By data set and model: the conditions in which comparisons differ."""
+    found: dict[tuple[Any, Any], list[str]] = {}
+    for run in runs:
+        alike = [conditions(other) for other in runs if _subject(other) == _subject(run)]
+        names = dict.fromkeys(name for settings in alike for name in settings)
+        found[_subject(run)] = [
+            name for name in names if len({json.dumps(settings.get(name)) for settings in alike}) > 1
+        ]
+    return found
+
+
+def _subject(run: Run) -> tuple[Any, Any]:
+    return run.recipe["dataset"], run.recipe["model"]
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "image_size": lambda size: f"{size} pixels" if size else "full size",
+    "decay": lambda decay: f"{(decay or {}).get('kind')} decay",
+    "batch_size": lambda size: f"batches of {size}",
+    "lr": lambda rate: f"learning rate {rate}",
+    "label_noise": lambda noise: f"{noise:.0%} wrong labels",
+    "validation": lambda share: "validation split" if share else "test set",
+}
+NAMES = {"lr": "learning rate", "decay": "learning-rate schedule"}
+"""Words for conditions, where their names are none."""
+
+
+def _title(run: Run, varied: Mapping[tuple[Any, Any], Sequence[str]]) -> str:
+    settings = conditions(run)
+    always = [name for name in ("label_noise", "validation") if settings[name]]
+    words = [str(part) for part in _subject(run)]
+    for name in dict.fromkeys([*varied[_subject(run)], *always]):
+        plain = f"{name.replace('_', ' ')} {settings.get(name, 'unknown')}"
+        words.append(_WORDS[name](settings[name]) if name in _WORDS and name in settings else plain)
     return ", ".join(words)
+
+
+def apart(comparisons: Sequence[Comparison]) -> list[str]:
+    """A sentence for every data set and model whose runs are not all compared with each other."""
+    groups: dict[tuple[Any, Any], list[Comparison]] = {}
+    for comparison in comparisons:
+        groups.setdefault(_subject(comparison.runs[0]), []).append(comparison)
+    sentences = []
+    for subject, alike in groups.items():
+        if len(alike) < 2:
+            continue
+        runs = [comparison.runs[0] for comparison in alike]
+        reasons = [NAMES.get(name, name.replace("_", " ")) for name in _varied(runs)[subject]]
+        if len({run.data_hash for run in runs}) > 1:
+            reasons.append("data")
+        if not reasons and len({run.recipe["epochs"] for run in runs}) > 1:
+            reasons.append("length")  # each has its own baselines, of its own length
+        words = " and ".join(reasons) or "the experiment they belong to"
+        sentences.append(
+            f"Runs on {subject[0]} with {subject[1]} that differ in {words} are not compared with each other."
+        )
+    return sentences

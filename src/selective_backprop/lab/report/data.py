@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from selective_backprop.lab.report.figures import Gallery, Part, Picture, Sectio
 from selective_backprop.lab.report.images import LoadData, labels_of, thumbnail
 from selective_backprop.lab.report.logs import Log
 from selective_backprop.lab.report.overlap import Ranking, overlap_chart, overlap_parts
+from selective_backprop.lab.report.predictions import predictions
 
 READING = (
     "Easy examples are learned early, hard ones keep a high loss (small curves are losses by epoch), and among the "
@@ -113,23 +114,9 @@ def _galleries(comparison: Comparison, examples: Examples) -> list[Part]:
 
 
 def _suspects(comparison: Comparison, examples: Examples) -> list[Part]:
-    """Likely wrong labels, and how many of them are wrong where that is known."""
+    """Likely wrong labels, or else the hardest examples; and how many labels are wrong where that is known."""
     values = ranking.suspicion(examples.log, examples.labels)
-    ids = ranking.highest(values, _LISTED)
-    heading = ["id", *(["image"] if examples.show_images else []), *(["label"] if examples.labels is not None else [])]
     flipped = examples.flipped if examples.flipped is not None and examples.flipped.any() else None
-    cells = [
-        [
-            str(id),
-            *([examples.image(id)] if examples.show_images else []),
-            *([examples.name(id)] if examples.labels is not None else []),
-            f"{values[id]:.2f}",
-            *(["yes" if flipped[id] else "no"] if flipped is not None else []),
-        ]
-        for id in ids
-    ]
-    measure = "loss above its class" if examples.labels is not None else "loss"
-    heading += [measure, *(["made wrong"] if flipped is not None else [])]
     parts: list[Part] = []
     if flipped is not None:
         total = int(flipped.sum())
@@ -139,11 +126,49 @@ def _suspects(comparison: Comparison, examples: Examples) -> list[Part]:
             f"are among them; by chance it would be {total / len(flipped):.0%}."
         )
         parts.append(Text(words, comparison.id))
-    title = "Labels that are likely wrong, the likeliest first"
-    note = "By the mean loss in the second half of the run: what is still wrong after the rest was learned."
+    likely = _likely_wrong(examples)
+    ids = [id for id in ranking.highest(values, len(values)) if not likely or id in likely][:_LISTED]
+    if not ids:
+        return parts
+    said = predictions(examples.log.run, examples.data, ids) if examples.data is not None else {}
+    measure = "loss above its class" if examples.labels is not None else "loss"
+    columns: dict[str, Callable[[int], str]] = {"id": str}
+    if examples.show_images:
+        columns["image"] = examples.image
+    if examples.labels is not None:
+        columns["label"] = examples.name
+    if said:
+        columns["prediction"] = said.__getitem__
+    columns[measure] = lambda id: f"{values[id]:.2f}"
+    if flipped is not None:
+        columns["made wrong"] = lambda id: "yes" if flipped[id] else "no"
+    cells = [[show(id) for show in columns.values()] for id in ids]
+    title, note = _HARDEST
+    if likely:
+        title, note = f"{len(likely):,} labels that are likely wrong, the likeliest first", _LIKELY
     every = [[id, examples.name(id), rounded(float(values[id]))] for id in ranking.highest(values, len(values))]
     exported = ["id", "label", measure], every
-    return [*parts, Table(f"suspects-{comparison.id}", title, heading, cells, comparison.id, note, exported)]
+    return [*parts, Table(f"suspects-{comparison.id}", title, list(columns), cells, comparison.id, note, exported)]
+
+
+_HARDEST = (
+    "Hardest examples; check labels",
+    "By the mean loss in the second half of the run. None is so high that its label is likely wrong.",
+)
+_LIKELY = (
+    "In the second half of the run, the network gave these labels less than half the chance that a blind guess would."
+)
+
+
+def _likely_wrong(examples: Examples) -> set[int]:
+    """Ids of examples whose mean loss in the second half of the run is above log(2 x classes).
+
+    On digits with 10% wrong labels, all those that it finds after 10 epochs are wrong; on clean digits it finds none.
+    """
+    if examples.data is None:
+        return set()
+    losses = ranking.mean_loss(examples.log, since=0.5)
+    return {int(id) for id in np.flatnonzero(losses > np.log(2 * examples.data.num_classes))}
 
 
 def _between_architectures(comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]]) -> list[Part]:

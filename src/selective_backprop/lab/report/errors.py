@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from selective_backprop.lab.report.charts import HIDDEN, PERCENT, SHOWN, Palette, axis, log_ticks, tooltip
+from selective_backprop.lab.report.charts import (
+    HIDDEN,
+    PERCENT,
+    SHOWN,
+    Palette,
+    axis,
+    is_flat,
+    label_ends,
+    log_ticks,
+    tooltip,
+)
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.runs import running_means, split_label
@@ -29,6 +39,8 @@ def errors(comparisons: Sequence[Comparison], palette: Palette) -> Section:
         rows = curve_rows(comparison)
         last = "; ".join(f"{row['run']} {row['error']:.2%}" for row in rows if row["last"])
         for column, (title, label) in _X.items():
+            if is_flat(rows, "error") or (column == "seconds" and not comparison.same_hardware_by_seed):
+                continue
             figure = f"error-by-{column}-{comparison.id}"
             parts.append(
                 Figure(
@@ -36,9 +48,11 @@ def errors(comparisons: Sequence[Comparison], palette: Palette) -> Section:
                 )
             )
         if len(comparison.by_label) > 1:
-            parts += [_frontier(comparison, by, rows, palette) for by in AXES]
-            parts.append(_shares(comparison))
-    return Section("errors", "Error against steps, time and compute", READING, parts)
+            axes = [by for by in AXES if by == "compute" or comparison.same_hardware_by_seed]
+            parts += [_frontier(comparison, by, rows, palette) for by in axes]
+            if table := _shares(comparison, axes):
+                parts.append(table)
+    return Section("errors", "Error in the course of training", READING, parts)
 
 
 def curve_rows(comparison: Comparison) -> list[Row]:
@@ -74,10 +88,17 @@ def error_axis(rows: Sequence[Row]) -> Spec:
     """Axis of errors, logarithmic unless an error is zero."""
     low, high = min(row["error"] for row in rows), max(row["error"] for row in rows)
     if low <= 0:
-        return axis("error", "test error", format=PERCENT, zero=False)
+        return axis("error", "test error", format=PERCENT, domain=[0, high * 1.06 or 1], nice=False)
     domain = [low * 0.94, high * 1.06]
     return axis(
-        "error", "test error", scale_type="log", domain=domain, nice=False, values=log_ticks(*domain), format=PERCENT
+        "error",
+        "test error",
+        scale_type="log",
+        domain=domain,
+        nice=False,
+        values=log_ticks(*domain),
+        labelOverlap="greedy",
+        format=PERCENT,
     )
 
 
@@ -96,7 +117,8 @@ _TIP = tooltip(
 def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> Spec:
     x, y = axis(column, label, format=",.3~f"), error_axis(rows)
     shared = {"x": x, "detail": {"field": "run"}, "color": palette.color()}
-    floor = y["scale"].get("domain", [0.0])[0]
+    floor = y["scale"]["domain"][0]
+    names, height = label_ends([row for row in rows if row["last"]], x, y, palette)
     band: Spec = {
         "mark": {"type": "area", "opacity": 0.12, "clip": True},
         # A seed with zero error has no place on a logarithmic axis, so the shade ends where the axis does.
@@ -106,28 +128,46 @@ def _curves(column: str, label: str, rows: Sequence[Row], palette: Palette) -> S
     return {
         "params": [HIDDEN],
         "transform": [SHOWN],
+        "height": height,
         "layer": [
             *([band] if any(row["seeds"] > 1 for row in rows) else []),
             {"mark": "line", "encoding": shared | {"y": y, "strokeDash": palette.dash()}},
-            {"mark": "point", "encoding": shared | {"y": y, "tooltip": _TIP}},
+            {"mark": "point", "encoding": shared | {"y": y, "shape": palette.shape(), "tooltip": _TIP}},
+            *names,
         ],
     }
 
 
 def frontier_shares(comparison: Comparison, by: Axis) -> dict[str, float]:
-    """Each method's share of the points on the frontier of mean curves."""
-    points = pareto_frontier({label: comparison.mean_curve(label) for label in comparison.by_label}, by)
+    """Each method's share of the points on the frontier of mean curves, from 1.4x of the final error on.
+
+    The many points before are of the first epochs, in which no method has done anything yet. The final error is that of
+    the reference, or else the lowest.
+    """
+    curves = {label: comparison.mean_curve(label) for label in comparison.by_label}
+    if comparison.reference is not None:
+        final = curves[comparison.reference].errors[-1]
+    else:
+        final = min(curve.errors[-1] for curve in curves.values())
+    points = [point for point in pareto_frontier(curves, by) if point[2] <= STARTS_AT * final]
     counts = Counter(split_label(label)[0] for label, _, _ in points)
     names = dict.fromkeys(split_label(label)[0] for label in comparison.by_label)
-    return {name: counts[name] / len(points) for name in names}
+    return {name: counts[name] / len(points) for name in names} if points else {}
 
 
-def _shares(comparison: Comparison) -> Table:
-    shares = {by: frontier_shares(comparison, by) for by in AXES}
+STARTS_AT = 1.4
+"""Points of the frontier count from this multiple of the final error on."""
+
+
+def _shares(comparison: Comparison, axes: Sequence[Axis]) -> Table | None:
+    shares = {by: frontier_shares(comparison, by) for by in reversed(axes)}
+    if not all(shares.values()):
+        return None
     names = sorted(shares["compute"], key=lambda name: -shares["compute"][name])
-    cells = [[name, *(f"{shares[by][name]:.0%}" for by in reversed(AXES))] for name in names]
+    cells = [[name, *(f"{shares[by][name]:.0%}" for by in shares)] for name in names]
     title = "Share of the points on the frontier"
-    return Table(f"frontier-shares-{comparison.id}", title, ["method", *reversed(AXES)], cells, comparison.id)
+    note = f"Points from {STARTS_AT}x of the final error on."
+    return Table(f"frontier-shares-{comparison.id}", title, ["method", *shares], cells, comparison.id, note=note)
 
 
 def _frontier(comparison: Comparison, by: Axis, curves: Sequence[Row], palette: Palette) -> Figure:
@@ -154,15 +194,15 @@ def _frontier(comparison: Comparison, by: Axis, curves: Sequence[Row], palette: 
             {
                 "mark": {"type": "point", "opacity": 0.3, "size": 16},
                 "transform": [SHOWN, {"filter": "!datum.frontier"}],
-                "encoding": encoding | {"tooltip": tips},
+                "encoding": encoding | {"shape": palette.shape(), "tooltip": tips},
             },
             {
                 "mark": {"type": "point", "size": 80, "opacity": 1},
                 "transform": [SHOWN, *on_frontier],
-                "encoding": encoding | {"tooltip": tips},
+                "encoding": encoding | {"shape": palette.shape(), "tooltip": tips},
             },
         ],
     }
     title = f"Pareto frontier of error and {by}"
-    note = "Large points are those than which no run has a lower error at the same cost or less."
-    return Figure(f"frontier-{by}-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
+    note = "Large points: nothing cheaper is better."
+    return Figure(f"pareto-{by}-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)

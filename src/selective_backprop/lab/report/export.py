@@ -11,7 +11,8 @@ from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.build import Report
-from selective_backprop.lab.report.figures import Figure, Row, Spec, Table, as_csv, columns_of, rounded
+from selective_backprop.lab.report.charts import Palette
+from selective_backprop.lab.report.figures import Figure, Matrix, Row, Spec, Table, as_csv, columns_of, rounded
 
 
 def export(report: Report, folder: Path) -> list[Path]:
@@ -19,19 +20,21 @@ def export(report: Report, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     titles = {comparison.id: comparison.title for comparison in report.comparisons}
     files: dict[Path, bytes] = {}
-    for part in (part for section in report.sections for part in section.parts):
+    parts = [(section, part) for section in report.sections for part in section.parts]
+    for section, part in parts:
         if isinstance(part, Figure):
-            files |= {
-                folder / name: content for name, content in _figure(part, titles.get(part.comparison, "")).items()
-            }
+            made = _figure(part, titles.get(part.comparison, section.title), report.palette)
+            files |= {folder / name: content for name, content in made.items()}
         elif isinstance(part, Table):
             files[folder / f"{part.id}.csv"] = as_csv(*(part.exported or (part.heading, part.cells))).encode()
+        elif isinstance(part, Matrix):
+            files[folder / f"{part.id}.csv"] = as_csv(*part.exported).encode()
     write_whole(files)
     return sorted(files)
 
 
-def _figure(figure: Figure, subtitle: str) -> dict[str, bytes]:
-    converter, spec = import_extra("vl_convert"), standalone(figure, subtitle)
+def _figure(figure: Figure, subtitle: str, palette: Palette) -> dict[str, bytes]:
+    converter, spec = import_extra("vl_convert"), standalone(figure, palette, subtitle)
     columns = columns_of(figure.rows)
     cells = [[rounded(row.get(name)) for name in columns] for row in figure.rows]
     return {
@@ -48,13 +51,16 @@ def _smaller(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def standalone(figure: Figure, subtitle: str = "") -> Spec:
+def standalone(figure: Figure, palette: Palette, subtitle: str = "") -> Spec:
     """The chart with its data, title and legend: in the page, the last two are outside of it."""
     rows = [{name: rounded(value) for name, value in row.items()} for row in figure.rows]
     title = {"text": figure.title, "subtitle": subtitle, "offset": 14}
     look = {"width": 480, "height": 260, "title": title, "background": theme.PAPER["light"], "padding": 12}
     spec: Spec = look | _with_legends(figure.spec, rows)
-    return spec | {"data": {"name": "rows", "values": rows}, "config": theme.config("light") | {"background": "white"}}
+    return spec | {
+        "data": {"name": "rows", "values": rows},
+        "config": theme.config("light", palette.full_names) | {"background": "white"},
+    }
 
 
 def _with_legends(spec: Any, rows: Sequence[Row]) -> Any:
@@ -65,6 +71,7 @@ def _with_legends(spec: Any, rows: Sequence[Row]) -> Any:
     if spec.get("field") in ("method", "budget") and "legend" in spec and spec["legend"] is None:
         present = {row.get(spec["field"]) for row in rows}
         names = [name for name in spec["scale"]["domain"] if name in present and name]
+        # Without a title, legends of colour and shape are one.
         symbol = {"symbolType": "stroke", "symbolSize": 500} if spec["field"] == "budget" else {"symbolOpacity": 1}
         return spec | {"legend": {"orient": "right", "values": names} | symbol if names else None}
     return {key: _with_legends(value, rows) for key, value in spec.items()}

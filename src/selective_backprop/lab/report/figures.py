@@ -95,17 +95,80 @@ class Text:
     comparison: str = ""
 
 
-Part = Figure | Table | Gallery | Text
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """What the matrix says of a method on a workload.
+
+    Args:
+        value: the number, or why there is none.
+        more: its interval.
+        hint: the arm it is of, for who points at it.
+        kind: "better", "same", "worse" or "unknown"; "" where there is nothing to judge.
+    """
+
+    value: str
+    more: str = ""
+    kind: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Methods by workloads.
+
+    Args:
+        columns: title of each workload, by its id.
+        rows: a cell for each workload, by method.
+        also: another name for some of the methods.
+        legend: words for each kind of cell.
+    """
+
+    id: str
+    title: str
+    columns: dict[str, str]
+    rows: dict[str, list[Cell]]
+    legend: dict[str, str]
+    also: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+    comparison: str = ""
+
+    @property
+    def exported(self) -> tuple[list[str], list[list[Any]]]:
+        """Heading and cells of its CSV file."""
+        cells = [
+            [f"{cell.value} {cell.more}".strip() + (f" ({cell.hint})" if cell.hint else "") for cell in row]
+            for row in self.rows.values()
+        ]
+        return ["method", *self.columns.values()], [[name, *row] for name, row in zip(self.rows, cells, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """Sentences, each with the id and the title of the workload it is about, or "" and ""; ** makes bold."""
+
+    id: str
+    title: str
+    items: list[tuple[str, str, str]]
+    kind: str = "findings"
+    comparison: str = ""
+
+
+Part = Figure | Table | Gallery | Text | Matrix | Notes
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A heading, a sentence on how to read what is below it, and the parts."""
+    """A heading, a sentence on how to read what is below it, and the parts.
+
+    In an overview the parts of all comparisons stand side by side, at the top of the page. The other sections are cut
+    into their comparisons, each of which the reader opens and closes as a whole.
+    """
 
     id: str
     title: str
     reading: str
     parts: list[Part]
+    overview: bool = False
 
 
 def rounded(value: Any) -> Any:

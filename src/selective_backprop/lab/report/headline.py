@@ -1,168 +1,229 @@
-"""Section 1: which method won, by how much, and against which baselines."""
+"""The first screen: who won on which workload, by how much, and whether that is fair."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, stdev
 
-from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Part, Section, Table, Text
-from selective_backprop.lab.report.runs import Run, split_label
-from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, Curve, SpeedUp
+from selective_backprop.lab.report.alerts import alerts_of
+from selective_backprop.lab.report.comparisons import Comparison, apart
+from selective_backprop.lab.report.figures import Cell, Matrix, Notes, Part, Section, Table
+from selective_backprop.lab.report.runs import split_label
+from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, SpeedUp
+from selective_backprop.lab.study.frontier import Bound, Interval, Multiple, Verdict, says_anything
+from selective_backprop.lab.study.standing import PLAIN, RANDOM, Standing, cheapest_lossless, error_of, winner
 from selective_backprop.lab.study.tables import cost, final_error
 
 READING = (
-    "A speed-up is how many times less was spent than by Traditional until the error came within 1.1x, 1.2x or 1.4x of "
-    "its final error: of the mean over seeds and, in brackets, the lowest and highest of a seed."
+    "The compute multiplier is how many times more compute plain training needs for a method's error, its learning "
+    "rate decayed within that compute: above 1 the method is cheaper."
 )
+_KINDS = {
+    Verdict.BETTER: "better",
+    Verdict.SAME: "same",
+    Verdict.WORSE: "worse",
+    Verdict.NOT_CHECKED: "unknown",
+}
+LEGEND = {
+    "better": "better than plain training and random subsets",
+    "same": "not told apart from one of them",
+    "worse": "worse than one of them",
+    "unknown": "not checked",
+}
 
 
 def headline(comparisons: Sequence[Comparison]) -> Section:
-    """Findings in words, and the tables they are from."""
-    parts: list[Part] = []
+    """The matrix, a sentence for each workload, and what keeps them from being convincing."""
+    titles = {comparison.id: comparison.title for comparison in comparisons}
+    findings = [(comparison.id, comparison.title, finding(comparison)) for comparison in comparisons]
+    doubts = [("", "", sentence) for sentence in apart(comparisons)]
     for comparison in comparisons:
-        parts.append(Text(winner(comparison), comparison.id))
+        sentences = alerts_of(comparison)
+        doubts += [(comparison.id, comparison.title, " ".join(sentences))] if sentences else []
+    if unknown := [run for comparison in comparisons for run in comparison.runs if run.data_hash is None]:
+        total = sum(len(comparison.runs) for comparison in comparisons)
+        doubts.append(
+            ("", "", f"{len(unknown)} of {total} runs are of an older version and do not say which data they used.")
+        )
+    parts: list[Part] = [
+        Matrix(
+            "multipliers",
+            "Compute multiplier",
+            titles,
+            matrix_rows(comparisons),
+            LEGEND,
+            _also(comparisons),
+            _MATRIX_NOTE,
+        ),
+        Notes("findings", "Who won", findings),
+        *([Notes("alerts", "Before you believe it", doubts, "alerts")] if doubts else []),
+    ]
+    return Section("headline", "Which method won", READING, parts, overview=True)
+
+
+_MATRIX_NOTE = (
+    "Each method's best arm, with a 95% interval over seeds; “>” and “<” are bounds. Plain training has its lowest "
+    "error instead. A number in a dashed cell: random subsets were not run with as much compute."
+)
+
+
+def _also(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """What the baselines are, by the names that they go by."""
+    words = {PLAIN: "plain training", RANDOM: "random subsets"}
+    runs = [run for comparison in comparisons for run in comparison.runs if run.method in words]
+    return {split_label(run.label)[0]: words[run.method] for run in runs}
+
+
+def finding(comparison: Comparison) -> str:
+    """Who won, among all arms, baselines included."""
+    if not comparison.standings:
+        return "Nothing can be said: no run is finished."
+    return f"{winner(comparison.standings)} {cheapest_lossless(comparison.standings)}".strip()
+
+
+def matrix_rows(comparisons: Sequence[Comparison]) -> dict[str, list[Cell]]:
+    """By method: a cell for each workload. Plain training comes first, then random subsets."""
+    arms: dict[str, dict[str, list[Standing]]] = {}
+    for comparison in comparisons:
+        for standing in comparison.standings:
+            family = split_label(standing.label)[0]
+            arms.setdefault(family, {}).setdefault(comparison.id, []).append(standing)
+    first = {family: next(iter(found.values()))[0].named.method for family, found in arms.items()}
+    order = sorted(arms, key=lambda family: (first[family] != PLAIN, first[family] != RANDOM, family.lower()))
+    return {family: [_cell(arms[family].get(comparison.id, [])) for comparison in comparisons] for family in order}
+
+
+def _cell(arms: Sequence[Standing]) -> Cell:
+    if not arms:
+        return Cell("not run")
+    if arms[0].named.method == PLAIN:
+        best = min(arms, key=lambda standing: standing.named.compute.error)
+        budgets = f"{len(arms)} budgets" if len(arms) > 1 else "one budget"
+        return Cell(error_of(best.named.compute), f"{best.named.compute.cost:.1f} epochs; {budgets}", "", best.label)
+    best = best_arm(arms)
+    found, compute = best.plain, best.named.compute.cost
+    hint = f"{best.label}: {error_of(best.named.compute)} with {compute:.2f} epochs of compute"
+    if found is None:
+        return Cell("not checked", "plain training was not run", "unknown", hint)
+    if not says_anything(found):
+        why = "so little" if found.multiple.bound is Bound.LESS else "so much"
+        return Cell("not checked", f"plain: never {why} compute", "unknown", hint)
+    low, high = found.low, found.high
+    span = "one seed" if low is None or high is None else f"{short(low, '')} to {short(high, '')}"
+    return Cell(short(found.multiple), span, _KINDS[best.verdict], f"{hint}; {best.verdict}")
+
+
+def best_arm(arms: Sequence[Standing]) -> Standing:
+    """The arm with the highest multiplier. A bound that tells nothing counts least."""
+
+    def rank(standing: Standing) -> tuple[bool, float]:
+        found = standing.plain
+        return (found is not None and says_anything(found), found.multiple.value if found is not None else 0.0)
+
+    return max(arms, key=rank)
+
+
+def short(multiple: Multiple, unit: str = "x") -> str:
+    """
+    >>> short(Multiple(1.9, Bound.MORE)), short(Multiple(1.25)), short(Multiple(2.0, Bound.LESS), "")
+    ('> 1.90x', '1.25x', '< 2.00')
+    """
+    sign = {Bound.EXACT: "", Bound.MORE: "> ", Bound.LESS: "< "}[multiple.bound]
+    return f"{sign}{multiple.value:.2f}{unit}"
+
+
+# ---- the tables of a workload
+
+
+def numbers(comparisons: Sequence[Comparison]) -> Section:
+    """All arms of each workload, then speed-ups to a target."""
+    parts: list[Table] = []
+    for comparison in comparisons:
+        if comparison.standings:
+            parts.append(arms_table(comparison))
         if comparison.reference is not None:
             parts.append(speed_table(comparison, "compute"))
-            parts.append(speed_table(comparison, "seconds"))
-        elif comparison.finished:
+            if comparison.same_hardware_by_seed:
+                parts.append(speed_table(comparison, "seconds"))
+        elif comparison.finished and not comparison.standings:
             parts.append(error_table(comparison))
-        if budget := budget_table(comparison):
-            parts.append(budget)
-    return Section("headline", "Which method won", READING, parts)
+    return Section("numbers", "All arms", _NUMBERS, list(parts))
 
 
-def winner(comparison: Comparison) -> str:
-    """A finding in words."""
-    unfinished = [run for run in comparison.runs if not run.finished]
-    going_on = (
-        f" {len(unfinished)} of {len(comparison.runs)} runs are not finished and not counted." if unfinished else ""
+_NUMBERS = (
+    "An arm is a method with a number of epochs, its learning rate fully decayed at the end; M is its multiplier."
+)
+
+
+def arms_table(comparison: Comparison) -> Table:
+    """Every arm with its error, its compute and its multipliers."""
+    clock = any(standing.named.seconds is not None for standing in comparison.standings)
+    cells = []
+    for standing in comparison.standings:
+        arm = standing.named.compute
+        row = [standing.label, error_of(arm), str(len(arm.errors)), f"{arm.cost:.2f}"]
+        row += [_words(standing.plain, standing.named.method == PLAIN)]
+        row += [_words(standing.random, standing.named.method == RANDOM)]
+        row += [{True: "yes", False: "no", None: "unknown"}[standing.lossless]]
+        if clock:
+            seconds = standing.named.seconds
+            row += ["unknown" if seconds is None else f"{seconds.cost:,.0f}"]
+            row += [_words(standing.seconds, standing.named.method == PLAIN)]
+        cells.append([*row, "baseline" if standing.named.method == PLAIN else str(standing.verdict)])
+    size = comparison.test_examples
+    heading = ["method", "error" if size is None else f"error on {size:,} test examples", "seeds", "compute"]
+    heading += ["M against plain", "M against random", "lossless"]
+    heading += ["seconds", "M in seconds"] if clock else []
+    note = (
+        "Error: mean ± standard deviation over seeds. Compute: forward passes 1, backward passes 2, in epochs of plain "
+        "training. Lossless: an error within 2% of the best of plain training."
+        + ("" if size else " The size of the test set was not kept by these runs.")
+        + ("" if clock else " Seconds are left out: the runs were not all made on the same hardware.")
     )
-    if comparison.reference is None:
-        return f"No finished run of Traditional to compare with.{going_on}"
-    return f"{_leader(comparison)} {_budget_sentence(comparison)}".strip() + going_on
+    return Table(f"arms-{comparison.id}", "All arms", [*heading, "verdict"], cells, comparison.id, note=note)
 
 
-def _leader(comparison: Comparison) -> str:
-    reference = comparison.reference
-    assert reference is not None
-    rivals = [label for label, runs in comparison.finished.items() if label != reference and not runs[0].is_baseline]
-    baseline = f"Traditional, which ends at {final_error(_curves(comparison, reference))}"
-    for factor in FACTORS:
-        found = {label: comparison.speed_up(label, factor, "compute") for label in rivals}
-        means = {label: result.median for label, result in found.items() if result and result.median}
-        if not means:
-            continue
-        best = max(means, key=means.__getitem__)
-        result = found[best]
-        assert result is not None
-        if means[best] <= 1:
-            return f"**No method beat Traditional**: none came within {factor}x of its final error with less compute."
-        seeds = len(comparison.finished[best])
-        spread = (
-            f"{result.lowest:.2f}-{result.highest:.2f} over {seeds} seeds"
-            if seeds > 1 and result.lowest and result.highest
-            else f"not by every one of {seeds} seeds"
-            if seeds > 1
-            else "one seed, so nothing is known of the spread"
-        )
-        clock = comparison.speed_up(best, factor, "seconds")
-        in_time = f", and {clock.median:.2f}x less time" if clock and clock.median else ""
-        return (
-            f"**{best}** came within {factor}x of the final error of {baseline}, with **{means[best]:.2f}x less "
-            f"compute** ({spread}){in_time}. It ends at {final_error(_curves(comparison, best))}."
-        )
-    return f"**No method came within {FACTORS[-1]}x** of the final error of {baseline}." if rivals else ""
-
-
-def _budget_sentence(comparison: Comparison) -> str:
-    """The method against plain training that was given as much and no more."""
-    sentences = []
-    for label, runs in comparison.finished.items():
-        baseline = comparison.finished.get(f"traditional, {label}'s compute")
-        if baseline is None:
-            continue
-        ours, theirs = ([run.records[-1]["test_error"] for run in group] for group in (runs, baseline))
-        sentences.append(
-            f"Within the compute of {label}, plain training with its learning rate fully decayed ends at "
-            f"{final_error([run.curve for run in baseline])}: **{label} is {_verdict(ours, theirs)}**."
-        )
-    return " ".join(sentences)
-
-
-def _verdict(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Whether the method is better or worse, and whether seeds differ by as much as that.
-
-    >>> _verdict([0.10, 0.11], [0.2, 0.21]), _verdict([0.10, 0.3], [0.2, 0.21]), _verdict([0.2], [0.1])
-    ('better', 'better, by less than the spread over seeds', 'worse')
-    """
-    difference = fmean(theirs) - fmean(ours)
-    word = "better" if difference > 0 else "worse" if difference < 0 else "equal"
-    spread = max((stdev(errors) for errors in (ours, theirs) if len(errors) > 1), default=0.0)
-    return f"{word}, by less than the spread over seeds" if 0 < abs(difference) < spread else word
-
-
-def _curves(comparison: Comparison, label: str) -> list[Curve]:
-    return [run.curve for run in comparison.finished[label]]
+def _words(interval: Interval | None, is_itself: bool) -> str:
+    if interval is None:
+        return "—" if is_itself else "not run"
+    if not says_anything(interval):
+        return "not checked"
+    if interval.low is None or interval.high is None:
+        return f"{short(interval.multiple)} (one seed)"
+    return f"{short(interval.multiple)} ({short(interval.low, '')} to {short(interval.high, '')})"
 
 
 def speed_table(comparison: Comparison, axis: Axis) -> Table:
-    """Speed-ups of all methods; baselines within a budget have a table of their own."""
+    """How much sooner each method came within a multiple of the final error of Traditional's best run."""
     cells = []
     for label, runs in comparison.finished.items():
-        if runs[0].is_baseline:
-            continue
         ups = [comparison.speed_up(label, factor, axis) for factor in FACTORS]
         curves = [run.curve for run in runs]
-        cells.append([label, final_error(curves), cost(curves, axis), *(_words(up, len(runs)) for up in ups)])
+        cells.append([label, final_error(curves), cost(curves, axis), *(_speed(up, len(runs)) for up in ups)])
     heading = ["method", "final error", _COST[axis], *(f"to {factor}x" for factor in FACTORS)]
-    title, note = f"Speed-up in {axis}", _NOTES[axis]
-    return Table(f"speed-up-{axis}-{comparison.id}", title, heading, cells, comparison.id, note=note)
+    title = f"Speed-up in {axis}, against {comparison.reference}"
+    return Table(f"speed-up-{axis}-{comparison.id}", title, heading, cells, comparison.id, note=_NOTES[axis])
 
 
-def _words(up: SpeedUp | None, seeds: int) -> str:
-    """Without a span where there is one seed."""
+def _speed(up: SpeedUp | None, seeds: int) -> str:
+    """Without a range where there is one seed."""
     if up is None:
         return "no common seed"
     return f"{up.median:.2f}" if seeds == 1 and up.median is not None else str(up)
 
 
 _NOTES = {
-    "compute": "Errors on the test set, mean ± standard deviation over seeds. Compute counts passes, forward 1 and "
-    "backward 2, in epochs of Traditional.",
+    "compute": "How many times less was spent until the error came within 1.1x, 1.2x or 1.4x of its final error. "
+    "It flatters a method where that run is longer than it need be; the multiplier does not.",
     "seconds": "Seconds of training; evaluation is left out.",
 }
 _COST = {"seconds": "seconds", "compute": "epochs of compute"}
 
 
 def error_table(comparison: Comparison) -> Table:
-    """Where there is nothing to measure a speed-up against."""
+    """Where there is nothing to measure against."""
     cells = []
     for label, runs in comparison.finished.items():
         curves = [run.curve for run in runs]
         cells.append([label, final_error(curves), *(cost(curves, axis) for axis in AXES)])
     heading = ["method", "final error", *(_COST[axis] for axis in AXES)]
     return Table(f"errors-{comparison.id}", "Final errors", heading, cells, comparison.id)
-
-
-def budget_table(comparison: Comparison) -> Table | None:
-    """Each method that baselines were given the budget of, with those baselines beside it."""
-    owners: dict[str, list[tuple[str, list[Run]]]] = {}
-    for label, runs in comparison.finished.items():
-        if runs[0].is_baseline:
-            owner = split_label(label)[1].rpartition("'s ")[0]
-            owner = owner.partition("x ")[2] if owner.partition("x ")[0].replace(".", "").isdigit() else owner
-            owners.setdefault(owner, []).append((label, runs))
-    cells = []
-    for owner, baselines in owners.items():
-        rows = [(owner, comparison.finished[owner])] if owner in comparison.finished else []
-        for label, runs in [*rows, *baselines]:
-            curves = [run.curve for run in runs]
-            cells.append([label, final_error(curves), *(cost(curves, axis) for axis in reversed(AXES)), str(len(runs))])
-    if not cells:
-        return None
-    heading = ["method", "final error", *(_COST[axis] for axis in reversed(AXES)), "seeds"]
-    note = "Baselines have their learning rate fully decayed within the compute, or the time, that the method took."
-    return Table(
-        f"budget-{comparison.id}", "Baselines within the same budget", heading, cells, comparison.id, note=note
-    )

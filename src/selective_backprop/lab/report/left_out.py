@@ -35,4 +35,4 @@ class LeftOut:
     def section(self) -> Section:
         cells = [[what, reason] for what, reason in self.notes]
         parts = [Table("left-out", "Left out", ["what", "why"], cells)] if cells else []
-        return Section("left-out", "What was left out", READING, list(parts))
+        return Section("left-out", "What was left out", READING, list(parts), overview=True)

@@ -15,6 +15,7 @@ from selective_backprop.lab.report.charts import axis, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Spec, Table, rounded
 from selective_backprop.lab.report.logs import Log
+from selective_backprop.lab.report.theme import PHASES
 
 _LISTED = 24
 
@@ -80,11 +81,11 @@ def overlap_chart(id: str, title: str, one: Ranking, other: Ranking, comparison:
     text = {"type": "text", "align": "left", "dx": 6, "dy": 10}
     spec: Spec = {
         "layer": [
-            diagonal | {"mark": {"type": "line", "strokeWidth": 1, "strokeDash": [3, 3], "color": "#8a94a3"}},
+            diagonal | {"mark": {"type": "line", "strokeWidth": 1, "strokeDash": [3, 3], "color": PHASES[1]}},
             diagonal | {"mark": text, "encoding": {"x": x, "y": y, "text": {"field": "text"}}},
-            {"mark": {"type": "line", "color": "#3f97c9"}, "encoding": {"x": x, "y": y}},
+            {"mark": {"type": "line", "color": PHASES[0]}, "encoding": {"x": x, "y": y}},
             {
-                "mark": {"type": "point", "color": "#3f97c9"},
+                "mark": {"type": "point", "color": PHASES[0]},
                 "encoding": {"x": x, "y": y, "tooltip": tooltip(left_out="fraction|.0%", overlap="overlap|.1%")},
             },
         ]

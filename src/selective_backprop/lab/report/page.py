@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +30,20 @@ def render(
     environment = jinja.Environment(
         loader=jinja.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"by_comparison": _by_comparison, "sparkline": sparkline}
+    environment.filters |= {"of_comparison": _of_comparison, "sparkline": sparkline}
     page: str = environment.get_template("page.html").render(
         title=_title(comparisons),
         summary=_summary(comparisons),
         comparisons=comparisons,
-        titles={comparison.id: comparison.title for comparison in comparisons},
-        sections=sections,
+        overview=[section for section in sections if section.overview],
+        sections=[section for section in sections if not section.overview],
         methods=palette.methods,
         budgets=palette.budgets if 1 < len(palette.budgets) <= _MOST_BUDGETS else [],
         dashes=[" ".join(map(str, dash)) for dash in DASHES],
-        color_of=lambda label: _color(palette, label),
+        place_of=lambda label: _place(palette, label),
         themes=theme,
-        data=_data(sections),
+        full_names=palette.full_names,
+        data=_data(comparisons, sections, palette),
         style=_read("page.css"),
         script=_read("page.js"),
         bundle=javascript(),
@@ -64,23 +64,25 @@ def _title(comparisons: Sequence[Comparison]) -> str:
 def _summary(comparisons: Sequence[Comparison]) -> str:
     runs = [run for comparison in comparisons for run in comparison.runs]
     methods, seeds = {split_label(run.label)[0] for run in runs}, {run.seed for run in runs}
-    counted = [(len(runs), "run"), (len(methods), "method"), (len(seeds), "seed"), (len(comparisons), "comparison")]
+    counted = [(len(runs), "run"), (len(methods), "method"), (len(seeds), "seed"), (len(comparisons), "workload")]
     return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counted)
 
 
-def _color(palette: Palette, label: str) -> int | None:
-    """Which of the theme's colours goes with a label, if it is one of a run."""
-    name = split_label(label)[0]
-    return palette.methods.index(name) % len(theme.METHODS["light"]) if name in palette.methods else None
+def _place(palette: Palette, label: str) -> tuple[int, str, str] | None:
+    """If it is the label of a run: which of the page's colours it has, the method's name, and the budget."""
+    name, budget = split_label(label)
+    return (palette.methods.index(name), name, budget) if name in palette.methods else None
 
 
-def _by_comparison(section: Section) -> list[tuple[str, list[Any]]]:
-    return [(id, list(parts)) for id, parts in groupby(section.parts, lambda part: part.comparison)]
+def _of_comparison(section: Section, id: str) -> list[Any]:
+    return [part for part in section.parts if part.comparison == id]
 
 
-def _data(sections: Sequence[Section]) -> dict[str, Any]:
+def _data(comparisons: Sequence[Comparison], sections: Sequence[Section], palette: Palette) -> dict[str, Any]:
     """Specs and rows for the page's script; lists of rows that figures share are in it once."""
-    figures = [part for section in sections for part in section.parts if isinstance(part, Figure)]
+    titles = {comparison.id: comparison.title for comparison in comparisons}
+    found = [(part, section) for section in sections for part in section.parts if isinstance(part, Figure)]
+    figures = [figure for figure, _ in found]
     tables: dict[int, dict[str, Any]] = {}
     for rows in (rows for figure in figures for rows in (figure.rows, figure.more_rows) if rows):
         tables.setdefault(id(rows), _compact(rows))
@@ -88,11 +90,16 @@ def _data(sections: Sequence[Section]) -> dict[str, Any]:
     return {
         "tables": list(tables.values()),
         "figures": {
-            figure.id: {"spec": figure.spec, "table": places[id(figure.rows)]}
+            figure.id: {
+                "spec": figure.spec,
+                "table": places[id(figure.rows)],
+                "title": figure.title,
+                "subtitle": titles.get(figure.comparison, section.title),
+            }
             | ({"picker": figure.picker, "choices": places[id(figure.more_rows)]} if figure.picker else {})
-            for figure in figures
+            for figure, section in found
         },
-        "themes": {name: theme.config(name) for name in theme.THEMES},
+        "themes": {name: theme.config(name, palette.full_names) for name in theme.THEMES},
     }
 
 

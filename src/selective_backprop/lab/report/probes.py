@@ -10,11 +10,12 @@ from typing import TypeVar
 import numpy as np
 
 from selective_backprop.lab.probes import read_confidence, read_gradients
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, tooltip
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, is_flat, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run, split_label
+from selective_backprop.lab.report.theme import PHASES
 
 T = TypeVar("T")
 
@@ -32,12 +33,19 @@ def gradient_fidelity(comparisons: Sequence[Comparison], left_out: LeftOut) -> S
     """Gradient fidelity of runs made with `--probe gradients`."""
     parts: list[Part] = []
     for comparison in comparisons:
-        if rows := gradient_rows(comparison, left_out):
-            parts += [
-                _fidelity(comparison, rows, "cosine", "Cosine similarity with the whole batch's gradient", ".1f"),
-                _fidelity(comparison, rows, "equal signs", "Components with the same sign", ".0%"),
-            ]
+        rows = gradient_rows(comparison, left_out)
+        parts += [
+            _fidelity(comparison, rows, measure, title, number)
+            for measure, title, number in _FIDELITY
+            if not is_flat(rows, measure)
+        ]
     return Section("gradients", "Gradient fidelity", GRADIENTS, parts)
+
+
+_FIDELITY = (
+    ("cosine", "Cosine similarity with the whole batch's gradient", ".1f"),
+    ("equal signs", "Components with the same sign", ".0%"),
+)
 
 
 def _probed(comparison: Comparison, files: str) -> dict[str, list[Run]]:
@@ -85,7 +93,7 @@ def _fidelity(comparison: Comparison, rows: list[Row], measure: str, title: str,
             "y": axis(measure, measure, format=number, zero=False),
             "color": {
                 "field": "part",
-                "scale": {"domain": list(_PARTS.values()), "range": ["#d55e00", "#8a94a3"]},
+                "scale": {"domain": list(_PARTS.values()), "range": [PHASES[0], PHASES[1]]},
                 "legend": {},
             },
         },
@@ -118,12 +126,16 @@ def confidence(comparisons: Sequence[Comparison], palette: Palette, left_out: Le
     """Confidence of runs made with `--probe confidence`."""
     parts: list[Part] = []
     for comparison in comparisons:
-        if rows := confidence_rows(comparison, left_out):
-            parts += [
-                _by_percentile(comparison, rows, "confidence", "Confidence in the true class", palette),
-                _by_percentile(comparison, rows, "accuracy", "Accuracy at each percentile of confidence", palette),
-            ]
+        rows = confidence_rows(comparison, left_out)
+        parts += [
+            _by_percentile(comparison, rows, measure, title, palette)
+            for measure, title in _MEASURES.items()
+            if not is_flat(rows, measure)
+        ]
     return Section("confidence", "Confidence on the test set", CONFIDENCE, parts)
+
+
+_MEASURES = {"confidence": "Confidence in the true class", "accuracy": "Accuracy at each percentile of confidence"}
 
 
 def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -> list[Row]:
@@ -147,14 +159,15 @@ def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -
 
 
 def _by_percentile(comparison: Comparison, rows: list[Row], measure: str, title: str, palette: Palette) -> Figure:
-    epochs = sorted({row["epoch"] for row in rows}, reverse=True)
-    tenth = [row for row in rows if row["epoch"] == epochs[0] and abs(row["percentile"] - 0.1) < 0.0126]
-    alt = f"At the 10th percentile, after epoch {epochs[0]}: " + "; ".join(
+    epochs = sorted({row["epoch"] for row in rows})
+    middle = epochs[(len(epochs) - 1) // 2]  # at the end, methods differ least
+    tenth = [row for row in rows if row["epoch"] == middle and abs(row["percentile"] - 0.1) < 0.0126]
+    alt = f"At the 10th percentile, after epoch {middle}: " + "; ".join(
         f"{label} {next(row[measure] for row in tenth if row['run'] == label):.0%}"
         for label in dict.fromkeys(row["run"] for row in tenth)
     )
     spec: Spec = {
-        "params": [HIDDEN, choice("after", epochs, "after epoch")],
+        "params": [HIDDEN, choice("after", epochs, "after epoch", middle)],
         "transform": [SHOWN, {"filter": "datum.epoch == after"}],
         "mark": "line",
         "encoding": {

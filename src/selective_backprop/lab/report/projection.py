@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, tooltip
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, label_ends, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Row, Spec
 from selective_backprop.lab.report.runs import running_means, split_label
@@ -63,18 +63,24 @@ def projection(comparison: Comparison, palette: Palette) -> Figure | None:
     }
     alt = f"At the runs' own ratio of {own:.2f}: " + "; ".join(f"{k} {v:.2f}x" for k, v in at_own.items())
     tips = tooltip(run="run", ratio="ratio|.2f", speed_up="speed-up|.2f")
-    line = {
+    low, high = (end([1.0, *(row["speed-up"] for row in rows)]) for end in (min, max))
+    domain = [low - 0.05 * (high - low), high + 0.05 * (high - low) or 1.05]
+    line: Spec = {
         "x": axis("ratio", "cost of a backward pass, in forward passes", domain=[0, 5]),
-        "y": axis("speed-up", "speed-up to 1.2x of Traditional's final error", zero=False, format=".2~f"),
+        "y": axis(
+            "speed-up", "speed-up to 1.2x of Traditional's final error", domain=domain, nice=False, format=".2~f"
+        ),
         "color": palette.color(),
         "strokeDash": palette.dash(),
         "detail": {"field": "run"},
         "tooltip": tips,
     }
     mark = {"type": "rule", "strokeDash": [3, 3]}
+    names, height = label_ends([row for row in rows if row["ratio"] == RATIOS[-1]], line["x"], line["y"], palette)
     own_value = {"values": [{"ratio": own, "text": f"these runs: {own:.2f}"}]}
     spec: Spec = {
         "params": [HIDDEN],
+        "height": height,
         "layer": [
             {
                 "data": {"values": [{"speed-up": 1}]},
@@ -88,6 +94,7 @@ def projection(comparison: Comparison, palette: Palette) -> Figure | None:
                 "encoding": {"x": {"field": "ratio", "type": "quantitative"}, "text": {"field": "text"}},
             },
             {"transform": [SHOWN], "mark": "line", "encoding": line},
+            *names,
         ],
     }
     title = "Speed-up by the cost of backward passes"

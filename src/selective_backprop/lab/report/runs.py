@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +20,7 @@ from selective_backprop.lab.runs.training import Record
 from selective_backprop.lab.study.curves import Curve
 
 _BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
+_LENGTH = re.compile(r"(?P<name>.+), (?P<length>[\d.]+ epochs?)")
 _SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")
 
 
@@ -33,6 +36,8 @@ class Run:
     """Name of the run in its experiment."""
     problem: str = ""
     """What is wrong with a file that a report can do without."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Sizes and hashes of the data; empty where the run is of a version that did not keep them."""
 
     @property
     def method(self) -> str:
@@ -62,6 +67,29 @@ class Run:
     def finished(self) -> bool:
         return len(self.records) >= self.epochs
 
+    @property
+    def test_examples(self) -> int | None:
+        """Number of examples in the test set, where it is known."""
+        count = self._of_data("test", "examples")
+        return count if isinstance(count, int) and count > 0 else None
+
+    @property
+    def data_hash(self) -> str | None:
+        """A short hash of training and test data, where it is known."""
+        parts = [self._of_data(part, kind) for part in ("train", "test") for kind in ("images", "labels")]
+        if not all(isinstance(part, str) for part in parts):
+            return None
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+    def _of_data(self, part: str, name: str) -> Any:
+        values = self.data.get(part)
+        return values.get(name) if isinstance(values, dict) else None
+
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """What decides how long a step takes."""
+        return tuple(str(self.environment.get(key)) for key in ("machine", "cpu", "cores", "threads", "accelerator"))
+
     @cached_property
     def curve(self) -> Curve:
         return Curve.of(self.records)
@@ -81,11 +109,13 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _read(folder: Path) -> Run:
-    config, environment, records, problem = _read_json(folder / "config.json"), {}, [], ""
-    try:
-        environment = _read_json(folder / "environment.json")
-    except (ValueError, OSError) as error:
-        problem = str(error)
+    config, records, problem = _read_json(folder / "config.json"), [], ""
+    beside: dict[str, dict[str, Any]] = {"environment.json": {}, "data.json": {}}
+    for name in beside:
+        try:
+            beside[name] = _read_json(folder / name)
+        except (ValueError, OSError) as error:
+            problem = str(error)
     try:
         check_config(config)
         records = read_records(folder)
@@ -93,7 +123,8 @@ def _read(folder: Path) -> Run:
             check_record(record, number)
     except ValueError as error:
         raise ValueError(f"{folder} does not hold a run ({error}): leave it out, or move it away") from None
-    return Run(folder, config, environment, records, str(config.get("label") or config["method"]), problem)
+    label = str(config.get("label") or config["method"])
+    return Run(folder, config, beside["environment.json"], records, label, problem, beside["data.json"])
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -105,14 +136,23 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def split_label(label: str) -> tuple[str, str]:
-    """The method's name, which has a colour, and whose budget it was given, which has its dashes.
+    """The method's name, which has a colour, and the budget it was given, which has its dashes.
 
     >>> split_label("traditional, ledger's compute"), split_label("sb selectivity=0.2 every=3"), split_label("sb")
     (('traditional', "ledger's compute"), ('sb', ''), ('sb', ''))
+    >>> split_label("ledger, 4 epochs")
+    ('ledger', '4 epochs')
     """
     if match := _BUDGET.fullmatch(label):
         return match["name"], match["budget"]
+    if match := _LENGTH.fullmatch(label):
+        return split_label(match["name"])[0], match["length"]
     return (match["name"] if (match := _SWEPT.fullmatch(label)) else label), ""
+
+
+def with_length(run: Run) -> Run:
+    """Under a label that tells it from a run of another length."""
+    return replace(run, label=f"{run.label}, {run.recipe['epochs']} epochs")
 
 
 def with_folder(run: Run) -> Run:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from statistics import fmean
 
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, tooltip
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, by_label, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.projection import projection
 from selective_backprop.lab.report.runs import Run, running_means, split_label
+from selective_backprop.lab.report.theme import PHASES as _PHASE_COLOURS
 from selective_backprop.lab.runs.training import Record
 
 READING = (
@@ -23,8 +24,6 @@ PHASES = {
     "loading": "loading",
     "other": "other",
 }
-# Apart from the methods' colours in meaning, so also in order: selection is the one to look for.
-_PHASE_COLOURS = ["#d55e00", "#56a8d8", "#0b6aa8", "#a3adba", "#6b7685"]
 
 
 def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Section:
@@ -55,14 +54,10 @@ def phase_rows(comparison: Comparison) -> list[Row]:
     return rows
 
 
-def _by_run(labels: Sequence[str]) -> Spec:
-    limits = {"title": None, "ticks": False, "domain": False}
-    return {"field": "run", "type": "nominal", "sort": list(labels), "axis": limits}
-
-
 def _to_target(comparison: Comparison) -> Figure:
     rows = phase_rows(comparison)
     names = list(PHASES)
+    y, lookup, height = by_label(list(comparison.finished))
     totals = {label: sum(row["seconds"] for row in rows if row["run"] == label) for label in comparison.finished}
     never = [row["run"] for row in rows if not row["reached"] and row["phase"] == "other"]
     alt = "Seconds: " + "; ".join(
@@ -71,11 +66,11 @@ def _to_target(comparison: Comparison) -> Figure:
     note = "To 1.2x of Traditional's final error; pale bars never came there, and are of the whole run."
     spec: Spec = {
         "params": [HIDDEN],
-        "transform": [SHOWN, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
-        "height": 22 * len(comparison.finished),
+        "transform": [SHOWN, lookup, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
+        "height": height,
         "mark": {"type": "bar"},
         "encoding": {
-            "y": _by_run(list(comparison.finished)),
+            "y": y,
             "x": axis("seconds", "seconds"),
             "color": {
                 "field": "phase",
@@ -125,13 +120,14 @@ def _per_batch(comparison: Comparison) -> Figure:
     }
     alt = "Mean over methods: " + "; ".join(f"{kind} {value:.3g} ms" for kind, value in means.items())
     kinds = ["selection pass", "forward", "backward"]
+    y, lookup, height = by_label(list(comparison.by_label))
     spec: Spec = {
         "params": [HIDDEN],
-        "transform": [SHOWN],
-        "height": 22 * len(comparison.by_label),
+        "transform": [SHOWN, lookup],
+        "height": height,
         "mark": {"type": "point", "size": 90, "opacity": 0.9},
         "encoding": {
-            "y": _by_run(list(comparison.by_label)),
+            "y": y,
             "x": axis("milliseconds", "milliseconds per batch", zero=True),
             "color": {
                 "field": "pass",
@@ -176,13 +172,14 @@ def epoch_rows(comparison: Comparison) -> list[Row]:
 
 def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
     rows = [{key: row[key] for key in ("run", "method", "budget", "seconds")} for row in epoch_rows(comparison)]
+    y, lookup, height = by_label(list(comparison.by_label))
     alt = "Seconds per epoch: " + "; ".join(f"{row['run']} {row['seconds']:.3g}" for row in rows)
     spec: Spec = {
         "params": [HIDDEN],
-        "transform": [SHOWN],
-        "height": 22 * len(comparison.by_label),
+        "transform": [SHOWN, lookup],
+        "height": height,
         "encoding": {
-            "y": _by_run(list(comparison.by_label)),
+            "y": y,
             # Room for the longest bar's number.
             "x": axis(
                 "seconds", "seconds per epoch", domain=[0, 1.15 * max(row["seconds"] for row in rows)], nice=False

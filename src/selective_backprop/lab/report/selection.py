@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from selective_backprop.lab.probes.examples import read_examples, spread
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, tooltip
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, is_flat, label_ends, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
 from selective_backprop.lab.report.left_out import LeftOut
@@ -33,12 +33,15 @@ def selection(
     """`logs` are by comparison and label."""
     parts: list[Part] = []
     for comparison in comparisons:
-        parts.append(_selectivity(comparison, palette))
+        if not is_flat(selectivity_rows(comparison), "selectivity"):
+            parts.append(_selectivity(comparison, palette))
         if mine := logs[comparison.id]:
-            parts.append(_losses(comparison, mine))
+            if any(loss_rows(label, log) for label, log in mine.items()):
+                parts.append(_losses(comparison, mine))
             if figure := _single_examples(comparison, mine, _MOST_VALUES // sum(map(bool, logs.values())), left_out):
                 parts.append(figure)
-            parts.append(_times_trained(comparison, mine, palette))
+            if not is_flat([row for label, log in mine.items() for row in times_rows(label, log)], "times"):
+                parts.append(_times_trained(comparison, mine, palette))
     return Section("selection", "What was selected", READING, parts)
 
 
@@ -66,12 +69,16 @@ def _selectivity(comparison: Comparison, palette: Palette) -> Figure:
         "detail": {"field": "run"},
     }
     tips = tooltip(run="run", epoch="epoch", selectivity="selectivity|.1%")
+    ends = list({row["run"]: row for row in rows}.values())
+    names, height = label_ends(ends, encoding["x"], encoding["y"], palette)
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN],
+        "height": height,
         "layer": [
             {"mark": "line", "encoding": encoding | {"strokeDash": palette.dash()}},
-            {"mark": "point", "encoding": encoding | {"tooltip": tips}},
+            {"mark": "point", "encoding": encoding | {"shape": palette.shape(), "tooltip": tips}},
+            *names,
         ],
     }
     return Figure(f"selectivity-{comparison.id}", "Achieved selectivity", alt, spec, rows, comparison.id)
@@ -151,6 +158,8 @@ def _single_examples(
     count = max(10, min(size, most_values // sum(log.num_epochs for log in chosen.values())))
     ids = sorted({*default, *spread(size, count)})
     rows = [row for label, log in chosen.items() for row in chance_rows(label, log, ids)]
+    if is_flat(rows, "chance"):
+        return None
     shown = [row for row in rows if row["example"] in default]
     labels = _choosy_first(chosen)
     spec: Spec = {
@@ -159,7 +168,12 @@ def _single_examples(
         "encoding": {
             "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False, nice=False),
             "y": axis("chance", "chance of selection", format=".0%", domain=[0, 1]),
-            "color": {"field": "example", "type": "nominal", "legend": {"title": "example", "titleOrient": "left"}},
+            "color": {
+                "field": "example",
+                "type": "nominal",
+                "scale": {"scheme": "dark2"},
+                "legend": {"title": "example", "titleOrient": "left"},
+            },
         },
         "layer": [
             {"mark": "line"},

@@ -123,7 +123,10 @@ def _chart(setting: str, rows: list[Row], dataset: str, palette: Palette, number
                 "mark": {"type": "rule", "strokeWidth": 1.5},
                 "encoding": shared | {"y": y | {"field": "lowest"}, "y2": {"field": "highest"}},
             },
-            {"mark": {"type": "point", "size": 50}, "encoding": shared | {"y": y, "tooltip": tips}},
+            {
+                "mark": {"type": "point", "size": 50},
+                "encoding": shared | {"y": y, "shape": palette.shape(), "tooltip": tips},
+            },
         ],
     }
     best = min(rows, key=lambda row: float(row["error"]))

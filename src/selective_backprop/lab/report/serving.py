@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import BoundedSemaphore, Lock, Timer
 from typing import Any
+from urllib.parse import urlsplit
 
 from selective_backprop.lab.study.plan import PLAN
 
@@ -132,9 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         # A name that leads here from elsewhere (DNS rebinding) is not one of this machine.
         if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
             self._answer(403, "text/plain", "this is served to 127.0.0.1 alone")
-        elif self.path == "/version":
+        elif (path := urlsplit(self.path).path) == "/version":
             self._answer(200, "text/plain", state_of(self.server.paths))
-        elif self.path == "/":
+        elif path == "/":
             self._answer(200, "text/html", self.server.page())
         elif self.path == "/favicon.ico":  # browsers ask for it unasked; 204 is "there is none", and no error
             self._answer(204, "image/x-icon", "")

@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from selective_backprop.lab.report.figures import Spec
 
 FONT = "system-ui, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
-# The first is Traditional's. Told apart by readers with any kind of colour blindness: hues after Okabe and Ito 2008,
-# with lightness that has a contrast of 3 or more to the background.
-METHODS = {
-    "light": ["#5f6b7a", "#0072b2", "#d55e00", "#00805f", "#b4468c", "#a87400", "#3f97c9", "#7a4fc0", "#8c4b2f"],
-    "dark": ["#a3adba", "#56a8e8", "#ff8a3d", "#2fc398", "#f08cc6", "#e8b33c", "#9bd6f7", "#b9a0f7", "#dba183"],
+STYLES: dict[str, tuple[str, str, str]] = {
+    "traditional": ("#3a4350", "#c9d1db", "circle"),
+    "repeated_random": ("#229988", "#007755", "square"),
+    "ledger_backprop": ("#2266cc", "#33aaee", "triangle-up"),
+    "selective_backprop": ("#cc6600", "#cc9977", "diamond"),
+    "stale_selective_backprop": ("#ff4488", "#cc0088", "triangle-down"),
+    "infobatch": ("#336644", "#44ee11", "cross"),
+    "kath18": ("#2299ee", "#668811", "triangle-right"),
+    "random_backprop": ("#0011bb", "#7744ff", "triangle-left"),
+    "composer_backprop": ("#661100", "#bb7788", "diamond"),
+    "diet": ("#bb1100", "#cc2255", "square"),
+    "distance_backprop": ("#223366", "#227799", "triangle-up"),
+    "expected_selective_backprop": ("#775588", "#bbccff", "triangle-down"),
+    "predicted_selective_backprop": ("#998855", "#bbee88", "circle"),
+    "recorded_backprop": ("#3311ff", "#3388ff", "cross"),
+    "top_k": ("#9988bb", "#44bb00", "triangle-right"),
+}
+"""Light colour, dark colour and marker of every method, the same on every page.
+
+Any two are told apart in ordinary sight, deuteranopia and protanopia, and have a contrast of 3 or more to the paper.
+"""
+OTHER_METHOD = ("#444499", "#55aabb", "triangle-left")
+"""For methods that are not in the table."""
+
+
+def color_of(method: str, theme: str) -> str:
+    """
+    >>> color_of("traditional", "light")
+    '#3a4350'
+    """
+    return STYLES.get(method, OTHER_METHOD)[THEMES.index(theme)]
+
+
+def shape_of(method: str) -> str:
+    """
+    >>> shape_of("traditional"), shape_of("one's own")
+    ('circle', 'triangle-left')
+    """
+    return STYLES.get(method, OTHER_METHOD)[2]
+
+
+# Greys, and amber for selection, the one to look for: no method has these.
+PHASES = ["#d9a400", "#7d8ea3", "#55637a", "#aeb9c6", "#cfd6de"]
+ACCENT = {"light": "#0b63a5", "dark": "#7cc0f5"}
+# Background and edge of the matrix's cells, by what is known.
+VERDICTS = {
+    "better": {"light": "#d3ecff", "dark": "#123a57"},
+    "same": {"light": "#eef0f3", "dark": "#262d37"},
+    "worse": {"light": "#ffe0cc", "dark": "#56300f"},
+    "unknown": {"light": "#ffffff", "dark": "#14181e"},
 }
 INK = {"light": "#1d232b", "dark": "#e6e9ee"}
 QUIET = {"light": "#5a6472", "dark": "#a0a9b6"}
@@ -21,15 +68,16 @@ ORDER = {"light": ["#9cc7e6", "#3f8fc4", "#0b3f66"], "dark": ["#2d6a99", "#64aee
 THEMES = ("light", "dark")
 
 
-def config(theme: str) -> Spec:
-    """For Vega-Lite."""
+def config(theme: str, methods: Sequence[str]) -> Spec:
+    """For Vega-Lite. `methods` are those of the page, in the order of its colour scales."""
     ink, quiet, lines = INK[theme], QUIET[theme], LINES[theme]
     label = {"labelFont": FONT, "titleFont": FONT, "labelColor": quiet, "titleColor": quiet, "titleFontWeight": 500}
     return {
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
-        "range": {"category": METHODS[theme], "ordinal": ORDER[theme]},
+        "range": {"category": [color_of(method, theme) for method in methods], "ordinal": ORDER[theme]},
+        "lineBreak": "\n",
         "axis": label
         | {
             "gridColor": lines,
@@ -40,7 +88,7 @@ def config(theme: str) -> Spec:
             "titlePadding": 8,
             "labelOverlap": True,
             "labelSeparation": 8,
-            "labelLimit": 200,
+            "labelLimit": 0,
             "tickCount": 6,
         },
         "axisX": {"grid": False},
@@ -60,7 +108,7 @@ def config(theme: str) -> Spec:
             "offset": 30,
             "title": None,
             "labelFontSize": 12,
-            "labelLimit": 240,
+            "labelLimit": 0,
             "symbolStrokeWidth": 2,
         },
         "line": {"strokeWidth": 2},

@@ -1,7 +1,8 @@
 "use strict";
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const hidden = new Set();
+const asked = new URLSearchParams(location.search);
+const hidden = new Set(asked.getAll("hide"));
 const drawn = new Map();  // id of a figure -> its Vega view
 
 function rowsOf(number) {
@@ -23,17 +24,56 @@ async function draw(element) {
   // Legends wrap by the room there is: bars have long names on their left, phones have little of it anyway.
   const narrow = chart.clientWidth <= 420, bars = figure.spec.encoding?.y?.type === "nominal";
   const config = {...theme,
-    axis: {...theme.axis, ...(narrow ? {labelLimit: 110, tickCount: 4} : {})},
+    axis: {...theme.axis, ...(narrow ? {tickCount: 4} : {})},
     legend: {...theme.legend, ...(narrow ? {columns: bars ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}
       : bars ? {columns: 3} : {})}};
-  const result = await vegaEmbed(chart, spec, {
-    renderer: "svg", config, downloadFileName: id,
-    actions: {export: true, source: false, compiled: false, editor: false},
+  const inner = document.createElement("div");  // Vega gives it a role of its own
+  drawn.get(id)?.finalize();
+  chart.replaceChildren(inner);
+  const result = await vegaEmbed(inner, spec, {
+    renderer: "svg", config, actions: false,
   });
   drawn.set(id, result.view);
-  chart.querySelector("summary")?.setAttribute("aria-label", "Save as SVG or PNG");
   if (figure.spec.params?.some(param => param.name === "hidden")) await result.view.signal("hidden", [...hidden]).runAsync();
   element.dataset.drawn = "yes";
+}
+
+// In the page, the title is above the chart and the legend at the top of the page: a file needs both in it.
+function withLegends(spec, rows) {
+  if (Array.isArray(spec)) return spec.map(part => withLegends(part, rows));
+  if (spec === null || typeof spec !== "object") return spec;
+  if (["method", "budget"].includes(spec.field) && spec.legend === null) {
+    const present = new Set(rows.map(row => row[spec.field]));
+    const values = spec.scale.domain.filter(name => name && present.has(name) && !hidden.has(name));
+    const symbol = spec.field === "budget" ? {symbolType: "stroke", symbolSize: 500} : {symbolOpacity: 1};
+    return {...spec, legend: values.length ? {orient: "right", values, ...symbol} : null};
+  }
+  return Object.fromEntries(Object.entries(spec).map(([key, value]) => [key, key === "data" ? value : withLegends(value, rows)]));
+}
+
+async function picture(id, kind) {
+  const figure = page.figures[id], rows = shownRows(id), view = drawn.get(id);
+  const chosen = (figure.spec.params ?? []).filter(param => param.bind).map(param => `${param.bind.name}: ${view.signal(param.name)}`);
+  const subtitle = [figure.subtitle, ...chosen].filter(Boolean).join(", ");
+  const spec = {width: 480, height: 260, padding: 12, ...withLegends(figure.spec, rows), background: "white",
+    title: {text: figure.title, subtitle, offset: 14}, data: {name: "rows", values: rows}};
+  const {view: copy} = await vegaEmbed(document.createElement("div"), spec,
+    {renderer: "svg", actions: false, config: {...page.themes.light, background: "white"}});
+  for (const {name} of figure.spec.params ?? []) copy.signal(name, view.signal(name));
+  await copy.runAsync();
+  const url = await copy.toImageURL(kind, 2);
+  copy.finalize();
+  return url;
+}
+
+for (const button of document.querySelectorAll(".save button")) {
+  button.addEventListener("click", async () => {
+    const figure = button.closest("figure"), link = document.createElement("a");
+    if (!drawn.get(figure.id)) await draw(figure);
+    link.href = await picture(figure.id, button.dataset.kind);
+    link.download = `${figure.id}.${button.dataset.kind}`;
+    link.click();
+  });
 }
 
 // Charts are drawn when they come near the screen: a page of many opens at once.
@@ -44,38 +84,83 @@ const near = new IntersectionObserver(entries => {
 }, {rootMargin: "400px"});
 const figures = Object.keys(page.figures).map(id => document.getElementById(id));
 figures.forEach(figure => near.observe(figure));
-addEventListener("beforeprint", () => figures.forEach(figure => drawn.has(figure.id) || draw(figure)));
+addEventListener("beforeprint", () => {
+  document.querySelectorAll("details.workload").forEach(details => { details.open = true; });
+  figures.forEach(figure => drawn.has(figure.id) || draw(figure));
+});
 dark.addEventListener("change", () => figures.forEach(figure => drawn.has(figure.id) && draw(figure)));
 
-for (const chip of document.querySelectorAll(".chip")) {
+const chips = [...document.querySelectorAll(".chip")];
+const workloads = [...document.querySelectorAll("details.workload")];
+
+// What is hidden and what was opened is in the address: a reader can pass it on, and it survives a reload.
+function remember() {
+  const state = new URLSearchParams();
+  hidden.forEach(name => state.append("hide", name));
+  workloads.filter(details => details.open).forEach(details => state.append("open", details.id));
+  const query = state.toString();
+  history.replaceState(null, "", location.pathname + (query ? `?${query}` : "") + location.hash);
+}
+
+function showMethods() {
+  for (const chip of chips) chip.setAttribute("aria-pressed", String(!hidden.has(chip.dataset.name)));
+  for (const row of document.querySelectorAll("tr[data-method]")) {
+    row.hidden = hidden.has(row.dataset.method) || (row.dataset.budget !== "" && hidden.has(row.dataset.budget));
+  }
+  for (const [id, view] of drawn) {
+    if (view && page.figures[id].spec.params?.some(param => param.name === "hidden")) view.signal("hidden", [...hidden]).run();
+  }
+  for (const details of document.querySelectorAll("details.data[open]")) fill(details);
+}
+
+for (const chip of chips) {
   chip.addEventListener("click", () => {
-    const shown = chip.getAttribute("aria-pressed") !== "true";
-    chip.setAttribute("aria-pressed", String(shown));
-    hidden[shown ? "delete" : "add"](chip.dataset.name);
-    for (const [id, view] of drawn) {
-      if (view && page.figures[id].spec.params?.some(param => param.name === "hidden")) view.signal("hidden", [...hidden]).run();
-    }
+    hidden[hidden.has(chip.dataset.name) ? "delete" : "add"](chip.dataset.name);
+    showMethods();
+    remember();
   });
 }
 
-document.getElementById("only")?.addEventListener("change", event => {
-  for (const part of document.querySelectorAll("[data-comparison]")) {
-    part.hidden = event.target.value !== "" && part.dataset.comparison !== event.target.value;
+for (const id of asked.getAll("open")) workloads.filter(details => details.id === id).forEach(details => { details.open = true; });
+for (const details of workloads) details.addEventListener("toggle", remember);
+
+// A link to something within a workload that is closed opens it.
+function openTarget() {
+  const target = location.hash ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
+  const details = target?.closest("details.workload");
+  if (details) { details.open = true; target.scrollIntoView(); }
+}
+addEventListener("hashchange", openTarget);
+
+// Fields that the chart itself prints as percentages.
+function percentages(spec, found = new Set()) {
+  if (spec && typeof spec === "object") {
+    const format = spec.format ?? spec.axis?.format;
+    if (spec.field && typeof format === "string" && /[%p]$/.test(format)) found.add(spec.field);
+    for (const [key, part] of Object.entries(spec)) if (key !== "data") percentages(part, found);
   }
-});
+  return found;
+}
 
 function dataTable(id) {
-  const rows = shownRows(id), columns = Object.keys(rows[0] ?? {});
+  const rows = shownRows(id).filter(row => !hidden.has(row.method) && !hidden.has(row.budget));
+  const names = Object.keys(rows[0] ?? {}), percent = percentages(page.figures[id].spec);
+  if (percent.has("error")) percent.add("lowest").add("highest");
+  // The label says both method and budget.
+  const columns = names.includes("run") ? ["run", ...names.filter(name => !["run", "method", "budget"].includes(name))]
+    : ["method", ...names].filter((name, i, all) => names.includes(name) && all.indexOf(name) === i);
+  const titles = columns.map(name => name === "run" ? "method" : name);
+  const print = (value, name) => typeof value === "number" && percent.has(name) ? `${Number((100 * value).toPrecision(4))}%` : value;
   const table = document.createElement("table"), scroll = document.createElement("div"), save = document.createElement("a");
   const line = (parent, kind, cells) => {
     const row = parent.insertRow();
     for (const cell of cells) row.appendChild(document.createElement(kind)).textContent = cell ?? "";
   };
-  line(table.createTHead(), "th", columns);
+  line(table.createTHead(), "th", titles);
   const body = table.createTBody();
-  for (const row of rows) line(body, "td", columns.map(name => row[name]));
+  for (const row of rows) line(body, "td", columns.map(name => print(row[name], name)));
   const quoted = value => `"${String(value ?? "").replaceAll('"', '""')}"`;
-  const lines = [columns, ...rows.map(row => columns.map(name => row[name]))].map(cells => cells.map(quoted).join(","));
+  const lines = [titles, ...rows.map(row => columns.map(name => row[name]))].map(cells => cells.map(quoted).join(","));
   save.href = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], {type: "text/csv"}));
   save.download = `${id}.csv`;
   save.textContent = "save as CSV";
@@ -85,12 +170,10 @@ function dataTable(id) {
   return [save, scroll];
 }
 
-for (const figure of figures) {
-  const details = figure.querySelector("details");
-  details.addEventListener("toggle", () => {
-    details.replaceChildren(details.querySelector("summary"), ...(details.open ? dataTable(figure.id) : []));
-  });
+function fill(details) {
+  details.replaceChildren(details.querySelector("summary"), ...(details.open ? dataTable(details.closest("figure").id) : []));
 }
+for (const details of document.querySelectorAll("details.data")) details.addEventListener("toggle", () => fill(details));
 
 for (const form of document.querySelectorAll(".picker")) {
   const id = form.closest("figure").id, figure = page.figures[id];
@@ -112,3 +195,6 @@ for (const form of document.querySelectorAll(".picker")) {
     show();
   });
 }
+
+showMethods();
+openTarget();

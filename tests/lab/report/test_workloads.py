@@ -1,0 +1,263 @@
+"""Which runs are compared with each other, what the first screen says of them, and what it says of bad ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from selective_backprop.lab.report import build_report, find_runs, write_report
+from selective_backprop.lab.report.alerts import alerts_of
+from selective_backprop.lab.report.charts import Palette
+from selective_backprop.lab.report.comparisons import apart, compare_runs
+from selective_backprop.lab.report.frontiers import arm_rows, frontiers
+from selective_backprop.lab.report.headline import arms_table, finding, matrix_rows
+from tests.lab.report.made_up import made_up_run
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "2026-11-16-comparisons"
+
+
+def traditional(*errors, **more):
+    return made_up_run("traditional", errors or (0.4, 0.2, 0.1), **more)
+
+
+def only(runs):
+    (comparison,) = compare_runs(runs)
+    return comparison
+
+
+def fingerprint(name, examples=100):
+    part = {"examples": examples, "images": name, "labels": name}
+    return {"train": part, "test": part}
+
+
+def plain(epochs, error, seeds=(0, 1, 2), **more):
+    """Plain training of so many epochs that ends at this error, give or take a thousandth."""
+    return [
+        made_up_run(f"traditional, {epochs} epochs", [0.9] * (epochs - 1) + [error + 0.001 * s], method="traditional",
+                    seed=s, **more)
+        for s in seeds
+    ]  # fmt: skip
+
+
+def method(label, error, *, name="ledger_backprop", trained=50, epochs=4, seeds=(0, 1, 2), **more):
+    return [
+        made_up_run(label, [0.9] * (epochs - 1) + [error + 0.001 * s], method=name, seed=s, trained=trained, **more)
+        for s in seeds
+    ]
+
+
+PLAIN = [*plain(2, 0.4), *plain(4, 0.3), *plain(8, 0.2)]
+RANDOM = [
+    run
+    for epochs, error in ((2, 0.41), (4, 0.31), (8, 0.21))
+    for run in method(f"random, {epochs} epochs", error, name="repeated_random", trained=100, epochs=epochs)
+]
+
+
+# ---- groups
+
+
+def test_runs_on_other_data_models_or_labels_do_not_compete():
+    runs = [
+        traditional(),
+        made_up_run("sb", [0.1]),
+        traditional(recipe={"dataset": "mnist"}),
+        traditional(recipe={"model": "resnet20"}),
+        traditional(label_noise=0.1),
+    ]
+    groups = [[run.label for run in comparison.runs] for comparison in compare_runs(runs)]
+    assert groups == [["traditional", "sb"], ["traditional"], ["traditional"], ["traditional"]]
+    assert [comparison.title for comparison in compare_runs(runs)] == [
+        "digits, small_cnn, 0% wrong labels",
+        "mnist, small_cnn",
+        "digits, resnet20",
+        "digits, small_cnn, 10% wrong labels",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"recipe": {"lr": 0.5}}, "learning rate"),
+        ({"recipe": {"batch_size": 64}}, "batch size"),
+        ({"recipe": {"decay": {"kind": "cosine"}}}, "learning-rate schedule"),
+        ({"recipe": {"momentum": 0.5}}, "momentum"),
+        ({"recipe": {"image_size": 14}}, "image size"),
+        ({"validation": 0.2}, "validation"),
+        ({"ranks": 2}, "ranks"),
+    ],
+)
+def test_runs_of_another_recipe_are_apart_and_the_page_says_so(change, word):
+    comparisons = compare_runs([traditional(), made_up_run("sb", [0.1], **change)])
+    assert [[run.label for run in comparison.runs] for comparison in comparisons] == [["traditional"], ["sb"]]
+    assert len({comparison.title for comparison in comparisons}) == 2
+    assert apart(comparisons) == [
+        f"Runs on digits with small_cnn that differ in {word} are not compared with each other."
+    ]
+    report = build_report([traditional(), made_up_run("sb", [0.1], **change)])
+    notes = next(part for part in report.sections[0].parts if getattr(part, "id", "") == "alerts")
+    assert any(word in words for _, _, words in notes.items)
+
+
+def test_lengths_and_methods_are_compared():
+    runs = [*PLAIN, made_up_run("sb", [0.1], recipe={"method": "other", "selectivity": 0.1, "source": "paper"})]
+    assert len(compare_runs(runs)) == 1
+    assert apart(compare_runs(runs)) == []
+
+
+def test_other_data_are_apart_unless_the_seed_splits_them():
+    def runs(*hashes):
+        return [made_up_run(label, [0.1], seed=seed, data=fingerprint(data)) for seed, label, data in hashes]
+
+    same = [(0, "traditional", "a"), (0, "sb", "a"), (1, "traditional", "a")]
+    assert len(compare_runs(runs(*same))) == 1
+    by_seed = [(0, "traditional", "a"), (0, "sb", "a"), (1, "traditional", "b"), (1, "sb", "b")]
+    assert len(compare_runs(runs(*by_seed))) == 1
+    other = compare_runs(runs((0, "traditional", "a"), (0, "sb", "b")))
+    assert len(other) == 2 and "differ in data" in apart(other)[0]
+    disjoint = compare_runs(runs((0, "traditional", "a"), (1, "sb", "b")))
+    assert len(disjoint) == 2
+    sizes = [traditional(data=fingerprint("a", 100)), traditional(seed=1, data=fingerprint("b", 200))]
+    assert len(compare_runs(sizes)) == 2, "mixed test sets"
+    unknown = [traditional(data=fingerprint("a")), traditional(seed=1)]
+    assert len(compare_runs(unknown)) == 1
+
+
+def test_two_experiments_under_the_same_conditions_stay_apart():
+    runs = [traditional(path=Path(name) / "traditional" / "seed-0") for name in ("a", "b")]
+    assert [comparison.title for comparison in compare_runs(runs)] == ["digits, small_cnn (a)", "digits, small_cnn (b)"]
+    flat = [traditional(path=Path("runs") / name) for name in ("a", "b")]
+    assert {run.label for run in only(flat).runs} == {"traditional (runs/a)", "traditional (runs/b)"}
+
+
+def test_runs_of_one_label_and_several_lengths_are_several_arms():
+    runs = [traditional(0.4, 0.2), traditional(0.4, 0.3, 0.1, seed=1)]
+    assert list(only(runs).finished) == ["traditional, 2 epochs", "traditional, 3 epochs"]
+
+
+def test_seconds_are_compared_on_the_same_hardware_alone():
+    def runs(threads):
+        return [*PLAIN, *(r for r in method("sb", 0.3) if r.environment.update(threads=threads) is None)]
+
+    for run in PLAIN:
+        run.environment["threads"] = 1
+    same, other = only(runs(1)), only(runs(2))
+    assert same.standings[-1].seconds is not None
+    assert other.standings[-1].seconds is None and other.standings[-1].plain is not None
+    assert any("hardware" in sentence for sentence in alerts_of(other))
+    assert "seconds" in arms_table(same).heading and "seconds" not in arms_table(other).heading
+
+
+# ---- the first screen
+
+
+def test_the_matrix_has_the_best_arm_of_each_method():
+    runs = [*PLAIN, *RANDOM, *method("ledger, 4 epochs", 0.3), *method("ledger, 8 epochs", 0.3, epochs=8)]
+    rows = matrix_rows([only(runs)])
+    assert list(rows) == ["traditional", "random", "ledger"]
+    (cell,) = rows["ledger"]
+    assert cell.kind == "better" and cell.value == "2.00x"  # 0.3 takes plain training 4 epochs, and ledger 4 halves
+    assert cell.hint.startswith("ledger, 4 epochs: 30.10% ± 0.10 with 2.00 epochs of compute")
+    (cell,) = rows["traditional"]
+    assert (cell.value, cell.more, cell.kind) == ("20.10% ± 0.10", "8.0 epochs; 3 budgets", "")
+    assert rows["random"][0].kind == "worse"
+
+
+@pytest.mark.parametrize(
+    ("error", "trained", "kind"), [(0.3, 50, "better"), (0.3, 100, "same"), (0.4, 100, "worse"), (0.1, 10, "unknown")]
+)
+def test_cells_are_coloured_by_the_verdict(error, trained, kind):
+    runs = [*PLAIN, *RANDOM, *method("ledger", error, trained=trained)]
+    if kind == "unknown":
+        runs = [*PLAIN, *method("ledger", error, trained=trained)]  # nobody ran random subsets
+    assert matrix_rows([only(runs)])["ledger"][0].kind == kind
+
+
+def test_the_sentence_names_plain_training_where_it_wins():
+    words = finding(only([*PLAIN, *RANDOM, *method("infobatch", 0.2, name="infobatch", trained=100, epochs=10)]))
+    assert "**Plain training is not beaten.**" in words
+    assert "least compute by **plain training**: 20.10% ± 0.10 with 8.00 epochs; infobatch needs 10.00" in words
+
+
+def test_what_cannot_be_compared_is_a_sentence_and_no_number():
+    short = [*PLAIN, *RANDOM, *method("ledger", 0.6, trained=10)]
+    (cell,) = matrix_rows([only(short)])["ledger"]
+    assert (cell.value, cell.more, cell.kind) == ("not checked", "plain: never so little compute", "unknown")
+    row = next(row for row in arms_table(only(short)).cells if row[0] == "ledger")
+    assert row[4] == "not checked"
+    without = matrix_rows([only(method("ledger", 0.3))])["ledger"][0]
+    assert (without.value, without.more) == ("not checked", "plain training was not run")
+    assert finding(only(method("ledger", 0.3))) == "Nothing can be said: plain training was not run."
+    two = compare_runs([*PLAIN, *method("ledger", 0.3), *plain(4, 0.2, recipe={"dataset": "mnist"})])
+    assert [cell.value for cell in matrix_rows(two)["ledger"]] == ["2.00x", "not run"]
+    one_budget = only([*plain(4, 0.3), *method("ledger", 0.2)])
+    assert any("one budget only" in sentence for sentence in alerts_of(one_budget))
+
+
+def test_alerts_tell_of_idle_methods_and_of_runs_under_way():
+    idle = method("kath18", 0.3, name="kath18", trained=100)
+    assert "kath18 never switched on: trained on every candidate, as plain training does." in alerts_of(
+        only([*PLAIN, *idle])
+    )
+    assert not any("switched on" in sentence for sentence in alerts_of(only([*PLAIN, *RANDOM, *method("sb", 0.3)])))
+    under_way = alerts_of(only([*PLAIN, made_up_run("sb", [0.01, 0.01], epochs=3)]))
+    assert "1 of 10 runs are not finished and not counted." in under_way
+    nothing = only([made_up_run("sb", [0.01], epochs=3)])
+    assert finding(nothing) == "Nothing can be said: no run is finished."
+    free = made_up_run("diet", [0.1], method="diet", trained=0)
+    assert any("cost nothing: diet" in sentence for sentence in alerts_of(only([*PLAIN, free])))
+
+
+def test_the_frontier_has_one_point_for_every_arm():
+    comparison = only([*PLAIN, *RANDOM, *method("ledger", 0.3)])
+    rows = arm_rows(comparison)
+    assert [row["compute"] for row in rows if row["plain"]] == [2, 4, 8]
+    assert len(rows) == 7
+    palette = Palette({"traditional": "traditional", "random": "repeated_random", "ledger": "ledger_backprop"}, [""])
+    (figure,) = frontiers([comparison], palette).parts
+    words = {value["words"] for layer in figure.spec["layer"] for value in layer.get("data", {}).get("values", [])}
+    assert words == {"traditional", "random", "ledger"}, "each line has its name at its end"
+
+
+# ---- what is stored, what is old, what is damaged
+
+
+def test_the_page_of_the_stored_results_names_plain_training_where_it_wins():
+    report = build_report(find_runs([RESULTS]))
+    findings = next(part for part in report.sections[0].parts if part.id == "findings")
+    words = {title: sentence for _, title, sentence in findings.items}
+    assert len(words) == 6
+    half = words["mnist, small_resnet (mnist_16_epochs)"]
+    assert "least compute by **plain training**: 0.46% ± 0.01 with 7.88 epochs; infobatch needs 9.92" in half
+    assert "**Plain training is not beaten.**" in words["cifar10, small_resnet"]
+    alerts = next(part for part in report.sections[0].parts if part.id == "alerts")
+    text = " ".join(sentence for _, _, sentence in alerts.items)
+    assert "kath18 never switched on" in text and "differ in length are not compared" in text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "environment.json").unlink(),
+        lambda folder: (folder / "data.json").unlink(),
+        lambda folder: (folder / "data.json").write_text("[1]"),
+        lambda folder: (folder / "data.json").write_text('{"test": 3, "train": {"images": 1}}'),
+        lambda folder: (folder / "data.json").write_text("{"),
+        lambda folder: (folder / "environment.json").write_text('{"command": 3, "cores": [1]}'),
+        lambda folder: _without(folder, "lr", "image_size", "decay", "momentum"),
+    ],
+)
+def test_records_of_an_older_version_are_shown(experiment, tmp_path, damage):
+    copy = tmp_path / "runs"
+    shutil.copytree(experiment, copy, ignore=shutil.ignore_patterns("probes", "checkpoint*", "ledger"))
+    damage(copy / "sb" / "seed-0")
+    report = write_report([copy], tmp_path / "report.html", images=False)
+    assert sum(len(comparison.runs) for comparison in report.comparisons) == 4
+
+
+def _without(folder, *names):
+    config = json.loads((folder / "config.json").read_text())
+    for name in names:
+        del config["recipe"][name]
+    (folder / "config.json").write_text(json.dumps(config))
