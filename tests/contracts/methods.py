@@ -96,6 +96,23 @@ METHODS = {
     ),
 }
 
+KINDS = {
+    name: METHODS[name]
+    for name in (
+        "selective_backprop",  # a selection pass
+        "selective_backprop, warm-up and interrupt",  # on and off within an epoch
+        "selective_backprop, forward reuse",  # selection in the training pass
+        "selective_backprop, pipelined",  # scoring in the background
+        "top_k, proxy",  # another model scores, and learns
+        "stale_selective_backprop",  # epochs planned by scores
+        "ledger_backprop",  # epochs planned by training losses
+        "infobatch",  # the same, with weights
+        "kath18",  # draws with replacement
+        "diet",  # pruned
+    )
+}
+"""One method of each kind: for what is tested at several settings. A path through the loader that none takes is new."""
+
 
 def test_every_method_is_in_the_table():
     assert {name.split(",")[0] for name in METHODS} == set(methods.__all__)

@@ -1,5 +1,6 @@
 """The promises of the design, for every method. Promise 7 (bad input) has a file of its own."""
 
+import functools
 import io
 import random
 
@@ -12,13 +13,14 @@ from torch.utils.data import DataLoader
 import selective_backprop as sb
 from selective_backprop import testing
 from selective_backprop.losses import PerExampleLoss, default_forward
-from tests.contracts.methods import METHODS
+from tests.contracts.methods import KINDS, METHODS
 from tests.contracts.methods import test_every_method_is_in_the_table as test_every_method_is_in_the_table
 from tests.helpers import Noisy, digits, make_loader, make_model, train, train_plainly
 
 EPOCHS = 4
 
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 
 
 def learn_without_training(loader):
@@ -49,16 +51,17 @@ def test_1_scoring_leaves_no_trace(make):
     assert testing.same(before, (testing.model_trace(model), testing.global_random_states()))
 
 
-@every_method
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_2_selectivity_1_is_plain_training(make, workers, drop_last):
+@functools.cache
+def plain_training(epochs, workers, drop_last):
+    """Options of a loader, and what training makes of its batches."""
     options = {"batch_size": 16, "shuffle": True, "num_workers": workers, "drop_last": drop_last}
-    epochs = EPOCHS if workers == 0 else 2
     torch.manual_seed(3)
-    plain_model = make_model()
-    plain = train_plainly(DataLoader(Noisy(), **options), plain_model, epochs)
+    model = make_model()
+    return options, train_plainly(DataLoader(Noisy(), **options), model, epochs), model
 
+
+def check_plain(make, epochs, *, workers=0, drop_last=False):
+    options, plain, plain_model = plain_training(epochs, workers, drop_last)
     torch.manual_seed(3)
     model, batches = make_model(), []
     loader = make_loader(make(1), dataset=Noisy(), model=model, num_epochs=epochs, loader_options=options)
@@ -66,6 +69,17 @@ def test_2_selectivity_1_is_plain_training(make, workers, drop_last):
     assert testing.same(plain, batches)
     assert testing.same(plain_model.state_dict(), model.state_dict())
     assert len(batches) == epochs * len(loader)
+
+
+@every_method
+def test_2_selectivity_1_is_plain_training(make):
+    check_plain(make, EPOCHS)
+
+
+@every_kind
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_2_selectivity_1_is_plain_training_with_workers(make, drop_last):
+    check_plain(make, 2, workers=2, drop_last=drop_last)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +137,7 @@ def test_1_scorers(scorer):
 @every_method
 def test_4_inclusion_is_what_the_method_says(make):
     """Over a long run, as many are trained on as the probabilities add up to: within 5 standard deviations."""
-    loader = make_loader(make(0.4), num_epochs=30)
+    loader = make_loader(make(0.4), num_epochs=30, loader_options={"batch_size": 64})
     expected = variance = 0.0
     trained = 0
     select = loader.policy.select
@@ -161,19 +175,16 @@ def save_and_load(loader, model, optimizer):
     return torch.load(file, weights_only=True)
 
 
-@every_method
-@pytest.mark.parametrize("dataset", [digits, Noisy], ids=["fixed", "augmented"])
-def test_5_resume_equals_never_having_stopped(make, dataset):
-    options = {"batch_size": 16, "shuffle": True, "generator": None}
+def check_resume(make, stops):
+    """Stop after these steps, of which 13 are an epoch of plain training, and go on each time."""
 
     def new():
         model = make_model()
-        return model, make_loader(make(0.4), dataset=dataset(), model=model, num_epochs=EPOCHS, loader_options=options)
+        return model, make_loader(make(0.4), dataset=Noisy(), model=model, num_epochs=EPOCHS)
 
     saved = []
     torch.manual_seed(5)
     model, loader = new()
-    stops = (1, 7, 13, 14, 15, 16, 24)
     batches = train(
         loader,
         model,
@@ -196,6 +207,16 @@ def test_5_resume_equals_never_having_stopped(make, dataset):
         counts, expected = resumed.stats.state_dict(), loader.stats.state_dict()
         del counts["seconds"], expected["seconds"]
         assert str(counts) == str(expected)  # a NaN is not equal to itself
+
+
+@every_method
+def test_5_resume_equals_never_having_stopped(make):
+    check_resume(make, (7, 14))
+
+
+@every_kind
+def test_5_resume_at_the_ends_of_epochs(make):
+    check_resume(make, (1, 13, 15, 16, 24))
 
 
 class Counting(torch.utils.data.TensorDataset):
@@ -240,12 +261,11 @@ def test_6_batches_are_full_and_nothing_is_lost_or_repeated(make):
 
 
 @every_method
-@pytest.mark.parametrize("size", [16, 48])
-def test_6_9_10_no_id_twice_no_silent_epoch_and_no_more_batches_than_len(make, size, caplog):
-    """Also where training batches are large for the data set, so that much waits from epoch to epoch."""
+def test_6_9_10_no_id_twice_no_silent_epoch_and_no_more_batches_than_len(make, caplog):
+    """Where training batches are large for the data set, so that much waits from epoch to epoch."""
     model, epochs = make_model(), 8
     reuses = make(0.4).scorer.needs.training_pass
-    options = {} if reuses else {"batch_size": size}
+    options = {} if reuses else {"batch_size": 48}
     loader = make_loader(make(0.4), model=model, num_epochs=epochs, **options)
     with_replacement = loader.method.name == "kath18"
     silent = 0

@@ -15,13 +15,14 @@ import torch.distributed as dist
 
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import current_ranks
+from selective_backprop.lab.runs.launch import leave
 from tests.distributed.test_checkpoints import EPOCHS, Run, by_percentile
 
 
 def main(folder, *kills):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     kill = [int(number) for number in kills[start].split(":")] if start < len(kills) else None
     run = Run(current_ranks(), by_percentile())
     loaded = sb.load_checkpoint(folder / "checkpoints", run.loader, **run.parts)
@@ -37,6 +38,7 @@ def main(folder, *kills):
     torch.save(run.result(), folder / f"result-{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
 """Run a function on several ranks, each a real process over gloo; what it returns comes back through files."""
 
 import importlib
-import os
-import subprocess
-import sys
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +9,11 @@ import torch
 import torch.distributed as dist
 
 from selective_backprop.lab.runs.launch import leave
+from tests import processes
+from tests.processes import CONTEXT, ROOT, begin, start_server
 
-ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "OMP_NUM_THREADS": "1"}
+__all__ = ["ENVIRONMENT", "ROOT", "SAFETY_NET", "finish", "run", "start"]
+ENVIRONMENT = processes.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
 SAFETY_NET = 300  # seconds; nothing is expected to take that long, and no test goes by it
 
 
@@ -23,24 +22,24 @@ def start(job, folder, size, *arguments, timeout=None):
 
     timeout: that of init_process_group, in seconds; torch's own if not given.
     """
-    environment = ENVIRONMENT if timeout is None else ENVIRONMENT | {"RANKS_TIMEOUT": str(timeout)}
+    start_server(ENVIRONMENT)
     store = folder / f"store-{uuid.uuid4().hex}"
-    processes = []
-    for rank in range(size):
-        command = [sys.executable, "-m", "tests.distributed.launch", job, str(store), str(rank), str(size), *arguments]
-        with open(f"{store}-{rank}.err", "w") as errors:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=errors, stderr=errors))
-    return store, processes
+    ranks = [CONTEXT.Process(target=main, args=(job, store, rank, size, arguments, timeout)) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    return store, ranks
 
 
-def finish(store, processes):
+def finish(store, ranks):
     """Exit code and output of each rank."""
     try:
-        codes = [process.wait(SAFETY_NET) for process in processes]
+        for rank in ranks:
+            rank.join(SAFETY_NET)
     finally:
-        for process in processes:
-            process.kill()
-    return [(code, Path(f"{store}-{rank}.err").read_text()) for rank, code in enumerate(codes)]
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    return [(process.exitcode, Path(f"{store}-{rank}.err").read_text()) for rank, process in enumerate(ranks)]
 
 
 def run(job, folder, size=2, *arguments):
@@ -52,18 +51,15 @@ def run(job, folder, size=2, *arguments):
     return [torch.load(f"{store}-{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-def main(job, store, rank, size, *arguments):
+def main(job, store, rank, size, arguments, timeout):
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=float(given)) if (given := os.environ.get("RANKS_TIMEOUT")) else None
-    where = {"init_method": f"file://{store}", "rank": int(rank), "world_size": int(size)}
-    dist.init_process_group("gloo", **where, timeout=timeout)
+    with open(f"{store}-{rank}.err", "w") as printed:
+        begin(printed.fileno(), printed.fileno())
+    where = {"init_method": f"file://{store}", "rank": rank, "world_size": size}
+    dist.init_process_group("gloo", **where, timeout=None if timeout is None else timedelta(seconds=timeout))
     module, function = job.split(":")
     result = getattr(importlib.import_module(f"tests.distributed.{module}"), function)(*arguments)
     torch.save(result, f"{store}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
     leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

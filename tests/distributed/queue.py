@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import selective_backprop as sb
 from tests.distributed.runs import Ids
 
-NUM_EXAMPLES, BATCH, EPOCHS = 420, 32, 12
+NUM_EXAMPLES, BATCH, EPOCHS = 420, 32, 8
 
 METHODS = {
     "SB": lambda: sb.selective_backprop(0.4),

@@ -25,6 +25,7 @@ from selective_backprop.testing import same
 from tests.checkpoint.test_saving import RandomState
 from tests.distributed.threads import run_phases
 from tests.helpers import digits, make_model
+from tests.lab.command_line import run_on_ranks
 
 EXAMPLES = 120  # as many for each of two or three ranks
 ROWS = 121  # of the ledger: blocks of ranks differ in size
@@ -299,7 +300,6 @@ def test_all_ranks_are_told_when_one_has_no_room_or_the_folder_is_taken(tmp_path
 
 
 def torchrun(folder, *kills):
-    folder.mkdir()
     # --standalone: a free port of its own.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     # Or ranks that start again may find addresses of those that died (pytorch issue 135712).
@@ -308,13 +308,20 @@ def torchrun(folder, *kills):
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-5000:]
+
+
+def results_in(folder):
     return [torch.load(folder / f"result-{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 def test_a_killed_run_ends_with_the_same_weights(tmp_path):
-    undisturbed = torchrun(tmp_path / "undisturbed")
+    for name in ("undisturbed", "disturbed"):
+        (tmp_path / name).mkdir()
+    done = run_on_ranks(Path(__file__).with_name("elastic_run.py"), tmp_path / "undisturbed", script=True)
+    assert done.returncode == 0, done.stderr
     # Before the first checkpoint, and between two of them in the second epoch.
-    disturbed = torchrun(tmp_path / "disturbed", "1:1", "0:5")
+    torchrun(tmp_path / "disturbed", "1:1", "0:5")
+    undisturbed, disturbed = results_in(tmp_path / "undisturbed"), results_in(tmp_path / "disturbed")
     starts = [[(tmp_path / "disturbed" / f"start-{i}-{rank}").read_text() for rank in range(2)] for i in range(3)]
     assert starts == [["none"] * 2, ["none"] * 2, ["4"] * 2]
     for one, other in zip(disturbed, undisturbed, strict=True):

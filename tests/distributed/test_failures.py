@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -45,26 +44,34 @@ def test_7_an_error_of_one_rank_at_the_start_ends_all(failures):
 TIMEOUT = 8  # seconds, of init_process_group
 
 
-@pytest.mark.parametrize(
-    ("job", "doing"),
-    [
-        ("stopped_before", "connected to select together"),
-        ("stopped_in_training", "agreed on what to train on"),
-        ("stopped_in_delivery", "agreed on what to train on"),
-    ],
-)
-def test_7_a_rank_that_stands_still_ends_the_others_within_the_timeout_of_the_user(job, doing, tmp_path):
-    file = tmp_path / "stopped"
-    store, processes = start(f"failures:{job}", tmp_path, 2, str(file), timeout=TIMEOUT)
-    try:
-        assert processes[0].wait(SAFETY_NET) == 1
-        waited = time.time() - file.stat().st_mtime
-        assert processes[1].poll() is None  # stopped, not ended
-    finally:
+STOPPED = {
+    "stopped_before": "connected to select together",
+    "stopped_in_training": "agreed on what to train on",
+    "stopped_in_delivery": "agreed on what to train on",
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """All wait for the timeout at the same time."""
+    folder = tmp_path_factory.mktemp("stopped")
+    jobs = {job: (folder / job, *start(f"failures:{job}", folder, 2, folder / job, timeout=TIMEOUT)) for job in STOPPED}
+    yield jobs
+    for _, _, processes in jobs.values():
         for process in processes:
             process.kill()
-            process.wait()
-    assert f"rank 0 of 2 lost another rank while they {doing}" in Path(f"{store}-0.err").read_text()
+            process.join()
+
+
+@pytest.mark.parametrize(("job", "doing"), STOPPED.items())
+def test_7_a_rank_that_stands_still_ends_the_others_within_the_timeout_of_the_user(job, doing, stopped):
+    file, store, (first, second) = stopped[job]
+    first.join(SAFETY_NET)
+    assert first.exitcode == 1
+    assert second.is_alive()  # stopped, not ended
+    printed = Path(f"{store}-0.err")
+    assert f"rank 0 of 2 lost another rank while they {doing}" in printed.read_text()
+    waited = printed.stat().st_mtime - file.stat().st_mtime
     assert waited < TIMEOUT + 20  # a busy machine takes its time to end a process
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 from selective_backprop.distributed.ranks import Alone, current_ranks
+from tests.distributed.launch import ENVIRONMENT
+from tests.processes import begin, start_server
 
 PATIENCE = 120  # seconds; a rank that waits longer has lost the others
 
@@ -109,7 +111,8 @@ def run_phases(phases, folder):
     """One `run_processes` of (size, work, args) after the other; the processes stay, as starting them takes long."""
     folder.mkdir(parents=True, exist_ok=True)
     largest = max(size for size, _, _ in phases)
-    torch.multiprocessing.spawn(_run, args=(phases, folder), nprocs=largest)
+    start_server(ENVIRONMENT)
+    torch.multiprocessing.start_processes(_run, args=(phases, folder), nprocs=largest, start_method="forkserver")
     return [
         [torch.load(folder / f"result-{number}-{rank}.pt", weights_only=True) for rank in range(size)]
         for number, (size, _, _) in enumerate(phases)
@@ -117,6 +120,7 @@ def run_phases(phases, folder):
 
 
 def _run(rank, phases, folder):
+    begin()
     torch.set_num_threads(1)
     for number, (size, work, args) in enumerate(phases):
         if rank >= size:
