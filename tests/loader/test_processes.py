@@ -1,5 +1,6 @@
 """Across processes: a run killed for real goes on in another process; DDP is scored without its wrapper."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,54 +8,51 @@ import sys
 import pytest
 import torch
 
+import selective_backprop as sb
 from selective_backprop.testing import same
+from tests.helpers import Noisy, make_loader, make_model, train
+from tests.lab.command_line import run_function
 from tests.processes import ENVIRONMENT, ROOT
 
-RUN = """
-import os, signal, sys
-import torch
-import selective_backprop as sb
-from tests.helpers import Noisy, make_loader, make_model, train
-
-method, folder, die_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
-torch.set_num_threads(1)
-torch.manual_seed(1)
-methods = {
-    "sb": sb.selective_backprop(0.4),
-    "stale": sb.stale_selective_backprop(0.4, every=2),
-    "pipelined": sb.selective_backprop(0.4, scoring=sb.scorers.PipelinedScorer(sync_every=3)),
+METHODS = {
+    "sb": lambda: sb.selective_backprop(0.4),
+    "stale": lambda: sb.stale_selective_backprop(0.4, every=2),
+    "pipelined": lambda: sb.selective_backprop(0.4, scoring=sb.scorers.PipelinedScorer(sync_every=3)),
 }
-model = make_model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-loader = make_loader(methods[method], dataset=Noisy(), model=model, num_epochs=4)
-checkpoint = os.path.join(folder, "checkpoint.pt")
-done = []
-if os.path.exists(checkpoint):
-    state = torch.load(checkpoint, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    loader.load_state_dict(state["loader"])
-    done = state["done"]
-    torch.set_rng_state(state["rng"])
 
-def on_step(step, optimizer):
-    done.append(loader.batch.ids.tolist())
-    if len(done) % 3 == 0:
-        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-        torch.save(parts | {"done": done, "rng": torch.get_rng_state()}, checkpoint + ".part")
-        os.replace(checkpoint + ".part", checkpoint)
-    if len(done) == die_at:
-        os.kill(os.getpid(), signal.SIGKILL)
 
-train(loader, model, 4, optimizer=optimizer, on_step=on_step)
-torch.save({"model": model.state_dict(), "done": done}, os.path.join(folder, "result.pt"))
-"""
+def go_on(method, folder, die_at):
+    """A run that saves every third step and may be killed after one; it begins where the last one was saved."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = make_loader(METHODS[method](), dataset=Noisy(), model=model, num_epochs=4)
+    checkpoint, done = folder / "checkpoint.pt", []
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        loader.load_state_dict(state["loader"])
+        done = state["done"]
+        torch.set_rng_state(state["rng"])
+
+    def on_step(step, optimizer):
+        done.append(loader.batch.ids.tolist())
+        if len(done) % 3 == 0:
+            parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+            torch.save(parts | {"done": done, "rng": torch.get_rng_state()}, folder / "part")
+            os.replace(folder / "part", checkpoint)
+        if len(done) == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(loader, model, 4, optimizer=optimizer, on_step=on_step)
+    torch.save({"model": model.state_dict(), "done": done}, folder / "result.pt")
 
 
 def run(method, folder, die_at=-1):
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", RUN, method, str(folder), str(die_at)]
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT).returncode
+    return run_function(go_on, method, folder, die_at).returncode
 
 
 @pytest.mark.parametrize("method", ["sb", "stale", "pipelined"])
