@@ -34,10 +34,11 @@ def only(runs):
     return comparison
 
 
-def test_the_reference_is_the_best_traditional_of_full_length():
+def test_the_reference_is_the_longest_traditional_and_of_several_the_best():
     runs = [
         made_up_run("traditional every=1", [0.3, 0.2], method="traditional"),
         made_up_run("traditional every=2", [0.3, 0.1], method="traditional"),
+        made_up_run("traditional, 1 epochs", [0.05], method="traditional"),
         made_up_run("traditional, sb's compute", [0.01], method="traditional", length=1.0),
     ]
     assert only(runs).reference == "traditional every=2"
@@ -107,6 +108,15 @@ def test_the_projection_is_the_formula():
     assert (passes, reference) == ((300, 90), (0, 300))
     # 1 + 3 x 0.3 against 3.
     assert projected_speed_up(passes, reference, 2) == pytest.approx(3 / 1.9)
+
+
+def test_a_projection_that_is_level_is_left_out():
+    def drawn(**passes):
+        report = build_report([traditional(), made_up_run("sb", [0.4, 0.2, 0.1], **passes)])
+        return {part.id for section in report.sections for part in section.parts}
+
+    assert "projection-c0" in drawn(trained=30, scored=100)
+    assert "projection-c0" not in drawn(trained=30), "without selection passes it gains the same everywhere"
 
 
 def test_a_setting_that_is_varied_gets_a_line_per_method_and_other_settings():

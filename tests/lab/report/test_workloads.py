@@ -261,3 +261,12 @@ def _without(folder, *names):
     for name in names:
         del config["recipe"][name]
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_labels_of_a_comparison_by_epochs_are_read():
+    runs = [*PLAIN, *method("repeated_random, 4 epochs of compute", 0.3, name="repeated_random", trained=100)]
+    runs += [*method("EL2N + SB, 4 epochs", 0.3, name="diet")]
+    comparison = only(runs)
+    assert list(matrix_rows([comparison])) == ["traditional", "repeated_random", "EL2N + SB"]
+    assert comparison.reference == "traditional, 8 epochs"
+    assert [standing.label for standing in comparison.standings if standing.is_baseline][-1].endswith("of compute")

@@ -23,11 +23,12 @@ class Palette:
 
     Args:
         methods: by the name that the page shows, the method's full name, which has the colour.
-        budgets: in the order of their dashes; the first is "".
+        budgets: in the order of their dashes.
     """
 
     def __init__(self, methods: Mapping[str, str], budgets: Sequence[str]) -> None:
-        self.full_names, self.methods, self.budgets = list(methods.values()), list(methods), list(budgets)
+        self.full_names, self.methods = list(methods.values()), list(methods)
+        self.budgets = ["", *(budget for budget in budgets if budget)]
 
     def color(self, **more: Any) -> Spec:
         """Colour by method. The colours come from the theme, light or dark."""
@@ -40,10 +41,8 @@ class Palette:
 
     def dash(self) -> Spec:
         """By budget; the whole line is the method as such."""
-        scale = {
-            "domain": self.budgets,
-            "range": [DASHES[i % len(DASHES)] for i in range(len(self.budgets))] or [[1, 0]],
-        }
+        dashes = [DASHES[i % len(DASHES)] for i in range(len(self.budgets))]
+        scale = {"domain": self.budgets, "range": dashes}
         return {"field": "budget", "type": "nominal", "scale": scale, "legend": None}
 
 

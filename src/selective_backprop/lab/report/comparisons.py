@@ -13,7 +13,7 @@ from typing import Any
 from selective_backprop.lab.report.runs import Run, split_label, with_folder, with_length
 from selective_backprop.lab.study.curves import Axis, Curve, SpeedUp, speed_up
 from selective_backprop.lab.study.frontier import Arm
-from selective_backprop.lab.study.standing import NamedArm, Standing, standings
+from selective_backprop.lab.study.standing import PLAIN, NamedArm, Standing, standings
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +38,13 @@ class Comparison:
 
     @cached_property
     def reference(self) -> str | None:
-        """Label of Traditional at full length. If a sweep has several, the one with the lowest error."""
-        errors = {
-            label: fmean(run.records[-1]["test_error"] for run in runs)
+        """Label of the longest plain run. If a sweep has several, the one with the lowest error."""
+        found = {
+            label: (-max(run.epochs for run in runs), fmean(run.records[-1]["test_error"] for run in runs))
             for label, runs in self.finished.items()
-            if runs[0].method == "traditional" and not runs[0].is_baseline
+            if runs[0].method == PLAIN and not runs[0].is_baseline
         }
-        return min(errors, key=errors.__getitem__) if errors else None
+        return min(found, key=found.__getitem__) if found else None
 
     @cached_property
     def target(self) -> float:

@@ -28,7 +28,7 @@ READING = (
 _X = {
     "steps": ("Test error by training step", "training iterations"),
     "seconds": ("Test error by time", "seconds of training, evaluation left out"),
-    "compute": ("Test error by compute", "compute, in epochs of Traditional"),
+    "compute": ("Test error by compute", "compute, in epochs of plain training"),
 }
 
 

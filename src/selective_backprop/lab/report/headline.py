@@ -168,18 +168,23 @@ def arms_table(comparison: Comparison) -> Table:
             seconds = standing.named.seconds
             row += ["unknown" if seconds is None else f"{seconds.cost:,.0f}"]
             row += [_words(standing.seconds, standing.named.method == PLAIN)]
-        cells.append([*row, "baseline" if standing.named.method == PLAIN else str(standing.verdict)])
+        words = _SHORT.get(standing.verdict, str(standing.verdict))
+        cells.append([*row, "baseline" if standing.named.method == PLAIN else words])
     size = comparison.test_examples
     heading = ["method", "error" if size is None else f"error on {size:,} test examples", "seeds", "compute"]
     heading += ["M against plain", "M against random", "lossless"]
     heading += ["seconds", "M in seconds"] if clock else []
     note = (
         "Error: mean ± standard deviation over seeds. Compute: forward passes 1, backward passes 2, in epochs of plain "
-        "training. Lossless: an error within 2% of the best of plain training."
+        "training. Lossless: an error within 2% of the best of plain training. Better: than both plain training and "
+        "random subsets."
         + ("" if size else " The size of the test set was not kept by these runs.")
         + ("" if clock else " Seconds are left out: the runs were not all made on the same hardware.")
     )
     return Table(f"arms-{comparison.id}", "All arms", [*heading, "verdict"], cells, comparison.id, note=note)
+
+
+_SHORT = {Verdict.BETTER: "better"}
 
 
 def _words(interval: Interval | None, is_itself: bool) -> str:

@@ -20,7 +20,7 @@ from selective_backprop.lab.runs.training import Record
 from selective_backprop.lab.study.curves import Curve
 
 _BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
-_LENGTH = re.compile(r"(?P<name>.+), (?P<length>[\d.]+ epochs?)")
+_LENGTH = re.compile(r"(?P<name>.+), (?P<length>[\d.]+ epochs?(?: of compute)?)")
 _SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")
 
 
@@ -55,7 +55,7 @@ class Run:
     @property
     def is_baseline(self) -> bool:
         """Whether the run is a baseline with the budget of another method."""
-        return bool(_BUDGET.fullmatch(self.label))
+        return bool(_BUDGET.fullmatch(self.label)) or self.label.endswith(" of compute")
 
     @property
     def epochs(self) -> int:
@@ -140,8 +140,8 @@ def split_label(label: str) -> tuple[str, str]:
 
     >>> split_label("traditional, ledger's compute"), split_label("sb selectivity=0.2 every=3"), split_label("sb")
     (('traditional', "ledger's compute"), ('sb', ''), ('sb', ''))
-    >>> split_label("ledger, 4 epochs")
-    ('ledger', '4 epochs')
+    >>> split_label("ledger, 4 epochs"), split_label("repeated_random, 4 epochs of compute")
+    (('ledger', '4 epochs'), ('repeated_random', '4 epochs of compute'))
     """
     if match := _BUDGET.fullmatch(label):
         return match["name"], match["budget"]

@@ -63,7 +63,7 @@ def _to_target(comparison: Comparison) -> Figure:
     alt = "Seconds: " + "; ".join(
         f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
     )
-    note = "To 1.2x of Traditional's final error; pale bars never came there, and are of the whole run."
+    note = "To 1.2x of plain training's final error. Pale bars never came there and show the whole run."
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN, lookup, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],

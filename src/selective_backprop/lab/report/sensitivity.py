@@ -65,7 +65,9 @@ def varied_rows(runs: Sequence[Run]) -> dict[str, list[Row]]:
         by_settings.setdefault(key, []).append(run)
     groups = [(split_label(group[0].label)[0], settings_of(group[0]), group) for group in by_settings.values()]
     found: dict[str, list[Row]] = {}
-    for name in dict.fromkeys(name for _, settings, _ in groups for name in settings):
+    names = dict.fromkeys(name for _, settings, _ in groups for name in settings)
+    names.pop("epochs", None)  # the charts of error against compute show what the length does
+    for name in names:
         lines: dict[str, list[Row]] = {}
         for method, settings, group in groups:
             if name not in settings:
