@@ -74,7 +74,7 @@ def test_methods_that_need_the_selected_loss(method):
     module, _, selection = fit(method)
     assert selection.loader.stats.selectivity < 0.9
     assert all(parameter.isfinite().all() for parameter in module.parameters())
-    call = r"compute the loss by self\.trainer\.train_dataloader\.loss\(outputs, targets\) in training_step"
+    call = r"compute the loss with self\.trainer\.train_dataloader\.loss\(outputs, targets\) in training_step"
     with pytest.raises(RuntimeError, match=call):  # not loader.loss, which a LightningModule does not have
         fit(method, module=Digits(selected_loss=False))
 
