@@ -68,6 +68,18 @@ def rank_percentiles(values: Tensor) -> Tensor:
     return ranks.div_(len(values))
 
 
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Compute Spearman's rank correlation of two (N,) tensors; NaN if one of them is constant. Ties share a mean rank.
+
+    >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 9.0]))
+    1.0
+    """
+    ranks = torch.stack([rank_percentiles(a), rank_percentiles(b)])
+    if bool((ranks == ranks[:, :1]).all(1).any()):
+        return float("nan")
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
 def keep_probability(percentiles: Tensor, beta: float) -> Tensor:
     """Chance of training on each example: percentile ** beta.
 

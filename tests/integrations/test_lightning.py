@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_methods_that_need_the_selected_loss(method):
     call = r"compute the loss with self\.trainer\.train_dataloader\.loss\(outputs, targets\) in training_step"
     with pytest.raises(RuntimeError, match=call):  # not loader.loss, which a LightningModule does not have
         fit(method, module=Digits(selected_loss=False))
+
+
+def test_no_filter_of_warnings_is_left_behind():
+    fit("sb")
+    assert not any("yielded None" in str(one) or "lr_scheduler" in str(one) for one in warnings.filters)
+    with pytest.raises(RuntimeError):  # also when training fails
+        fit("ledger", module=Digits(selected_loss=False))
+    assert not any("yielded None" in str(one) or "lr_scheduler" in str(one) for one in warnings.filters)
 
 
 def test_accumulation_steps_on_whole_windows():

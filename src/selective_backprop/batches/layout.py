@@ -164,6 +164,17 @@ def count_rows(batch: Any) -> int:
     return len(entries[0]) if len(shapes) == 1 and shapes != {None} else len(entries)
 
 
+def take_rows(column: Column, positions: Tensor) -> Column:
+    """Copy these rows of a column, so that the rest of its batch does not stay in memory.
+
+    >>> take_rows(["a", "b", "c"], torch.tensor([2, 0]))
+    ['c', 'a']
+    """
+    if isinstance(column, Tensor):
+        return column.index_select(0, positions.to(column.device, non_blocking=True))
+    return [column[i] for i in positions.tolist()]
+
+
 def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Move every tensor in the value to the device. With non_blocking, copies from pinned memory do not wait."""
     if type(value) is list or type(value) is tuple:  # the usual batch, in half the time

@@ -69,6 +69,7 @@ class SelectiveBackprop(Callback):
         random_state: bool = True,
     ) -> None:
         require_method(method)
+        self._filters: list[Any] = []  # of warnings, while a fit goes on
         self.method = method
         self.loss_fn = loss_fn
         self.forward = forward or default_forward
@@ -121,6 +122,20 @@ class SelectiveBackprop(Callback):
         self._trainer = trainer
         for message in _EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, UserWarning)
+            self._filters.append(warnings.filters[0])
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._remove_filters()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._remove_filters()
+
+    def _remove_filters(self) -> None:
+        """Let the process warn again as it did before training."""
+        for added in self._filters:
+            if added in warnings.filters:
+                warnings.filters.remove(added)  # type: ignore[attr-defined]
+        self._filters = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = trainer.train_dataloader

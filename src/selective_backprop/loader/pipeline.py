@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.batches.layout import Column
+from selective_backprop.batches.layout import Column, take_rows
 from selective_backprop.batches.padding import Pad, ShapeCheck
 from selective_backprop.distributed.team import Choice, Contribution, Meeting, Team
 from selective_backprop.loader.loading import Loaded, Loading
@@ -351,10 +351,7 @@ class Pipeline:
         """Return only the candidates in these rows."""
         layout = self.queue.layout
         assert layout is not None
-        columns = [
-            column[rows.to(column.device)] if isinstance(column, Tensor) else [column[i] for i in rows.tolist()]
-            for column in layout.columns(candidates.data, candidates.size)
-        ]
+        columns = [take_rows(column, rows) for column in layout.columns(candidates.data, candidates.size)]
         ids = candidates.ids[rows] if candidates.ids is not None else None
         return Candidates(layout.batch(columns), ids, len(rows))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selective_backprop.batches.layout import Column, Layout, move
+from selective_backprop.batches.layout import Column, Layout, move, take_rows
 from selective_backprop.batches.padding import Pad, different_shapes
 from selective_backprop.distributed.balance import NO_BYTES, moves_to_even_out, pack, unpack
 from selective_backprop.distributed.ranks import Alone, Ranks
@@ -131,7 +131,7 @@ class Queue:
             positions, weights, probabilities = selection.positions, selection.weights, selection.probabilities
             passes = keeps_all and count == self.batch_size and not self.lengths[self._ranks.rank]
             if not passes:
-                columns = [_take(column, positions) for column in columns]
+                columns = [take_rows(column, positions) for column in columns]
                 ids = ids.index_select(0, positions) if ids is not None else None
                 probabilities = probabilities.index_select(0, positions)
             self._pieces.append(Rows(columns, ids, weights, probabilities))
@@ -278,13 +278,6 @@ class Queue:
         self.layout = Layout.from_state_dict(state["layout"]) if state["layout"] else None
         self._whole, self._pieces = load(state["whole"]), load(state["pieces"])
         self.lengths, self.moved = list(state["lengths"]), state["moved"]
-
-
-def _take(column: Column, positions: Tensor) -> Column:
-    if isinstance(column, Tensor):
-        # index_select copies, so that the rest of a candidate batch does not stay in memory.
-        return column.index_select(0, positions.to(column.device, non_blocking=True))
-    return [column[i] for i in positions.tolist()]
 
 
 def _join(parts: tuple[Column, ...]) -> Column:

@@ -15,7 +15,7 @@ from torch import Tensor
 from selective_backprop.files.reading import read_bytes
 from selective_backprop.files.states import pack, unpack
 from selective_backprop.files.writing import write_whole
-from selective_backprop.functional import rank_percentiles
+from selective_backprop.functional import spearman
 
 _FILE_VERSION = 1
 
@@ -116,7 +116,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     for name, values in (("a", a), ("b", b)):
         if not bool((values != values[:1]).any()):
             raise ValueError(f"correlation needs scores that differ: {name} is constant over {len(values)} common ids")
-    return float(torch.corrcoef(torch.stack([rank_percentiles(a), rank_percentiles(b)]))[0, 1])
+    return spearman(a, b)
 
 
 def overlap(a: Tensor, b: Tensor, fraction: float) -> float:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from selective_backprop.description import short
-from selective_backprop.functional import rank_percentiles
+from selective_backprop.functional import spearman
 from selective_backprop.inference import ScoringMode
 from selective_backprop.types import Candidates, Measure, Needs, Scorer, Task
 
@@ -71,7 +70,4 @@ def fidelity(scores: Tensor, exact: Tensor) -> float:
     >>> fidelity(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 9.0]))
     1.0
     """
-    ranks = torch.stack([rank_percentiles(values.detach().float().cpu()) for values in (scores, exact)])
-    if bool((ranks == ranks[:, :1]).all(1).any()):
-        return float("nan")
-    return round(float(torch.corrcoef(ranks)[0, 1]), 6)
+    return round(spearman(scores.detach().float().cpu(), exact.detach().float().cpu()), 6)
