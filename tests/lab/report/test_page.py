@@ -126,14 +126,16 @@ def test_the_first_screen_says_who_won_and_whether_it_is_fair(seen):
     assert seen.page.locator("#multipliers").bounding_box()["y"] < 300
 
 
+OUTSIDE = """all => all.filter(text => {
+    const box = text.getBoundingClientRect(), paper = text.ownerSVGElement.getBoundingClientRect();
+    return box.right > paper.right + 1 || box.left < paper.left - 1;
+}).map(text => text.textContent)"""
+
+
 def test_no_label_is_cut(seen):
     texts = seen.page.locator(".chart svg text").all_text_contents()
     assert len(texts) > 100 and not [text for text in texts if "…" in text]
-    outside = """all => all.filter(text => {
-        const box = text.getBoundingClientRect(), paper = text.ownerSVGElement.getBoundingClientRect();
-        return box.right > paper.right + 1 || box.left < paper.left - 1;
-    }).map(text => text.textContent)"""
-    assert seen.page.locator(".chart svg text").evaluate_all(outside) == []
+    assert seen.page.locator(".chart svg text").evaluate_all(OUTSIDE) == []
     assert (
         seen.page.locator(".chip").evaluate_all("all => all.filter(c => c.scrollWidth > c.clientWidth + 1).length") == 0
     )
@@ -168,6 +170,7 @@ def test_it_fits_the_screen_and_has_contrast(visit, width, scheme):
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     wide = "figures.filter(f => f.querySelector('svg').getBoundingClientRect().right > innerWidth).map(f => f.id)"
     assert seen.page.evaluate(wide) == []
+    assert seen.page.locator(".chart svg text").evaluate_all(OUTSIDE) == []
     assert seen.said == []
     background, ink = seen.page.evaluate(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"

@@ -104,7 +104,7 @@ def ask(url, **headers):
 
 
 def test_the_server_makes_a_page_once_for_each_state_of_the_runs(server, tmp_path):
-    assert ask(server.url) == ask(server.url) == "page 1"
+    assert ask(server.url) == ask(server.url + "?hide=sb&open=c0") == "page 1"
     version = ask(server.url + "version")
     (tmp_path / "records.jsonl").write_text("{}\n")
     assert ask(server.url + "version") != version

@@ -23,11 +23,11 @@ from selective_backprop.lab.study.curves import AXES, Axis, pareto_frontier
 
 READING = (
     "Lower and further left is better: a curve that reaches the same error further left got there with less; lines are "
-    "means over seeds, shades span the seeds, and errors are on a logarithmic scale."
+    "means over seeds, shades span the seeds, errors are on a logarithmic scale, and seconds leave out evaluation."
 )
 _X = {
     "steps": ("Test error by training step", "training iterations"),
-    "seconds": ("Test error by time", "seconds of training, evaluation left out"),
+    "seconds": ("Test error by time", "seconds of training"),
     "compute": ("Test error by compute", "compute, in epochs of plain training"),
 }
 

@@ -68,7 +68,7 @@ def projection(comparison: Comparison, palette: Palette) -> Figure | None:
     low, high = (end([1.0, *(row["speed-up"] for row in rows)]) for end in (min, max))
     domain = [low - 0.05 * (high - low), high + 0.05 * (high - low) or 1.05]
     line: Spec = {
-        "x": axis("ratio", "cost of a backward pass, in forward passes", domain=[0, 5]),
+        "x": axis("ratio", "backward cost, in forward passes", domain=[0, 5]),
         "y": axis(
             "speed-up", "speed-up to 1.2x of plain training's final error", domain=domain, nice=False, format=".2~f"
         ),

@@ -182,7 +182,7 @@ def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
             "y": y,
             # Room for the longest bar's number.
             "x": axis(
-                "seconds", "seconds per epoch", domain=[0, 1.15 * max(row["seconds"] for row in rows)], nice=False
+                "seconds", "seconds per epoch", domain=[0, 1.3 * max(row["seconds"] for row in rows)], nice=False
             ),
         },
         "layer": [
