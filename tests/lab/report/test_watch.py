@@ -2,8 +2,11 @@
 
 import http.client
 import json
+import shutil
+import signal
 import socket
 import threading
+import time
 
 import pytest
 
@@ -14,7 +17,7 @@ from selective_backprop.lab.runs.experiment import Entry
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.study.comparison import Design, settings_for
 from selective_backprop.lab.study.plan import PlannedRun, read_plan, write_plan
-from tests.lab.command_line import run, text_of
+from tests.lab.command_line import run, start, text_of
 from tests.lab.report.made_up import made_up_run
 
 
@@ -130,3 +133,50 @@ def test_a_plan_that_changes_changes_the_state(server, tmp_path):
     before = ask(server, "GET", "/version")[1]
     write_plan(tmp_path, [entry("sb", 2)])
     assert ask(server, "GET", "/version")[1] != before
+
+
+def test_the_page_updates_in_place(experiment, tmp_path, visit):
+    runs = tmp_path / "runs"
+    write_plan(runs, [entry(label, 3, seed) for seed in (0, 1) for label in ("traditional", "sb", "ledger")])
+    shutil.copytree(experiment / "traditional", runs / "traditional")
+    shutil.copytree(experiment / "sb" / "seed-0", runs / "sb" / "seed-0")
+    with start("watch", runs) as process:
+        while "\n" not in process.output():
+            assert process.poll() is None
+            time.sleep(0.01)
+        opened = visit(url=process.output().split()[0])
+        page = opened.page
+        page.evaluate("window.opened = 'once'; Promise.all(figures.filter(f => !drawn.get(f.id)).map(draw))")
+        assert "9 of 18 epochs are done" in page.inner_text("#progress")
+        assert "Arms to come: ledger" in page.inner_text("#progress")
+        page.locator(".chip", has_text="traditional").click()
+        table = page.locator("#selectivity-c0 details.data")
+        table.locator("summary").click()
+        table.locator("tbody tr").first.wait_for()
+        page.evaluate("drawn.get('losses-c0').signal('chosen', 'traditional').runAsync().then(() => 0)")
+        page.locator("#examples-c0 input").fill("1, 2")
+        chart = page.evaluate("document.querySelector('#times-c0').scrollIntoView(); scrollY")
+        shutil.copytree(experiment / "sb" / "seed-1", runs / "sb" / "seed-1")
+        page.wait_for_function("document.getElementById('progress').innerText.includes('12 of 18')", timeout=20_000)
+        assert page.evaluate("window.opened") == "once", "it was not loaded again"
+        assert page.locator(".chip", has_text="traditional").get_attribute("aria-pressed") == "false"
+        assert page.evaluate("drawn.get('selectivity-c0').signal('hidden')") == ["traditional"]
+        assert table.locator("tbody tr").count() == 3, "still open, of the method that is not hidden"
+        assert page.evaluate("drawn.get('losses-c0').signal('chosen')") == "traditional"
+        assert page.locator("#examples-c0 input").input_value() == "1, 2"
+        assert page.evaluate("scrollY") == pytest.approx(chart, abs=60)
+        rows = page.evaluate("drawn.get('error-by-compute-c0').data('rows')")
+        assert {row["seeds"] for row in rows} == {2}, "the charts show the new run"
+        shutil.copytree(experiment / "sb" / "seed-0", runs / "ledger" / "seed-0")
+        config = runs / "ledger" / "seed-0" / "config.json"
+        settings = json.loads(config.read_text()) | {"label": "ledger", "method": "ledger_backprop"}
+        config.write_text(json.dumps(settings))
+        chip = page.locator(".chip[data-name=ledger]")
+        chip.wait_for(timeout=20_000)
+        chip.click()  # new parts work like old ones
+        assert chip.get_attribute("aria-pressed") == "false"
+        config.write_text("{")
+        page.wait_for_function("document.getElementById('live').textContent.includes('damaged')", timeout=20_000)
+        assert page.locator("#error-by-compute-c0 svg").count() == 1, "what was shown stays"
+        assert opened.said == []
+        process.send_signal(signal.SIGTERM)

@@ -46,12 +46,6 @@ class Comparison:
         }
         return min(found, key=found.__getitem__) if found else None
 
-    @cached_property
-    def target(self) -> float:
-        """1.2x of the reference's final error, the target in all sections but the first."""
-        assert self.reference is not None
-        return 1.2 * self.mean_curve(self.reference).errors[-1]
-
     def mean_curve(self, label: str) -> Curve:
         return Curve.mean([run.curve for run in self.by_label[label]])
 

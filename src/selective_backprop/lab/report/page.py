@@ -46,6 +46,7 @@ def render(
         data=_data(comparisons, sections, palette),
         style=_read("page.css"),
         script=_read("page.js"),
+        live=_read("live.js"),
         bundle=javascript(),
         version=version,
     )

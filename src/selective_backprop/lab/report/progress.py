@@ -91,7 +91,7 @@ class Progress:
             "progress-of-arms", "How far each arm is", ["arm", "state", "epochs done", "seeds finished"], cells
         )
         sentences = [self.sentence(), *self.problems]
-        return Section("progress", "Progress", READING, [*map(Text, sentences), table])
+        return Section("progress", "Progress", READING, [*map(Text, sentences), table], overview=True)
 
 
 def _method(run: State) -> str:

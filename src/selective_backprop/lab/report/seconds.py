@@ -11,6 +11,7 @@ from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.projection import projection
 from selective_backprop.lab.report.runs import Run, running_means, split_label
+from selective_backprop.lab.report.targets import AT_TARGET, CHOSEN, DEFAULT, spans_to_reach
 from selective_backprop.lab.report.theme import PHASES as _PHASE_COLOURS
 from selective_backprop.lab.runs.training import Record
 
@@ -40,17 +41,23 @@ def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Sect
 
 
 def phase_rows(comparison: Comparison) -> list[Row]:
-    """Seconds by phase until the target was reached, or of the whole run; means over seeds."""
+    """Seconds by phase until a target was reached, for all targets; or of the whole run. Means over seeds.
+
+    A target is reached once the error is at most the target and stays so. Each row holds for the targets from `from` to
+    below `to`, as multiples of the reference's final error.
+    """
+    assert comparison.reference is not None
+    final = comparison.mean_curve(comparison.reference).errors[-1]
     rows: list[Row] = []
     for label, runs in comparison.finished.items():
         name, budget = split_label(label)
         errors = comparison.mean_curve(label).errors
-        reached = next((i for i, error in enumerate(errors) if error <= comparison.target), None)
-        for words, key in PHASES.items():
-            sums = running_means(runs, phase(key))
-            spent = sums[-1 if reached is None else reached]
-            row = {"run": label, "method": name, "budget": budget, "phase": words, "seconds": spent}
-            rows.append(row | {"reached": reached is not None})
+        sums = {words: running_means(runs, phase(key)) for words, key in PHASES.items()}
+        for start, end, reached in spans_to_reach(errors, final):
+            for words in PHASES:
+                spent = sums[words][-1 if reached is None else reached]
+                row = {"run": label, "method": name, "budget": budget, "phase": words, "seconds": spent}
+                rows.append(row | {"reached": reached is not None, "from": start, "to": end})
     return rows
 
 
@@ -58,15 +65,16 @@ def _to_target(comparison: Comparison) -> Figure:
     rows = phase_rows(comparison)
     names = list(PHASES)
     y, lookup, height = by_label(list(comparison.finished))
-    totals = {label: sum(row["seconds"] for row in rows if row["run"] == label) for label in comparison.finished}
-    never = [row["run"] for row in rows if not row["reached"] and row["phase"] == "other"]
-    alt = "Seconds: " + "; ".join(
+    at_default = [row for row in rows if row["from"] <= DEFAULT < row["to"]]
+    totals = {label: sum(row["seconds"] for row in at_default if row["run"] == label) for label in comparison.finished}
+    never = [row["run"] for row in at_default if not row["reached"] and row["phase"] == "other"]
+    alt = f"Seconds to {DEFAULT}x of plain training's final error: " + "; ".join(
         f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
     )
-    note = "To 1.2x of plain training's final error. Pale bars never came there and show the whole run."
+    note = "Choose the target below. Pale bars never reached it, and show the whole run."
     spec: Spec = {
-        "params": [HIDDEN],
-        "transform": [SHOWN, lookup, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
+        "params": [HIDDEN, CHOSEN],
+        "transform": [SHOWN, AT_TARGET, lookup, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
         "height": height,
         "mark": {"type": "bar"},
         "encoding": {

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
 from selective_backprop.lab.probes.examples import read_examples, spread
+from selective_backprop.lab.report.chances import chance_by_percentile, with_would_be_chances
 from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, is_flat, label_ends, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
@@ -35,6 +37,8 @@ def selection(
     for comparison in comparisons:
         if not is_flat(selectivity_rows(comparison), "selectivity"):
             parts.append(_selectivity(comparison, palette))
+        if figure := chance_by_percentile(comparison, palette):
+            parts.append(figure)
         if mine := logs[comparison.id]:
             if any(loss_rows(label, log) for label, log in mine.items()):
                 parts.append(_losses(comparison, mine))
@@ -150,7 +154,11 @@ def _median(log: Log, epoch: int) -> float:
 def _single_examples(
     comparison: Comparison, logs: Mapping[str, Log], most_values: int, left_out: LeftOut
 ) -> Figure | None:
-    chosen = {label: log for label, log in logs.items() if not np.isnan(log.history.probability.astype(float)).all()}
+    chosen: dict[str, Log] = {}
+    for label, log in logs.items():
+        name, chances = with_would_be_chances(label, log, logs)
+        if not np.isnan(chances).all():
+            chosen[name] = replace(log, history=replace(log.history, probability=chances))
     if not chosen:
         return None
     size = min(log.num_examples for log in chosen.values())
@@ -180,9 +188,21 @@ def _single_examples(
             {"mark": "point", "encoding": {"tooltip": tooltip(example="example", epoch="epoch", chance="chance|.1%")}},
         ],
     }
+    changes = "; ".join(
+        f"{name} {change:.1%}" for name, log in chosen.items() if (change := mean_change(log)) is not None
+    )
     alt = f"Examples {', '.join(map(str, default))}, of {len(ids)} that can be chosen."
+    note = f"Mean change of all examples' chances from one epoch to the next: {changes}." if changes else ""
+    if any(log.run.method == "traditional" for log in chosen.values()):
+        note += " Would-be chances are those that SB would give by the losses of a run that trains on everything."
     title = "Chance of selection of single examples"
-    return Figure(f"examples-{comparison.id}", title, alt, spec, shown, comparison.id, "Examples", rows)
+    return Figure(f"examples-{comparison.id}", title, alt, spec, shown, comparison.id, "Examples", rows, note)
+
+
+def mean_change(log: Log) -> float | None:
+    """How much an example's chance changes from one epoch to the next, on average; None after a single epoch."""
+    changes = np.abs(np.diff(log.history.probability.astype(np.float64), axis=0))
+    return None if np.isnan(changes).all() else float(np.nanmean(changes))
 
 
 def _probed(log: Log, size: int, left_out: LeftOut) -> list[int]:

@@ -27,14 +27,22 @@ async function draw(element) {
     axis: {...theme.axis, ...(narrow ? {tickCount: 4} : {})},
     legend: {...theme.legend, ...(narrow ? {columns: bars ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}
       : bars ? {columns: 3} : {})}};
+  // What the reader had chosen below the chart stays chosen when it is drawn again.
+  const before = drawn.get(id), signals = before?.getState().signals ?? {};
+  const chosen = (figure.spec.params ?? []).filter(param => param.bind && param.name in signals
+    && (param.bind.options?.includes(signals[param.name]) ?? true));
+  chart.style.minHeight = before ? `${chart.offsetHeight}px` : "";  // or all below it would jump
   const inner = document.createElement("div");  // Vega gives it a role of its own
-  drawn.get(id)?.finalize();
+  before?.finalize();
   chart.replaceChildren(inner);
   const result = await vegaEmbed(inner, spec, {
     renderer: "svg", config, actions: false,
   });
   drawn.set(id, result.view);
-  if (figure.spec.params?.some(param => param.name === "hidden")) await result.view.signal("hidden", [...hidden]).runAsync();
+  if (figure.spec.params?.some(param => param.name === "hidden")) result.view.signal("hidden", [...hidden]);
+  for (const {name} of chosen) result.view.signal(name, signals[name]);
+  await result.view.runAsync();
+  chart.style.minHeight = "";
   element.dataset.drawn = "yes";
 }
 
@@ -66,15 +74,19 @@ async function picture(id, kind) {
   return url;
 }
 
-for (const button of document.querySelectorAll(".save button")) {
-  button.addEventListener("click", async () => {
-    const figure = button.closest("figure"), link = document.createElement("a");
-    if (!drawn.get(figure.id)) await draw(figure);
-    link.href = await picture(figure.id, button.dataset.kind);
-    link.download = `${figure.id}.${button.dataset.kind}`;
-    link.click();
-  });
-}
+// A page that is served gets new parts while it is open: listeners are on the document, for parts old and new.
+const onClick = (what, act) => document.addEventListener("click", event => {
+  const found = event.target.closest(what);
+  if (found) act(found);
+});
+
+onClick(".save button", async button => {
+  const figure = button.closest("figure"), link = document.createElement("a");
+  if (!drawn.get(figure.id)) await draw(figure);
+  link.href = await picture(figure.id, button.dataset.kind);
+  link.download = `${figure.id}.${button.dataset.kind}`;
+  link.click();
+});
 
 // Charts are drawn when they come near the screen: a page of many opens at once.
 const near = new IntersectionObserver(entries => {
@@ -90,20 +102,17 @@ addEventListener("beforeprint", () => {
 });
 dark.addEventListener("change", () => figures.forEach(figure => drawn.has(figure.id) && draw(figure)));
 
-const chips = [...document.querySelectorAll(".chip")];
-const workloads = [...document.querySelectorAll("details.workload")];
-
 // What is hidden and what was opened is in the address: a reader can pass it on, and it survives a reload.
 function remember() {
   const state = new URLSearchParams();
   hidden.forEach(name => state.append("hide", name));
-  workloads.filter(details => details.open).forEach(details => state.append("open", details.id));
+  document.querySelectorAll("details.workload[open]").forEach(details => state.append("open", details.id));
   const query = state.toString();
   history.replaceState(null, "", location.pathname + (query ? `?${query}` : "") + location.hash);
 }
 
 function showMethods() {
-  for (const chip of chips) chip.setAttribute("aria-pressed", String(!hidden.has(chip.dataset.name)));
+  for (const chip of document.querySelectorAll(".chip")) chip.setAttribute("aria-pressed", String(!hidden.has(chip.dataset.name)));
   for (const row of document.querySelectorAll("tr[data-method]")) {
     row.hidden = hidden.has(row.dataset.method) || (row.dataset.budget !== "" && hidden.has(row.dataset.budget));
   }
@@ -113,16 +122,20 @@ function showMethods() {
   for (const details of document.querySelectorAll("details.data[open]")) fill(details);
 }
 
-for (const chip of chips) {
-  chip.addEventListener("click", () => {
-    hidden[hidden.has(chip.dataset.name) ? "delete" : "add"](chip.dataset.name);
-    showMethods();
-    remember();
-  });
-}
+onClick(".chip", chip => {
+  hidden[hidden.has(chip.dataset.name) ? "delete" : "add"](chip.dataset.name);
+  showMethods();
+  remember();
+});
 
-for (const id of asked.getAll("open")) workloads.filter(details => details.id === id).forEach(details => { details.open = true; });
-for (const details of workloads) details.addEventListener("toggle", remember);
+for (const details of document.querySelectorAll("details.workload")) {
+  if (asked.getAll("open").includes(details.id)) details.open = true;
+}
+// It does not bubble, hence the capture.
+document.addEventListener("toggle", event => {
+  if (event.target.matches("details.workload")) remember();
+  if (event.target.matches("details.data")) fill(event.target);
+}, true);
 
 // A link to something within a workload that is closed opens it.
 function openTarget() {
@@ -173,28 +186,34 @@ function dataTable(id) {
 function fill(details) {
   details.replaceChildren(details.querySelector("summary"), ...(details.open ? dataTable(details.closest("figure").id) : []));
 }
-for (const details of document.querySelectorAll("details.data")) details.addEventListener("toggle", () => fill(details));
 
-for (const form of document.querySelectorAll(".picker")) {
-  const id = form.closest("figure").id, figure = page.figures[id];
-  const known = [...new Set(rowsOf(figure.choices).map(row => row.example))];
-  const input = form.querySelector("input"), hint = form.querySelector("[role=status]");
-  input.value = [...new Set(rowsOf(figure.table).map(row => row.example))].join(", ");
-  const show = () => {
-    const asked = input.value.split(/[\s,]+/).filter(Boolean).map(Number);
-    const missing = asked.filter(example => !known.includes(example));
-    hint.textContent = missing.length ? `Not in this page: ${missing.join(", ")}. It holds ${known.length} examples, among them ${known.slice(0, 8).join(", ")}.` : "";
-    const found = asked.filter(example => known.includes(example)).slice(0, 8);
-    if (!found.length) return;
-    figure.picked = new Set(found);
-    drawn.get(id)?.data("rows", shownRows(id)).run();
-  };
-  form.addEventListener("submit", event => { event.preventDefault(); show(); });
-  form.querySelector(".others").addEventListener("click", () => {
-    input.value = Array.from({length: 5}, () => known[Math.floor(Math.random() * known.length)]).join(", ");
-    show();
-  });
+const examplesIn = number => [...new Set(rowsOf(number).map(row => row.example))];
+
+function pick(form) {
+  const id = form.closest("figure").id, figure = page.figures[id], known = examplesIn(figure.choices);
+  const asked = form.querySelector("input").value.split(/[\s,]+/).filter(Boolean).map(Number);
+  const missing = asked.filter(example => !known.includes(example));
+  form.querySelector("[role=status]").textContent = missing.length ? `Not in this page: ${missing.join(", ")}. It holds ${known.length} examples, among them ${known.slice(0, 8).join(", ")}.` : "";
+  const found = asked.filter(example => known.includes(example)).slice(0, 8);
+  if (!found.length) return;
+  figure.picked = new Set(found);
+  drawn.get(id)?.data("rows", shownRows(id)).run();
 }
 
+// The examples that a chart shows at first, in the field that chooses them.
+function fillPickers() {
+  for (const input of document.querySelectorAll(".picker input")) {
+    input.value ||= examplesIn(page.figures[input.closest("figure").id].table).join(", ");
+  }
+}
+
+document.addEventListener("submit", event => { event.preventDefault(); pick(event.target); });
+onClick(".picker .others", button => {
+  const form = button.closest("form"), known = examplesIn(page.figures[form.closest("figure").id].choices);
+  form.querySelector("input").value = Array.from({length: 5}, () => known[Math.floor(Math.random() * known.length)]).join(", ");
+  pick(form);
+});
+
+fillPickers();
 showMethods();
 openTarget();
