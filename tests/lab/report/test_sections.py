@@ -9,20 +9,31 @@ import pytest
 from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.report import find_runs
 from selective_backprop.lab.report.build import build_report
+from selective_backprop.lab.report.chances import formula_rows, with_would_be_chances
+from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import compare_runs
 from selective_backprop.lab.report.errors import curve_rows, frontier_shares
 from selective_backprop.lab.report.figures import Figure
 from selective_backprop.lab.report.headline import speed_table
 from selective_backprop.lab.report.images import thumbnail
 from selective_backprop.lab.report.logs import Log
-from selective_backprop.lab.report.projection import measured_ratio, passes_to_target, projected_speed_up
+from selective_backprop.lab.report.machines import machine_rows, machines
+from selective_backprop.lab.report.projection import (
+    measured_ratio,
+    passes_to_target,
+    projected_speed_up,
+    projection_rows,
+)
+from selective_backprop.lab.report.pruned import pruned_parts
 from selective_backprop.lab.report.ranking import combined_rank, overlaps, suspicion, times_used
 from selective_backprop.lab.report.seconds import batch_rows, epoch_rows, phase_rows
 from selective_backprop.lab.report.selection import chance_rows, loss_rows, times_rows
-from selective_backprop.lab.report.sensitivity import varied_rows
+from selective_backprop.lab.report.sensitivity import sensitivity, varied_lines, varied_rows
 from selective_backprop.lab.runs.ledger_log import LedgerHistory
 from tests.lab.report.conftest import small_digits, train
-from tests.lab.report.made_up import made_up_run
+from tests.lab.report.made_up import SECONDS, made_up_run
+
+PALETTE = Palette({"traditional": "traditional", "sb": "selective_backprop"}, [""])
 
 
 def traditional(*errors, **more):
@@ -125,16 +136,16 @@ def test_a_setting_that_is_varied_gets_a_line_per_method_and_other_settings():
         for share, rate, error in ((0.2, 0.1, 0.4), (0.5, 0.1, 0.3), (0.2, 0.2, 0.2), (0.5, 0.2, 0.1))
         for seed in (0, 1)
     ]
-    found = varied_rows(runs)
+    found = varied_lines(runs)
     assert set(found) == {"selectivity", "lr"}
-    assert {(row["value"], row["error"], row["others"]) for row in found["selectivity"]} == {
-        (0.2, 0.4, "lr=0.1"),
-        (0.5, 0.3, "lr=0.1"),
-        (0.2, 0.2, "lr=0.2"),
-        (0.5, 0.1, "lr=0.2"),
+    assert {(row["value"], row["error"], row["line"]) for row in varied_rows("selectivity", found["selectivity"])} == {
+        (0.2, 0.4, "sb, lr=0.1"),
+        (0.5, 0.3, "sb, lr=0.1"),
+        (0.2, 0.2, "sb, lr=0.2"),
+        (0.5, 0.1, "sb, lr=0.2"),
     }
-    assert all(row["seeds"] == 2 for row in found["lr"])
-    assert varied_rows([traditional(), made_up_run("sb", [0.1], recipe={"lr": 0.5})]) == {}
+    assert all(row["seeds"] == 2 for row in varied_rows("lr", found["lr"]))
+    assert varied_lines([traditional(), made_up_run("sb", [0.1], recipe={"lr": 0.5})]) == {}
 
 
 def made_up_log(loss, probability=None, selected=None):
@@ -228,3 +239,101 @@ def test_images_of_digits_alone_are_shown_unasked(experiment):
     assert all(picture.image for picture in pictures(load=lambda run: other, images=True))
     assert not any(picture.image for picture in pictures(load=lambda run: data, images=False))
     assert thumbnail(data.train_images[0]).startswith("data:image/png;base64,")
+
+
+def test_a_target_is_reached_when_the_error_stays_below_it():
+    runs = [traditional(0.3, 0.11, 0.2, 0.1), made_up_run("sb", [0.3, 0.1, 0.1], trained=50)]
+    seconds = {
+        factor: {
+            row["run"]: row["seconds"] if row["reached"] else None
+            for row in phase_rows(only(runs))
+            if row["phase"] == "backward" and row["from"] <= factor < row["to"]
+        }
+        for factor in (1.2, 2.0, 3.0)
+    }
+    assert seconds == {
+        1.2: {"traditional": 24, "sb": 12},  # 0.11 in the second epoch does not count: 0.2 came after it
+        2.0: {"traditional": 12, "sb": 12},
+        3.0: {"traditional": 6, "sb": 6},
+    }
+    rows = [row for row in projection_rows(only(runs)) if row["ratio"] == 2]
+    speeds = {row["from"]: row["speed-up"] for row in rows}
+    assert speeds == {1.0: pytest.approx(4), 2.0: pytest.approx(2), 3.0: pytest.approx(2)}
+
+
+def test_the_chance_is_the_percentile_to_the_power_of_beta():
+    runs = [traditional(), made_up_run("sb", [0.1], method="selective_backprop", selectivity=0.25)]
+    rows = formula_rows(only(runs))
+    assert {row["beta"] for row in rows if row["run"] == "sb"} == {3}
+    assert {row["beta"] for row in rows if not row["run"]} == {0.5, 1}, "others are not too near"
+    assert all(row["chance"] == pytest.approx(row["percentile"] ** row["beta"], abs=1e-6) for row in rows)
+    assert formula_rows(only([traditional()])) == []
+
+
+def test_plain_training_has_the_chances_that_sb_would_give():
+    plain = made_up_log([[1, 2, 3, 4], [4, 3, np.nan, 1]])
+    chosen = dataclasses.replace(plain, run=made_up_run("sb", [0.1], method="selective_backprop", selectivity=0.25))
+    name, chances = with_would_be_chances("traditional", plain, {"traditional": plain, "sb": chosen})
+    assert name == "traditional (would-be, beta 3)"
+    assert chances[0] == pytest.approx(np.array([0.25, 0.5, 0.75, 1]) ** 3)
+    assert chances[1, [0, 1, 3]] == pytest.approx(np.array([1, 2 / 3, 1 / 3]) ** 3)
+    assert np.isnan(chances[1, 2])
+    assert with_would_be_chances("sb", chosen, {})[0] == "sb"
+
+
+def test_staleness_has_forward_passes_on_its_axis():
+    runs = [
+        made_up_run(f"stale every={n}", [0.2, 0.1], method="stale", trained=50, scored=100 // n, options={"every": n})
+        for n in (1, 2)
+    ]
+    figure = next(part for part in sensitivity(runs, PALETTE).parts if part.id == "curves-every-0")
+    assert {(row["value"], row["epoch"]): row["forward passes"] for row in figure.rows} == {
+        (1, 1): 150, (1, 2): 300, (2, 1): 100, (2, 2): 200
+    }  # fmt: skip
+    assert [param["value"] for param in figure.spec["params"]] == ["stale", "forward passes"]
+
+
+def test_settings_that_no_other_beats_are_named():
+    errors = {(0.2, "linear"): [0.3, 0.2], (0.5, "linear"): [0.3, 0.1], (0.2, "cosine"): [0.3, 0.25]}
+    runs = [
+        made_up_run(
+            f"sb selectivity={share} schedule={kind}",
+            values,
+            selectivity=share,
+            trained=int(100 * share),
+            recipe={"decay": {"kind": kind}},
+        )
+        for (share, kind), values in errors.items()
+    ]
+    parts = {part.id: part for part in sensitivity(runs, PALETTE).parts}
+    assert [row[:2] + row[4:] for row in parts["best-settings-0"].cells[:2]] == [
+        ["sb", "selectivity=0.5, decay=linear", "10.00%"],
+        ["sb", "selectivity=0.2, decay=linear", "20.00%"],
+    ]
+    best = {row["name"].replace("\n", " ") for row in parts["settings-0"].rows if row["on compute"]}
+    assert best >= {"sb, selectivity=0.5, decay=linear", "sb, selectivity=0.2, decay=linear"}
+
+
+def test_several_machines_stand_side_by_side():
+    here = dataclasses.replace(traditional(), environment={"cpu": "A", "threads": 2, "accelerator": None})
+    there = dataclasses.replace(traditional(), environment={"cpu": "A", "accelerator": "T4"})
+    for record in there.records:
+        record["seconds"] = SECONDS | {"backward": 9.0}
+    ratios = {row["machine"]: row["backward / forward"] for row in machine_rows([here, there])}
+    assert ratios == {"A, 2 threads": pytest.approx(2), "T4": pytest.approx(3)}
+    assert len(machines([here, there]).parts) == 1
+    assert machines([here, here]).parts == []
+
+
+def test_classes_that_lose_most_are_told():
+    scores = np.concatenate([np.linspace(0, 0.4, 40), np.linspace(0.3, 1, 160)])
+    names = ["cat"] * 40 + ["dog"] * 160
+    parts = pruned_parts("c0", "el2n", scores, 0.25, lambda id: names[id], lambda id: "")
+    assert re.search(r"but \d\d% of cat\.", parts[0].words)
+    figure = parts[-1]
+    shares = {row["class"]: row["share"] for row in figure.rows if row["left out"] == "25%"}
+    assert (40 * shares["cat"] + 160 * shares["dog"]) / 200 == pytest.approx(0.25)
+    assert list(shares) == ["cat", "dog"]
+    even = pruned_parts("c0", "el2n", np.random.default_rng(0).random(200), 0.25, lambda id: names[id], lambda id: "")
+    assert [type(part).__name__ for part in even] == ["Figure"], "nothing to warn of"
+    assert pruned_parts("c0", "el2n", scores, 0.25, lambda id: "", lambda id: "") == []

@@ -146,6 +146,7 @@ def test_the_page_updates_in_place(experiment, tmp_path, visit):
             time.sleep(0.01)
         opened = visit(url=process.output().split()[0])
         page = opened.page
+        page.evaluate("document.querySelectorAll('details.workload').forEach(details => { details.open = true; })")
         page.evaluate("window.opened = 'once'; Promise.all(figures.filter(f => !drawn.get(f.id)).map(draw))")
         assert "9 of 18 epochs are done" in page.inner_text("#progress")
         assert "Arms to come: ledger" in page.inner_text("#progress")
@@ -159,6 +160,7 @@ def test_the_page_updates_in_place(experiment, tmp_path, visit):
         shutil.copytree(experiment / "sb" / "seed-1", runs / "sb" / "seed-1")
         page.wait_for_function("document.getElementById('progress').innerText.includes('12 of 18')", timeout=20_000)
         assert page.evaluate("window.opened") == "once", "it was not loaded again"
+        assert page.locator("details.workload:not([open])").count() == 0
         assert page.locator(".chip", has_text="traditional").get_attribute("aria-pressed") == "false"
         assert page.evaluate("drawn.get('selectivity-c0').signal('hidden')") == ["traditional"]
         assert table.locator("tbody tr").count() == 3, "still open, of the method that is not hidden"

@@ -34,7 +34,7 @@ from selective_backprop.lab.models import make_model
 from selective_backprop.lab.runs.experiment import Entry
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.training import Record, Settings, Training
-from selective_backprop.lab.study.diet import score_by_network, summarise
+from selective_backprop.lab.study.diet import score_by_network, summarise, warning_about
 from selective_backprop.pruning.scores import Measure
 
 _FRACTION = 0.25  # Diet-SB prunes this much
@@ -154,6 +154,10 @@ def prune(
         keep = sb.pruning.keep_after_pruning(values, fraction, highest=highest)
         _show_classes(console, values, keep, data, "left out")
         typer.echo(f"{int(keep.sum()):,} of {len(keep):,} examples stay, {int((~keep).sum()):,} are left out")
+        if warning := warning_about(
+            summarise(values, keep, data.train_labels, data.classes), float((~keep).float().mean())
+        ):
+            typer.echo(f"warning: some classes lose far more than others. {warning}", err=True)
         if other is not None:
             _show_agreement(console, values, other)
         if out is not None:

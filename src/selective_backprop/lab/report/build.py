@@ -17,6 +17,7 @@ from selective_backprop.lab.report.headline import headline, numbers
 from selective_backprop.lab.report.images import LoadData
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.logs import read_logs
+from selective_backprop.lab.report.machines import machines
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.report.probes import confidence, gradient_fidelity
 from selective_backprop.lab.report.provenance import provenance
@@ -67,6 +68,7 @@ def build_report(
         gradient_fidelity(comparisons, left_out),
         confidence(comparisons, palette, left_out),
         sensitivity(runs, palette),
+        machines(runs),
         about_data(comparisons, logs, load=load, images=images, scores=scores),
         provenance(comparisons),
     ]

@@ -35,8 +35,9 @@ def formula_rows(comparison: Comparison) -> list[Row]:
     mine = {label: beta_of(runs[0]) for label, runs in comparison.by_label.items() if runs[0].method == SELECTIVE}
     if not mine:
         return []
-    others = {"": [beta for beta in BETAS if not any(abs(beta - own) < 0.05 for own in mine.values())]}
-    at = torch.linspace(0, 1, _POINTS)
+    # Lines of almost the same beta, and their names, would be on each other.
+    others = {"": [beta for beta in BETAS if not any(0.6 < beta / max(own, 1e-9) < 1.7 for own in mine.values())]}
+    at = torch.linspace(0, 1, _POINTS).square()  # most of them where lines with beta < 1 are steep
     rows: list[Row] = []
     for label, betas in (others | {label: [beta] for label, beta in mine.items()}).items():
         name, budget = split_label(label)

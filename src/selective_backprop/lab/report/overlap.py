@@ -15,6 +15,7 @@ from selective_backprop.lab.report.charts import axis, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Spec, Table, rounded
 from selective_backprop.lab.report.logs import Log
+from selective_backprop.lab.report.pruned import pruned_fraction, pruned_parts
 from selective_backprop.lab.report.theme import PHASES
 
 _LISTED = 24
@@ -50,6 +51,7 @@ def overlap_parts(
         title = f"What {scores[0].name} would prune, and {least.name}"
         parts.append(overlap_chart(f"overlap-{comparison.id}", title, scores[0], least, comparison.id))
         parts.append(_lowest_combined(comparison, scores[0], least, name_of, image_of))
+    parts += pruned_parts(comparison.id, scores[0].name, scores[0].values, pruned_fraction(logs), name_of, image_of)
     for number, (one, other) in enumerate(pairwise(scores)):
         title = f"What {one.name} and {other.name} would prune"
         parts.append(overlap_chart(f"overlap-scores-{number}-{comparison.id}", title, one, other, comparison.id))

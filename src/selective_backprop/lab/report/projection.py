@@ -55,12 +55,11 @@ def projection_rows(comparison: Comparison) -> list[Row]:
     ):
         assert theirs is not None  # its last error is within any factor of itself
         for label, passes in zip(labels, ours, strict=True):
+            if passes is None:
+                continue
             name, budget = split_label(label)
             row = {"run": label, "method": name, "budget": budget, "from": start, "to": end}
-            rows += [
-                row | {"ratio": ratio, "speed-up": projected_speed_up(passes, theirs, ratio)}
-                for ratio in (RATIOS if passes is not None else ())
-            ]
+            rows += [row | {"ratio": ratio, "speed-up": projected_speed_up(passes, theirs, ratio)} for ratio in RATIOS]
     return rows
 
 

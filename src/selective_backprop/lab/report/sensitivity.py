@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
-from selective_backprop.lab.report.charts import HIDDEN, PERCENT, SHOWN, Palette, axis, tooltip
-from selective_backprop.lab.report.figures import Figure, Row, Section, Spec
-from selective_backprop.lab.report.runs import Run, split_label
+from selective_backprop.lab.report.charts import HIDDEN, PERCENT, PLOT_HEIGHT, SHOWN, Palette, axis, label_ends, tooltip
+from selective_backprop.lab.report.configurations import (
+    Configuration,
+    all_settings,
+    configurations_of,
+    setting_curves,
+)
+from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
+from selective_backprop.lab.report.runs import Run
+from selective_backprop.lab.report.settings import words_of
 
 READING = (
     "Each line joins runs of a method that differ in one setting alone, bars span the seeds, and a flat line is a "
     "setting that need not be tuned."
 )
-_NOT_VARIED = ("seed", "label", "length", "method", "recipe.method", "recipe.selectivity", "recipe.source")
 _WORDS = {
     "every": "staleness: scores renewed every n epochs",
     "label_noise": "share of wrong labels",
@@ -26,101 +31,88 @@ _WORDS = {
 }
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """All settings of a run by a short name, as plain values.
-
-    Selectivity is that of the method; the ledger's is one of its options.
-    """
-    config = {key: value for key, value in run.config.items() if key not in ("recipe", "options")}
-    recipe = {f"recipe.{key}": value for key, value in run.recipe.items()}
-    flat = config | recipe
-    plain = {key.rpartition(".")[2]: value for key, value in flat.items() if key not in _NOT_VARIED}
-    plain |= run.config.get("options") or {}
-    return {key: _plain(key, value) for key, value in plain.items()}
-
-
-def _plain(key: str, value: Any) -> Any:
-    if key == "decay" and isinstance(value, Mapping):
-        return value.get("kind", "")
-    return value if isinstance(value, (int, float, str)) else json.dumps(value)
-
-
 def sensitivity(runs: Sequence[Run], palette: Palette) -> Section:
-    """A chart for every setting that runs differ in."""
+    """Charts for every setting that runs differ in, and one of all settings together."""
     finished = [run for run in runs if run.finished and not run.is_baseline]
     datasets = dict.fromkeys(str(run.recipe["dataset"]) for run in finished)
-    figures = [
-        _chart(setting, rows, dataset if len(datasets) > 1 else "", palette, number)
-        for number, dataset in enumerate(datasets)
-        for setting, rows in varied_rows([r for r in finished if str(r.recipe["dataset"]) == dataset]).items()
-    ]
-    return Section("sensitivity", "Sensitivity to settings", READING, list(figures))
+    parts: list[Part] = []
+    for number, dataset in enumerate(datasets):
+        mine = [run for run in finished if str(run.recipe["dataset"]) == dataset]
+        for setting, lines in varied_lines(mine).items():
+            words = _WORDS.get(setting, setting.replace("_", " "))
+            heading = f"{dataset}: {words}" if len(datasets) > 1 else words[0].upper() + words[1:]
+            parts.append(_chart(setting, lines, heading, palette, number))
+            title = f"{heading}, in the course of training"
+            first = "forward passes" if setting == "every" else "compute"
+            parts.append(setting_curves(f"curves-{setting}-{number}", title, setting, lines, first))
+    return Section("sensitivity", "Sensitivity to settings", READING, [*parts, *all_settings(finished, palette)])
 
 
-def varied_rows(runs: Sequence[Run]) -> dict[str, list[Row]]:
-    """Rows by setting: final error at each value, for a method with the same other settings."""
-    by_settings: dict[str, list[Run]] = {}
-    for run in runs:
-        key = json.dumps([split_label(run.label)[0], settings_of(run)], sort_keys=True)
-        by_settings.setdefault(key, []).append(run)
-    groups = [(split_label(group[0].label)[0], settings_of(group[0]), group) for group in by_settings.values()]
-    found: dict[str, list[Row]] = {}
-    names = dict.fromkeys(name for _, settings, _ in groups for name in settings)
+def varied_lines(runs: Sequence[Run]) -> dict[str, dict[str, list[Configuration]]]:
+    """By setting: lines of configurations that differ in it alone, by a name that tells lines apart."""
+    configurations = configurations_of(runs)
+    names = dict.fromkeys(name for one in configurations for name in one.settings)
     names.pop("epochs", None)  # the charts of error against compute show what the length does
+    found: dict[str, dict[str, list[Configuration]]] = {}
     for name in names:
-        lines: dict[str, list[Row]] = {}
-        for method, settings, group in groups:
-            if name not in settings:
-                continue
-            others = {key: value for key, value in settings.items() if key != name}
-            errors = [run.records[-1]["test_error"] for run in group]
-            row = {"method": method, "budget": "", "value": settings[name], "seeds": len(group)}
-            spread = {"error": fmean(errors), "lowest": min(errors), "highest": max(errors)}
-            costs = {"compute": fmean(run.curve.compute[-1] for run in group)}
-            lines.setdefault(json.dumps([method, others], sort_keys=True), []).append(
-                row | spread | costs | {"of": others}
-            )
-        kept = [rows for rows in lines.values() if len({str(row["value"]) for row in rows}) > 1]
+        lines: dict[str, list[Configuration]] = {}
+        for one in configurations:
+            if name in one.settings:
+                others = {key: value for key, value in one.settings.items() if key != name}
+                lines.setdefault(json.dumps([one.method, others], sort_keys=True), []).append(one)
+        kept = [line for line in lines.values() if len({str(one.settings[name]) for one in line}) > 1]
         if kept:
-            found[name] = _numbered(kept)
+            found[name] = dict(zip(_names(kept, name), kept, strict=True))
     return found
 
 
-def _numbered(lines: list[list[Row]]) -> list[Row]:
-    """Name each line by the other settings in which it differs from the other lines of its method."""
+def _names(lines: Sequence[Sequence[Configuration]], setting: str) -> list[str]:
+    """Name each line by its method, and by the other settings in which it differs from lines of that method."""
+    names = []
+    for line in lines:
+        alike = [other for other in lines if other[0].method == line[0].method]
+        others = [{key: value for key, value in one[0].settings.items() if key != setting} for one in alike]
+        words = words_of(others)[alike.index(line)]
+        names.append(f"{line[0].method}, {words}" if words else line[0].method)
+    return names
+
+
+def varied_rows(setting: str, lines: Mapping[str, Sequence[Configuration]]) -> list[Row]:
+    """The final error at each value of a setting, for each line."""
     rows: list[Row] = []
-    for number, line in enumerate(lines):
-        alike = [other[0]["of"] for other in lines if other[0]["method"] == line[0]["method"]]
-        own = {k: v for k, v in line[0]["of"].items() if any(other.get(k) != v for other in alike)}
-        words = ", ".join(f"{key}={value}" for key, value in own.items())
-        for row in line:
-            kept = {key: value for key, value in row.items() if key != "of"}
-            rows.append(kept | {"line": f"{line[0]['method']} {number}", "others": words or "none"})
+    for line, configurations in lines.items():
+        for one in configurations:
+            errors = [run.records[-1]["test_error"] for run in one.runs]
+            row = {"method": one.method, "budget": "", "line": line, "value": one.settings[setting]}
+            spread = {"error": fmean(errors), "lowest": min(errors), "highest": max(errors), "seeds": len(errors)}
+            rows.append(row | spread | {"compute": fmean(run.curve.compute[-1] for run in one.runs)})
     return rows
 
 
-def _chart(setting: str, rows: list[Row], dataset: str, palette: Palette, number: int) -> Figure:
+def _chart(
+    setting: str, lines: Mapping[str, Sequence[Configuration]], heading: str, palette: Palette, number: int
+) -> Figure:
+    rows = varied_rows(setting, lines)
     numeric = all(isinstance(row["value"], (int, float)) for row in rows)
     step = 1 if all(isinstance(row["value"], int) for row in rows) else 0
     title = _WORDS.get(setting, setting.replace("_", " "))
     x: Spec = (
         axis("value", title, zero=False, nice=False, padding=16, format=",.3~f", tickMinStep=step)
         if numeric
-        else {"field": "value", "type": "nominal", "title": title}
+        else {"field": "value", "type": "nominal", "title": title, "axis": {"labelAngle": 0}}
     )
-    if not numeric:
-        x["axis"] = {"labelAngle": 0}
     shared = {"x": x, "color": palette.color()}
-    y = axis("error", "final test error", format=PERCENT, zero=False)
-    tips = tooltip(
-        method="method", value="value", error="error|.2%", compute="compute|.2f", seeds="seeds", other_settings="others"
-    )
-    pale = {"value": 0.9 if len({row["line"] for row in rows}) <= len({row["method"] for row in rows}) else 0.55}
+    low, high = min(row["lowest"] for row in rows), max(row["highest"] for row in rows)
+    room = 0.06 * (high - low) or 0.01
+    y = axis("error", "final test error", format=PERCENT, domain=[max(0.0, low - room), high + room], nice=False)
+    tips = tooltip(line="line", value="value", error="error|.2%", compute="compute|.2f", seeds="seeds")
+    names, height = _line_names(rows, x, y, palette) if numeric else ([], PLOT_HEIGHT)
     spec: Spec = {
         "params": [HIDDEN],
         "transform": [SHOWN],
+        "height": height,
         "layer": [
-            {"mark": "line", "encoding": shared | {"y": y, "detail": {"field": "line"}, "opacity": pale}},
+            {"mark": "line", "encoding": shared | {"y": y, "detail": {"field": "line"}}},
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5},
                 "encoding": shared | {"y": y | {"field": "lowest"}, "y2": {"field": "highest"}},
@@ -129,9 +121,17 @@ def _chart(setting: str, rows: list[Row], dataset: str, palette: Palette, number
                 "mark": {"type": "point", "size": 50},
                 "encoding": shared | {"y": y, "shape": palette.shape(), "tooltip": tips},
             },
+            *names,
         ],
     }
     best = min(rows, key=lambda row: float(row["error"]))
-    alt = f"Lowest error {best['error']:.2%}, by {best['method']} at {best['value']}."
-    heading = f"{dataset}: {title}" if dataset else title[0].upper() + title[1:]
+    alt = f"Lowest error {best['error']:.2%}, by {best['line']} at {best['value']}."
     return Figure(f"sensitivity-{setting}-{number}", heading, alt, spec, rows)
+
+
+def _line_names(rows: Sequence[Row], x: Spec, y: Spec, palette: Palette) -> tuple[list[Spec], int]:
+    last: dict[str, Row] = {}
+    for row in rows:
+        if row["line"] not in last or row["value"] > last[row["line"]]["value"]:
+            last[row["line"]] = row
+    return label_ends(list(last.values()), x, y, palette, name="line")

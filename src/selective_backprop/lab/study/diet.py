@@ -138,3 +138,32 @@ def summarise(scores: Tensor, keep: Tensor, labels: Tensor, classes: Sequence[st
         lowest, median, highest = (float(value) for value in spread)
         rows.append(ClassScores(name, len(mine), lowest, median, highest, int((~keep[mine]).sum())))
     return sorted((row for row in rows if row.examples), key=lambda row: row.median)
+
+
+_FAR_MORE = 1.5
+_BEYOND_CHANCE = 4  # standard errors
+
+
+def warning_about(rows: Sequence[ClassScores], fraction: float) -> str:
+    """Say which classes a pruning hits far harder than the others; "" if there are none.
+
+    Those are classes that lose more than 1.5 times the whole data set's share, and more than chance explains.
+
+    >>> rows = [ClassScores("cat", 100, 0.1, 0.2, 0.3, 60), ClassScores("dog", 300, 0.1, 0.5, 0.9, 40)]
+    >>> warning_about(rows, 0.25)
+    'Of all examples 25% are left out, but 60% of cat. Prune less, or each class by itself (...).'
+    """
+    hit = [
+        row
+        for row in sorted(rows, key=lambda row: -row.pruned / row.examples)
+        if (share := row.pruned / row.examples) > _FAR_MORE * fraction
+        and share - fraction > _BEYOND_CHANCE * (fraction * (1 - fraction) / row.examples) ** 0.5
+    ]
+    if not hit:
+        return ""
+    named = ", ".join(f"{row.pruned / row.examples:.0%} of {row.name}" for row in hit[:5])
+    more = f" and more than {_FAR_MORE}x as much of {len(hit) - 5} other classes" if len(hit) > 5 else ""
+    return (
+        f"Of all examples {fraction:.0%} are left out, but {named}{more}. Prune less, or each class by itself "
+        "(classes= of keep_after_pruning)."
+    )
