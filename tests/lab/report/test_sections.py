@@ -337,3 +337,24 @@ def test_classes_that_lose_most_are_told():
     even = pruned_parts("c0", "el2n", np.random.default_rng(0).random(200), 0.25, lambda id: names[id], lambda id: "")
     assert [type(part).__name__ for part in even] == ["Figure"], "nothing to warn of"
     assert pruned_parts("c0", "el2n", scores, 0.25, lambda id: "", lambda id: "") == []
+
+
+def test_odd_settings_and_records_are_drawn_all_the_same():
+    runs = [
+        made_up_run(
+            f"sb odd={number}",
+            [0.2, 0.1],
+            options={"../Odd name": number, "../odd/name": 1, "": 1, "nested": {"a": [1]}} | more,
+            selectivity="much",
+            method="selective_backprop",
+            recipe={"decay": {"kind": "step", "milestones": 3}},
+        )
+        for number, more in ((1, {}), (2, {}), (1, {"../odd/name": 2}), (1, {"": 2}))
+    ]
+    runs[0].records[0]["reused"] = "some"
+    runs = [dataclasses.replace(run, label=f"sb odd={i}") for i, run in enumerate(runs)]
+    report = build_report(runs)
+    ids = [part.id for section in report.sections for part in section.parts if isinstance(part, Figure)]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[\w-]+", id) for id in ids)
+    assert {"curves--odd-name-0", "curves--odd-name-0-more", "curves--0"} <= set(ids)

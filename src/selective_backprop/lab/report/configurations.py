@@ -49,7 +49,9 @@ class Configuration:
 
 def forward_passes(record: Record) -> float:
     """Examples sent forward through the network in an epoch, to score them or to train on them."""
-    return float(record["scored"] + record["trained"] - record.get("reused", 0))
+    reused = record.get("reused", 0)  # not in records of older versions, so not checked when they are read
+    known = isinstance(reused, (int, float)) and 0 <= reused <= record["trained"]
+    return float(record["scored"] + record["trained"] - (reused if known else 0))
 
 
 def configurations_of(runs: Sequence[Run]) -> list[Configuration]:

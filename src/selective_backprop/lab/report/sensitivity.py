@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -13,7 +14,7 @@ from selective_backprop.lab.report.configurations import (
     configurations_of,
     setting_curves,
 )
-from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
+from selective_backprop.lab.report.figures import Figure, Row, Section, Spec
 from selective_backprop.lab.report.runs import Run
 from selective_backprop.lab.report.settings import words_of
 
@@ -35,16 +36,19 @@ def sensitivity(runs: Sequence[Run], palette: Palette) -> Section:
     """Charts for every setting that runs differ in, and one of all settings together."""
     finished = [run for run in runs if run.finished and not run.is_baseline]
     datasets = dict.fromkeys(str(run.recipe["dataset"]) for run in finished)
-    parts: list[Part] = []
+    parts: list[Figure] = []
     for number, dataset in enumerate(datasets):
         mine = [run for run in finished if str(run.recipe["dataset"]) == dataset]
         for setting, lines in varied_lines(mine).items():
-            words = _WORDS.get(setting, setting.replace("_", " "))
+            words = _WORDS.get(setting, setting.replace("_", " ")) or "a setting without a name"
             heading = f"{dataset}: {words}" if len(datasets) > 1 else words[0].upper() + words[1:]
-            parts.append(_chart(setting, lines, heading, palette, number))
+            id = f"{re.sub(r'[^a-z_]+', '-', setting.lower())[:40]}-{number}"  # names files when exported
+            while any(part.id == f"curves-{id}" for part in parts):
+                id += "-more"
+            parts.append(_chart(f"sensitivity-{id}", setting, lines, heading, palette))
             title = f"{heading}, in the course of training"
             first = "forward passes" if setting == "every" else "compute"
-            parts.append(setting_curves(f"curves-{setting}-{number}", title, setting, lines, first))
+            parts.append(setting_curves(f"curves-{id}", title, setting, lines, first))
     return Section("sensitivity", "Sensitivity to settings", READING, [*parts, *all_settings(finished, palette)])
 
 
@@ -90,7 +94,7 @@ def varied_rows(setting: str, lines: Mapping[str, Sequence[Configuration]]) -> l
 
 
 def _chart(
-    setting: str, lines: Mapping[str, Sequence[Configuration]], heading: str, palette: Palette, number: int
+    id: str, setting: str, lines: Mapping[str, Sequence[Configuration]], heading: str, palette: Palette
 ) -> Figure:
     rows = varied_rows(setting, lines)
     numeric = all(isinstance(row["value"], (int, float)) for row in rows)
@@ -126,7 +130,7 @@ def _chart(
     }
     best = min(rows, key=lambda row: float(row["error"]))
     alt = f"Lowest error {best['error']:.2%}, by {best['line']} at {best['value']}."
-    return Figure(f"sensitivity-{setting}-{number}", heading, alt, spec, rows)
+    return Figure(id, heading, alt, spec, rows)
 
 
 def _line_names(rows: Sequence[Row], x: Spec, y: Spec, palette: Palette) -> tuple[list[Spec], int]:

@@ -26,8 +26,9 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 def _plain(key: str, value: Any) -> Any:
     if key == "decay" and isinstance(value, Mapping):
-        milestones = value.get("milestones") or ()
-        return " ".join([str(value.get("kind", "")), *(f"{at:.3g}" for at in milestones if isinstance(at, float))])
+        milestones = value.get("milestones")
+        places = [f"{at:.3g}" for at in milestones if isinstance(at, float)] if isinstance(milestones, list) else []
+        return " ".join([str(value.get("kind", "")), *places])
     return value if isinstance(value, (int, float, str)) else json.dumps(value)
 
 
