@@ -68,12 +68,12 @@ def test_progress_counts_epochs_and_estimates_the_time_left(tmp_path):
     assert words.endswith("Arms to come: ledger, 4 epochs.")
     table = progress.section().parts[-1]
     assert table.cells == [
-        ["traditional, 2 epochs", "finished", "2 of 2", "1 of 1"],
         ["sb, 4 epochs", "under way", "1 of 8", "0 of 2"],
         ["ledger, 4 epochs", "to come", "0 of 4", "0 of 1"],
     ]
     assert progress_of([tmp_path], []).seconds_left is None, "before the first epoch nothing is known"
     assert progress_of([], [done]).sentence() == "All runs are finished: 1 run, 2 epochs."
+    assert len(progress_of([], [done]).section().parts) == 1, "no table of what is left"
 
 
 def test_compare_writes_its_plan_first(tmp_path):

@@ -90,7 +90,7 @@ def chance_by_percentile(comparison: Comparison, palette: Palette) -> Figure | N
         f"{run} has beta {row['beta']:.3g}, selecting {row['selectivity']:.0%}" for run, row in own.items()
     )
     alt = f"The larger beta, the fewer examples of low loss are selected. {words}."
-    note = f"Lines are percentile ^ beta, by which a share of 1 / (beta + 1) is selected. {words}."
+    note = "Lines are percentile ^ beta, by which a share of 1 / (beta + 1) is selected. Thick lines: these runs."
     title = "Chance of selection by percentile of the loss"
     return Figure(f"chance-by-percentile-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
 

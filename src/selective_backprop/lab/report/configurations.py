@@ -211,7 +211,10 @@ def _settings_parts(
     alt = "Settings on the frontier of error and compute: " + "; ".join(
         dict.fromkeys(row["name"].replace("\n", " ") for row in named)
     )
-    note = "A point per epoch. Large points: nothing cheaper is better; their settings are beside them."
+    note = (
+        "A point per epoch, those of high errors left out. Large points: nothing cheaper is better; their settings are "
+        "beside them."
+    )
     table_title = f"{about}settings that no other beats, the lowest error first"
     heading = ["method", "settings", "epoch", "compute", "error"]
     return [

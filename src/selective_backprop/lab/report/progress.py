@@ -81,17 +81,17 @@ class Progress:
         return " ".join(words)
 
     def section(self) -> Section:
-        """For the top of the page."""
+        """For the top of the page: a sentence, and a row for each arm that is not finished."""
         cells = []
         for label, mine in self.by_label.items():
             done, total = sum(run.done for run in mine), sum(run.epochs for run in mine)
-            state = "finished" if done == total else "under way" if done else "to come"
-            cells.append([label, state, f"{done} of {total}", f"{sum(run.finished for run in mine)} of {len(mine)}"])
-        table = Table(
-            "progress-of-arms", "How far each arm is", ["arm", "state", "epochs done", "seeds finished"], cells
-        )
+            if done < total:
+                seeds = f"{sum(run.finished for run in mine)} of {len(mine)}"
+                cells.append([label, "under way" if done else "to come", f"{done} of {total}", seeds])
+        heading = ["arm", "state", "epochs done", "seeds finished"]
+        tables = [Table("progress-of-arms", "Arms that are not finished", heading, cells)] if cells else []
         sentences = [self.sentence(), *self.problems]
-        return Section("progress", "Progress", READING, [*map(Text, sentences), table], overview=True)
+        return Section("progress", "Progress", READING, [*map(Text, sentences), *tables], overview=True)
 
 
 def _method(run: State) -> str:
