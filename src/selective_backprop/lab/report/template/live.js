@@ -5,7 +5,7 @@
 const keyOf = node => node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.name || "" : "";
 const alike = (one, other) => one.nodeName === other.nodeName && keyOf(one) === keyOf(other);
 // Made by the page's script or by the reader: the server knows nothing of them.
-const OWN_ATTRIBUTES = ["open", "hidden", "aria-pressed", "data-drawn"];
+const OWN_ATTRIBUTES = ["open", "aria-pressed", "data-drawn"];
 const OWN_CONTENT = ".chart, details.data, .picker";
 
 function become(old, fresh) {
@@ -15,6 +15,9 @@ function become(old, fresh) {
   }
   for (const {name, value} of [...fresh.attributes]) {
     if (!OWN_ATTRIBUTES.includes(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  for (const {name} of [...old.attributes]) {
+    if (!OWN_ATTRIBUTES.includes(name) && !fresh.hasAttribute(name)) old.removeAttribute(name);
   }
   if (old.matches(OWN_CONTENT)) return;
   let place = old.firstChild;
