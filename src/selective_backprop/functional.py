@@ -71,7 +71,7 @@ def rank_percentiles(values: Tensor) -> Tensor:
 def spearman(a: Tensor, b: Tensor) -> float:
     """Compute Spearman's rank correlation of two (N,) tensors; NaN if one of them is constant. Ties share a mean rank.
 
-    >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 9.0]))
+    >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 9.0])), 6)
     1.0
     """
     ranks = torch.stack([rank_percentiles(a), rank_percentiles(b)])

@@ -124,7 +124,7 @@ def test_a_compiled_model_gets_the_masked_loss_and_says_so(caplog):
             chosen = loader.batch.weights > 0
             check_same(grads_of(model, F.cross_entropy(model(inputs[chosen]), targets[chosen])), found)
     (record,) = caplog.records
-    assert "the model is compiled" in record.message and "exact, not faster" in record.message
+    assert "your model is compiled" in record.message and "exact, but it is not faster" in record.message
 
 
 def test_none_selected_is_a_step_without_gradient():
@@ -139,14 +139,14 @@ def test_none_selected_is_a_step_without_gradient():
 
 def test_a_step_without_loader_loss_is_refused():
     loader = make_loader(sb.selective_backprop(scoring="reuse"))
-    with pytest.raises(RuntimeError, match="compute the loss by"):
+    with pytest.raises(RuntimeError, match="compute the loss with"):
         list(loader)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sb.selective_backprop(scoring="reuse+half"), "goes alone"),
+        (lambda: sb.selective_backprop(scoring="reuse+half"), "cannot be joined with other names"),
         (lambda: sb.stale_selective_backprop(scoring="reuse"), "StoredScorer needs a selection pass"),
         (lambda: sb.reducible_loss(torch.rand(203), scoring="reuse"), "ReducibleLossScorer needs a selection pass"),
         (lambda: make_loader(sb.top_k(scoring="reuse"), batch_size=4), "leave out batch_size="),

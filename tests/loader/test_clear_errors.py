@@ -117,7 +117,7 @@ def test_a_copy_is_made_anew_when_layers_were_swapped(kind, caplog):
     task = sb.types.Task(model, lambda m, batch: (m(batch[0]), batch[1]), PerExampleLoss(nn.CrossEntropyLoss()))
     with caplog.at_level(logging.WARNING):
         found = loader.scorer.score(sb.types.Candidates((inputs, targets), torch.arange(32), 32), task)
-    assert "the model has other layers than before" in caplog.text or kind is sb.scorers.AutocastCopy
+    assert "your model has other layers than before" in caplog.text or kind is sb.scorers.AutocastCopy
     model.eval()
     torch.testing.assert_close(found, F.cross_entropy(model(inputs), targets, reduction="none"), rtol=0.15, atol=0.15)
 

@@ -162,7 +162,7 @@ def test_a_loss_that_changes_its_buffers_is_not_scored_with_in_the_background():
             self.calls += 1
             return F.cross_entropy(outputs, targets, reduction="none")
 
-    with pytest.raises(ValueError, match=r"loss_fn \(Counting\) changes its own buffers.*without pipelining"):
+    with pytest.raises(ValueError, match=r"loss_fn \(Counting\) changes its own buffers.*without 'pipelined'"):
         selective_run(Counting(), sb.selective_backprop(0.5, scoring="pipelined"), 1)
 
 

@@ -222,7 +222,7 @@ def test_a_variable_start_refuses_another_schedules_state():
     schedule = sb.schedules.VariableStart(threshold=1.0)
     schedule.observe(torch.tensor([0.0, 1.0]))
     with pytest.raises(
-        ValueError, match=r"the saved schedule has \['on'\], a VariableStart has \['tau', 'unobserved'\]"
+        ValueError, match=r"the saved schedule has \['on'\], but a VariableStart has \['tau', 'unobserved'\]"
     ):
         schedule.load_state_dict({"on": True})
     other = sb.schedules.VariableStart(threshold=1.0)

@@ -67,6 +67,7 @@ class Audit:
 def fidelity(scores: Tensor, exact: Tensor) -> float:
     """Compute Spearman's rank correlation; NaN if one of the two is constant.
 
+    >>> import torch
     >>> fidelity(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 9.0]))
     1.0
     """

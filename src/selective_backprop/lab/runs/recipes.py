@@ -31,7 +31,9 @@ class Decay:
         if not all(0 < a < 1 for a in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones must be rising fractions of the run in (0, 1), got {self.milestones}")
         if (self.kind == "step") != bool(self.milestones):
-            raise ValueError(f"kind 'step' needs milestones, and no other kind takes them: got {self.milestones} with {self.kind!r}")
+            raise ValueError(
+                f"kind 'step' needs milestones, and no other kind takes them: got {self.milestones} with {self.kind!r}"
+            )
 
     def at(self, progress: float) -> float:
         """The multiplier at this fraction of the run."""

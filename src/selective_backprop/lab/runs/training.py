@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, RandomSampler
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.runs.choices import make_method
-from selective_backprop.lab.runs.clock import Clock
 from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models import make_model
+from selective_backprop.lab.runs.choices import make_method
+from selective_backprop.lab.runs.clock import Clock
 from selective_backprop.lab.runs.ranked_folder import Folder
 from selective_backprop.lab.runs.ranks import (
     Share,
@@ -96,7 +96,9 @@ class Training:
 
         method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
         candidates = recipe.batch_size // size
-        if method.scorer.needs.training_pass:  # only a part of each candidate batch is trained on, so make the batch larger
+        if (
+            method.scorer.needs.training_pass
+        ):  # only a part of each candidate batch is trained on, so make the batch larger
             candidates = round(candidates / settings.selectivity)
         generator = torch.Generator().manual_seed(seed)
         order = RandomSampler(dataset, generator=generator)
