@@ -56,7 +56,7 @@ _SPECIAL: dict[str, Callable[..., sb.Method]] = {
     "diet": _diet,
 }
 METHODS = {name: _at(getattr(methods, name)) for name in methods.__all__ if name != "reducible_loss"} | _SPECIAL
-"""Methods by name, each a function of a selectivity and options. reducible_loss is missing, because it needs a model."""
+"""Methods by name, each a function of a selectivity and options; without reducible_loss, which needs a model."""
 
 _BY_OTHER_MEANS = {
     *(name for name, make in METHODS.items() if name not in _SPECIAL and make is not getattr(methods, name)),

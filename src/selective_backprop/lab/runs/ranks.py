@@ -92,7 +92,7 @@ def own_part(length: int) -> slice:
 class Share(Sampler[int]):
     """Sampler of this rank's candidates: every K-th of the order that one process would go through.
 
-    All ranks draw the same order, so the k-th candidate batches of all ranks together are the k-th batch of one process.
+    All ranks draw the same order, so their k-th candidate batches together are the k-th batch of one process.
     If M is not a multiple of K, the last few examples of the order are left out of the epoch (others each time), and no
     example is repeated. All ranks have equally many candidates, so keeping everything is plain DDP.
 
