@@ -49,7 +49,7 @@ class Decay:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training setup: everything about a run except the seed. The method, its selectivity and options are defaults."""
+    """A training setup: everything about a run except the seed. Method, selectivity and options are defaults."""
 
     dataset: str
     model: str
@@ -190,7 +190,7 @@ RECIPES: dict[str, Recipe] = {
         method="composer_backprop",
         selectivity=0.5,
         options={"start": 0.5, "end": 0.9, "interrupt": 2, "scale_factor": 0.5},
-        source="Composer's method card: ResNet-50, 90 epochs, window 0.5 to 0.9, scale factor 0.5; rate of He et al. 2016",
+        source="Composer's method card: ResNet-50, 90 epochs, window 0.5 to 0.9, scale 0.5; rate of He et al. 2016",
     ),
     "diet": _CIFAR100.with_(
         model="resnet18",

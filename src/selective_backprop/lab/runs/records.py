@@ -73,8 +73,8 @@ class RunFolder:
         elif (ranks := saved.get("ranks", 1)) != settings.get("ranks", 1):
             start = f"torchrun --nproc-per-node {ranks} -m selective_backprop.lab" if ranks > 1 else "no torchrun"
             raise ValueError(
-                f"{self.path} holds a run of {ranks} ranks, but this one has {settings.get('ranks', 1)}: continue it with "
-                f"{start}, or choose another folder"
+                f"{self.path} holds a run of {ranks} ranks, but this one has {settings.get('ranks', 1)}: continue it "
+                f"with {start}, or choose another folder"
             )
         elif saved != settings:
             different = sorted(key for key in saved.keys() | settings.keys() if saved.get(key) != settings.get(key))
@@ -89,8 +89,8 @@ class RunFolder:
             self.write_json("data.json", data)
         elif saved != data:
             raise ValueError(
-                f"{self.path} holds a run on other data ({describe_change(saved, data)}), so it cannot continue: choose "
-                "another folder, or put the data back as they were"
+                f"{self.path} holds a run on other data ({describe_change(saved, data)}), so it cannot continue: "
+                "choose another folder, or put the data back as they were"
             )
 
     def _take_lock(self) -> FolderLock:
@@ -131,7 +131,7 @@ class RunFolder:
         write_whole(contents, keep={file: previous})
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """The last checkpoint, or the previous one if the last is damaged; None if there is none. Adjusts records.jsonl."""
+        """The last checkpoint, or the previous one if the last is damaged, or None. Adjusts records.jsonl."""
         damages: dict[Path, ValueError] = {}
         for file in (self.path / CHECKPOINT, self.path / PREVIOUS):
             if not file.exists():
@@ -146,8 +146,8 @@ class RunFolder:
             for damaged, reason in damages.items():
                 aside = damaged.replace(self.path / DAMAGED)
                 _logger.warning(
-                    f"{damaged} is damaged ({reason}): the run continues from {file.name}, after {len(state['records'])} "
-                    f"epochs; the damaged file is now called {aside.name}"
+                    f"{damaged} is damaged ({reason}): the run continues from {file.name}, after "
+                    f"{len(state['records'])} epochs; the damaged file is now called {aside.name}"
                 )
             self._restore_records(_lines(state["records"]), file)
             return state

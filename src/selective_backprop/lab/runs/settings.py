@@ -33,8 +33,8 @@ class Settings:
         size = self.recipe.batch_size
         if size % self.ranks:
             raise ValueError(
-                f"the batch of {size} is divided among all ranks, and {self.ranks} ranks cannot have equal parts of it: "
-                f"start another number of ranks, or choose a batch_size such as {size + -size % self.ranks}"
+                f"the batch of {size} is divided among all ranks, and {self.ranks} ranks cannot have equal parts of "
+                f"it: start another number of ranks, or choose a batch_size such as {size + -size % self.ranks}"
             )
         if self.length is not None and self.length <= 0:
             raise ValueError(f"length must be positive, got {self.length}")

@@ -307,7 +307,7 @@ def start(
 
 
 def advance(training: Training, folder: Folder | None = None, observers: Sequence[Observer] = ()) -> None:
-    """Train one epoch, call the observers, then save. In this order, a run killed in between loses no observer's files."""
+    """Train one epoch, call the observers, then save: so a run killed in between loses no observer's files."""
     record = training.epoch()
     for observer in observers if is_first() else ():
         observer(training, record)
