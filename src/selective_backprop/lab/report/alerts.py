@@ -8,7 +8,7 @@ from selective_backprop.lab.study.standing import PLAIN, RANDOM, alerts
 
 
 def alerts_of(comparison: Comparison) -> list[str]:
-    """Those of the numbers first, then those of the runs."""
+    """List the doubts about a comparison: first what its numbers show, then what its runs lack."""
     sentences = alerts(comparison.standings) if comparison.standings else []
     idle = [label for label, runs in comparison.by_label.items() if not any(map(selected_anything, runs))]
     if idle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +18,7 @@ from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.comparison import Design, compare
-from selective_backprop.lab.study.standing import PLAIN, alerts, standings, winner
+from selective_backprop.lab.study.standing import alerts, standings, winner
 from selective_backprop.lab.study.tables import READING, standing_table
 
 _OPTIONS = {"history_size": 512, "warmup_epochs": 1}
@@ -56,7 +57,9 @@ def run(epochs: int, seeds: int, report: Path) -> None:
     with TemporaryDirectory() as folder:
         with Bars(console, seeds) as bars:
             design = Design(METHODS, recipe, [epochs])
-            results = compare(design, halves, Path(folder), seeds=seeds, observers=_watch, show=bars.show)
+            results = compare(
+                design, halves, Path(folder), seeds=seeds, observers=partial(_watch, epochs=epochs), show=bars.show
+            )
         found = standings(results.arms())
         console.print(standing_table(found).rich(f"digits, {epochs} epochs, {seeds} seeds"))
         for sentence in [winner(found), *alerts(found)]:
@@ -71,7 +74,7 @@ def run(epochs: int, seeds: int, report: Path) -> None:
     console.print(f"report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _watch(folder: Path, settings: Settings) -> list[Observer]:
-    # Of all seeds and lengths they would take as long again.
-    looks = settings.seed == 0 and (settings.method != PLAIN or settings.recipe.epochs == settings.epochs)
+def _watch(folder: Path, settings: Settings, epochs: int) -> list[Observer]:
+    """Log the ledger of every run. Probe only full-length runs of the first seed, because probes take long."""
+    looks = settings.seed == 0 and settings.epochs == epochs
     return [LedgerLog(folder), *make_probes(["gradients", "confidence"] if looks else [], folder)]
