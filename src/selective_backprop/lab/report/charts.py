@@ -158,9 +158,8 @@ def label_ends(ends: Sequence[Row], x: Spec, y: Spec, palette: Palette, *, name:
         # Vega has the first line at the place of a text, the others below it.
         for key, pixel in (("label y", place), ("text y", place - (count - 1) * _LINE / 2)):
             level = scale(high) - pixel / height * span
-            own[key] = math.exp(level) if is_log else level
+            own[key] = rounded(math.exp(level) if is_log else level)
         values.append(own | {"words": wrapped(str(row[name]))})
-    data = {"values": values}
     text = {"type": "text", "align": "left", "baseline": "middle", "dx": 16, "lineHeight": _LINE, "clip": False}
     marker = {"type": "point", "size": 36, "opacity": 1, "xOffset": 9, "clip": False}
     at_edge = {"x": {"value": "width"}, "y": y | {"field": "text y"}}
@@ -168,11 +167,11 @@ def label_ends(ends: Sequence[Row], x: Spec, y: Spec, palette: Palette, *, name:
     leader = {"x": x, "x2": {"value": "width"}, "y": y, "y2": {"field": "label y"}, "color": palette.color()}
     rule = {"type": "rule", "strokeWidth": 1, "opacity": 0.35}
     layers: list[Spec] = [
-        {"data": data, "transform": [SHOWN], "mark": rule, "encoding": leader},
-        {"data": data, "transform": [SHOWN], "mark": marker, "encoding": at_edge | of_method},
-        {"data": data, "transform": [SHOWN], "mark": text, "encoding": at_edge | {"text": {"field": "words"}}},
+        {"mark": rule, "encoding": leader},
+        {"mark": marker, "encoding": at_edge | of_method},
+        {"mark": text, "encoding": at_edge | {"text": {"field": "words"}}},
     ]
-    return layers, height
+    return [{"data": {"values": values}, "transform": [SHOWN], "layer": layers}], height
 
 
 def _spread_out(places: Sequence[float], sizes: Sequence[float], height: float) -> list[float]:

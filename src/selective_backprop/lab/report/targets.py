@@ -8,7 +8,8 @@ from typing import TypeVar
 from selective_backprop.lab.report.figures import Spec
 
 T = TypeVar("T")
-FACTORS = [round(1 + 0.05 * i, 2) for i in range(41)]
+_STEP = 0.1
+FACTORS = [round(1 + _STEP * i, 2) for i in range(21)]
 DEFAULT = 1.2
 
 CHOSEN: Spec = {
@@ -18,7 +19,7 @@ CHOSEN: Spec = {
         "input": "range",
         "min": FACTORS[0],
         "max": FACTORS[-1],
-        "step": 0.05,
+        "step": _STEP,
         "name": "target: plain training's final error x",
     },
 }
@@ -43,11 +44,11 @@ def spans(value_at: Callable[[float], T]) -> list[tuple[float, float, T]]:
     """From, to (not included) and value, for each run of factors with the same value.
 
     >>> [(start, end) for start, end, _ in spans(lambda factor: factor >= 2)]
-    [(1.0, 2.0), (2.0, 3.05)]
+    [(1.0, 2.0), (2.0, 3.1)]
     """
     found: list[tuple[float, float, T]] = []
     for factor in FACTORS:
-        value, end = value_at(factor), round(factor + 0.05, 2)
+        value, end = value_at(factor), round(factor + _STEP, 2)
         if found and found[-1][2] == value:
             found[-1] = found[-1][0], end, value
         else:
