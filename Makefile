@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: test check torture demo benchmark clean
+.PHONY: test check docs torture demo benchmark clean
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -q
@@ -12,6 +12,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The site, in site/: open site/index.html. Broken links, missing references and pages without a place are errors.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # make torture KILLS=1000 LAYOUTS=1000 takes hours; the same command goes on where it was stopped.
 torture: $(INSTALLED)
@@ -34,8 +38,8 @@ benchmark: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,keras,lab,lightning,tensorboard,transformers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,keras,lab,lightning,tensorboard,transformers]'
 	touch $@
 
 clean:
-	rm -rf .venv dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""docs/extending.md, done for real: everything on the page is added to a copy of the package, and run."""
+"""docs/guides/extending.md, done for real: everything on the page is added to a copy of the package, and run."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import selective_backprop as sb
 
-PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "guides" / "extending.md").read_text()
 SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 NEW_FILE = re.compile(r"# (src/\S+\.py)\n")
 

@@ -1,4 +1,4 @@
-"""The formulas behind docs/scaling.md, against what real ranks sent."""
+"""The formulas behind docs/explanations/scaling.md, against what real ranks sent."""
 
 import pytest
 

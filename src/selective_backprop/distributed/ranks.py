@@ -33,7 +33,7 @@ class Ranks:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.bytes_sent = 0
-        """Bytes sent from this rank to others so far. `docs/scaling.md` reports them."""
+        """Bytes sent from this rank to others so far. `docs/explanations/scaling.md` reports them."""
 
     def gather(self, values: Tensor, counts: list[int] | None = None) -> list[Tensor]:
         """Return every rank's (n,) tensor, by rank. All have the same dtype; lengths may differ.

@@ -1,4 +1,4 @@
-"""docs/figures.md, done at the smallest size: every command runs, and its report has every table and figure named."""
+"""docs/lab/figures.md, done at the smallest size: every command runs, and its report has every table and figure named."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from selective_backprop.lab.runs.recipes import RECIPES
 from tests.lab.command_line import run, text_of
 
-PAGE = (Path(__file__).parents[3] / "docs" / "figures.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "lab" / "figures.md").read_text()
 NETWORKS = {
     "resnet18": "small_cnn",
     "densenet121": "small_resnet",

@@ -82,7 +82,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         super().__init__(workers=1, use_multiprocessing=False)
         if (backend := keras.backend.backend()) not in BACKENDS:
             raise ValueError(
-                f"selection works with Keras on {' or '.join(BACKENDS)}, this is {backend}: see docs/keras.md"
+                f"selection works with Keras on {' or '.join(BACKENDS)}, this is {backend}: see docs/guides/keras.md"
             )
         if not isinstance(model, keras.Model):
             raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
