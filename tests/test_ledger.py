@@ -63,6 +63,16 @@ def test_rows_fetch_a_column_once_and_when_it_is_read():
     copy.copy(rows)
 
 
+def test_earlier_losses_move_back():
+    ledger = Ledger(3, earlier_losses=2)
+    for epoch, loss in enumerate([1.0, 2.0, 3.0, 4.0]):
+        ledger.record_losses(torch.tensor([0, 2, 2]), torch.tensor([loss, 9.0, 10 * loss]), epoch)
+    ledger.record_losses(torch.tensor([1]), torch.tensor([7.0]), 4)
+    assert ledger.loss.tolist() == [4, 7, 40]
+    assert ledger.earlier_losses[[0, 2]].tolist() == [[3, 2], [30, 20]]
+    assert ledger.earlier_losses[1].isnan().all()
+
+
 def test_no_rows():
     assert Ledger(3, past_scores=2).rows(torch.empty(0, dtype=torch.int64)).scores.shape == (0, 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 import torch
 from torch import Tensor
@@ -20,33 +20,35 @@ class Column:
     Args:
         dtype: type of the values.
         fill: value before anything is written.
-        past_scores: whether it has one value per past score. Otherwise it has one value per example.
+        width: the argument of `Ledger` that says how many values an example has. Without it, there is one value.
     """
 
     dtype: torch.dtype
     fill: float
-    past_scores: bool = False
+    width: Literal["past_scores", "earlier_losses"] | None = None
 
-    def make(self, num_examples: int, past_scores: int) -> Tensor:
+    def make(self, num_examples: int, widths: dict[str, int]) -> Tensor:
         """Make an empty column."""
-        shape = (num_examples, past_scores) if self.past_scores else (num_examples,)
+        shape = (num_examples,) if self.width is None else (num_examples, widths[self.width])
         return torch.full(shape, self.fill, dtype=self.dtype)
 
 
 class Columns:
     """Declares the columns of a ledger. Subclasses decide which rows they have.
 
-    All columns are saved. M = number of rows, H = past scores kept.
+    All columns are saved. M = number of rows, H = past scores kept, E = earlier losses kept.
     """
 
-    scores: Annotated[Tensor, Column(torch.float32, _NAN, past_scores=True)]
+    scores: Annotated[Tensor, Column(torch.float32, _NAN, width="past_scores")]
     """(M, H) The last scores from selection passes, newest first; NaN if there were fewer."""
-    score_epochs: Annotated[Tensor, Column(torch.int32, -1, past_scores=True)]
+    score_epochs: Annotated[Tensor, Column(torch.int32, -1, width="past_scores")]
     """(M, H) The epochs of these scores; -1 if there were fewer."""
     loss: Annotated[Tensor, Column(torch.float32, _NAN)]
     """The last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none."""
     loss_epoch: Annotated[Tensor, Column(torch.int32, -1)]
     """The epoch of this loss; -1 if there was none."""
+    earlier_losses: Annotated[Tensor, Column(torch.float32, _NAN, width="earlier_losses")]
+    """(M, E) The losses from training before the last one, newest first; NaN if there were fewer."""
     probability: Annotated[Tensor, Column(torch.float32, _NAN)]
     """The selection probability that the example had when it was last a candidate; NaN if it never was."""
     offered: Annotated[Tensor, Column(torch.int32, 0)]
@@ -95,7 +97,12 @@ class LedgerRows(Columns):
 
 
 class Ledger(Columns):
-    """One row per example id, on the CPU. A row takes 28 bytes, and 8 more for each further past score.
+    """One row per example id, on the CPU. A row takes 28 bytes, 8 more per further past score, 4 per earlier loss.
+
+    Args:
+        num_examples: M.
+        past_scores: H.
+        earlier_losses: E.
 
     >>> ledger = Ledger(3)
     >>> ledger.record_scores(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
@@ -103,9 +110,10 @@ class Ledger(Columns):
     ([1.5, nan, 0.5], [nan, nan, nan])
     """
 
-    def __init__(self, num_examples: int, past_scores: int = 1) -> None:
+    def __init__(self, num_examples: int, past_scores: int = 1, earlier_losses: int = 0) -> None:
+        widths = {"past_scores": past_scores, "earlier_losses": earlier_losses}
         for name, column in COLUMNS.items():
-            setattr(self, name, column.make(num_examples, past_scores))
+            setattr(self, name, column.make(num_examples, widths))
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -136,6 +144,9 @@ class Ledger(Columns):
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
         """Store losses of a training step. epoch: one number for all ids, or one per id (int32)."""
+        if self.earlier_losses.shape[1]:
+            known = torch.cat([self.loss[ids, None], self.earlier_losses[ids, :-1]], dim=1)
+            self.earlier_losses[ids] = known
         self.loss.index_copy_(0, ids, losses.to(torch.float32))
         if isinstance(epoch, Tensor):
             self.loss_epoch[ids] = epoch

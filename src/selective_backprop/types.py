@@ -149,6 +149,8 @@ class Needs:
     """Whether scores come from the training pass: whole candidate batches are given out, and `loader.loss` selects."""
     past_scores: int = 1
     """How many past scores of each example the ledger must keep."""
+    earlier_losses: int = 0
+    """How many training losses of each example the ledger must keep besides the last one."""
     num_examples: int | None = None
     """The size that the data set must have; None for any."""
     max_epochs: int | None = None

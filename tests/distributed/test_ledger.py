@@ -38,14 +38,14 @@ def runs(draw):
 @given(runs())
 def test_equals_one_ledger_with_the_same_writes(run):
     size, examples, past_scores, deliveries, asked = run
-    expected = Ledger(examples, past_scores)
+    expected = Ledger(examples, past_scores, earlier_losses=past_scores - 1)
     for writes_by_rank in deliveries:
         for writes in writes_by_rank:
             for item in writes:
                 write(expected, *item)
 
     def work(ranks):
-        ledger = ShardedLedger(examples, past_scores, ranks)
+        ledger = ShardedLedger(examples, past_scores, ranks, earlier_losses=past_scores - 1)
         for writes_by_rank in deliveries:
             for item in writes_by_rank[ranks.rank]:
                 write(ledger, *item)

@@ -148,7 +148,10 @@ def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dic
     """Return the columns of a ledger's state by name. If ranks share the ledger, this rank has only its own rows."""
     if not num_examples:
         return {}
-    columns = {f"ledger/{name}": column for name, column in state.get("block", state).items()}
+    # A column of width 0 has nothing to save.
+    columns = {
+        f"ledger/{name}": column for name, column in state.get("block", state).items() if 0 not in column.shape[1:]
+    }
     if ranks.size == 1:
         return columns
     mesh = DeviceMesh.from_group(ranks.group, "cpu")
@@ -170,9 +173,9 @@ def ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[
         for name, column in columns.items()
     }
     if "block" in here:
-        return here | {"block": local, "writes": writes}
-    ledger = Ledger(*local["scores"].shape)
-    ledger.load_state_dict(local)
+        return here | {"block": here["block"] | local, "writes": writes}
+    ledger = Ledger(len(here["loss"]), here["scores"].shape[1], here["earlier_losses"].shape[1])
+    ledger.load_state_dict(here | local)
     for write in writes:
         Write(*write).apply(ledger)
     return ledger.state_dict()

@@ -1,6 +1,6 @@
 """A ledger that ranks share: each rank holds the rows of one block of ids.
 
-# M = data set, k = number of ranks, H = past scores kept
+# M = data set, k = number of ranks, H = past scores kept, E = earlier losses kept
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from selective_backprop.ledger import COLUMNS, Ledger, LedgerRows
 AnyLedger: TypeAlias = "Ledger | ShardedLedger"
 
 
-def make_ledger(num_examples: int, past_scores: int, ranks: Ranks) -> AnyLedger:
+def make_ledger(num_examples: int, ranks: Ranks, *, past_scores: int, earlier_losses: int) -> AnyLedger:
     """Make a ledger for these ranks: a plain one for a single rank, one that is shared for several."""
-    return Ledger(num_examples, past_scores) if ranks.size == 1 else ShardedLedger(num_examples, past_scores, ranks)
+    if ranks.size == 1:
+        return Ledger(num_examples, past_scores, earlier_losses)
+    return ShardedLedger(num_examples, past_scores, ranks, earlier_losses)
 
 
 _WITH_VALUES = ("scores", "losses", "probabilities")
@@ -60,14 +62,15 @@ class ShardedLedger:
         num_examples: M.
         past_scores: H.
         ranks: the ranks that share the ledger.
+        earlier_losses: E.
     """
 
-    def __init__(self, num_examples: int, past_scores: int, ranks: Ranks) -> None:
+    def __init__(self, num_examples: int, past_scores: int, ranks: Ranks, earlier_losses: int = 0) -> None:
         self._num_examples = num_examples
         self._ranks = ranks
         self._block_size = max(1, -(-num_examples // ranks.size))
         self._first = min(ranks.rank * self._block_size, num_examples)
-        self.block = Ledger(min(self._block_size, num_examples - self._first), past_scores)
+        self.block = Ledger(min(self._block_size, num_examples - self._first), past_scores, earlier_losses)
         """The rows that this rank owns, without writes that are not delivered yet."""
         self._writes: list[Write] = []
 
@@ -205,7 +208,7 @@ class ShardedLedger:
         # Writes go to a copy: a report must not change the order in which writes are applied, and with it the run.
         block = copy.deepcopy(self.block)
         self._deliver_to(block)
-        result = Ledger(len(self), block.scores.shape[1])
+        result = Ledger(len(self), block.scores.shape[1], block.earlier_losses.shape[1])
         for name in COLUMNS:
             column: Tensor = getattr(block, name)
             parts = self._ranks.gather(column.flatten())

@@ -164,7 +164,10 @@ class SelectiveLoader(LoaderAttributes):
         """The ranks that train together. A process that trains alone is a team of one."""
         self.stats = Stats()
         num_batches = agree(self.team, self._source, alike)
-        self.ledger: AnyLedger = make_ledger(self._source.num_examples or 0, method.scorer.needs.past_scores, ranks)
+        needs = method.scorer.needs
+        self.ledger: AnyLedger = make_ledger(
+            self._source.num_examples or 0, ranks, past_scores=needs.past_scores, earlier_losses=needs.earlier_losses
+        )
         """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part."""
         task = Task(model, forward or default_forward, self._loss)
         self._runner = Runner(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed, team=self.team)

@@ -12,9 +12,22 @@ from selective_backprop.methods.options import (
     method_with,
     percentile_method,
 )
-from selective_backprop.policies import BelowMeanPolicy, ClippedScorePolicy, LossSharePolicy, TopKPolicy, UniformPolicy
+from selective_backprop.policies import (
+    BelowMeanPolicy,
+    ClippedScorePolicy,
+    LossSharePolicy,
+    ThresholdPolicy,
+    TopKPolicy,
+    UniformPolicy,
+)
 from selective_backprop.schedules import NEVER, Schedule
-from selective_backprop.scorers import ConstantScorer, LeastSelectedScorer, RecordedScorer, TrainingLossScorer
+from selective_backprop.scorers import (
+    ConstantScorer,
+    LeastSelectedScorer,
+    RecordedScorer,
+    SecondDifferenceScorer,
+    TrainingLossScorer,
+)
 from selective_backprop.scorers.selection_record import SelectionRecord
 
 
@@ -145,3 +158,36 @@ def infobatch(
     """
     schedule = Schedule(end=until, start=start, warmup_epochs=warmup_epochs, interrupt=interrupt)
     return Method("infobatch", TrainingLossScorer(), BelowMeanPolicy(prune=prune), schedule)
+
+
+def second_difference(
+    threshold: float = 0.1,
+    *,
+    relative: bool = True,
+    average: int = 3,
+    max_age: int | None = 10,
+    **schedule: Unpack[ScheduleOptions],
+) -> Method:
+    """Skip examples whose loss has settled: the second difference of their training losses is small.
+
+    An example counts as mastered while the mean of |l_t - 2 l_(t-1) + l_(t-2)| over its last training losses l is below
+    the threshold. Mastered examples are not even loaded. The paper instead runs a forward pass on them in every epoch;
+    here `max_age` brings them back. An example is trained on until it has three losses.
+
+    Args:
+        threshold: the threshold, by default as a multiple of the mean over all examples. 0 trains on everything.
+        relative: if False, the threshold is compared with the second difference itself. The paper's threshold is 0.001
+            on CIFAR-10 and 0.002 on CIFAR-100.
+        average: number of second differences in the mean, 3 as in the paper's code.
+        max_age: train on every example at least once in this many epochs. With None, a mastered example is never seen
+            again.
+        schedule: as for `selective_backprop`.
+
+    >>> second_difference(0.001, relative=False)
+    second_difference(threshold=0.001, relative=False, max_age=10)
+
+    Yuan et al. 2025, https://arxiv.org/abs/2502.07547.
+    """
+    scorer = SecondDifferenceScorer(average=average, max_age=max_age)
+    policy = ThresholdPolicy(threshold=threshold, relative=relative)
+    return Method("second_difference", scorer, policy, Schedule(**schedule))

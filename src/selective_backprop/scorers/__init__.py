@@ -14,7 +14,7 @@ from selective_backprop.scorers.proxy import ProxyScorer, proxy
 from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
-from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLossScorer
+from selective_backprop.scorers.training import LeastSelectedScorer, SecondDifferenceScorer, TrainingLossScorer
 from selective_backprop.scorers.training_pass import TrainingPassScorer
 from selective_backprop.types import Scorer
 
@@ -35,6 +35,7 @@ __all__ = [
     "ReducibleLossScorer",
     "Scorer",
     "Scoring",
+    "SecondDifferenceScorer",
     "StoredScorer",
     "TrainingLossScorer",
     "TrainingPassScorer",

@@ -38,6 +38,34 @@ class TrainingLossScorer(Scorer):
         return losses.masked_fill(rows.loss_epoch <= epoch - self.max_age, float("nan"))
 
 
+class SecondDifferenceScorer(TrainingLossScorer):
+    """Scores each example by the mean of |l_t - 2 l_(t-1) + l_(t-2)| over its last training losses l.
+
+    The score is small if the loss of an example no longer changes, or changes evenly. An example with fewer than three
+    losses has no score, so it is trained on. The same holds if its last loss is older than `max_age` epochs.
+
+    Args:
+        average: number of second differences in the mean. As long as there are fewer, the mean is over those.
+        max_age: number of epochs after which losses no longer count; None for no limit.
+    """
+
+    score_name = "second difference of the loss"
+
+    def __init__(self, *, average: int = 3, max_age: int | None = None) -> None:
+        if isinstance(average, bool) or not isinstance(average, int) or average < 1:
+            raise ValueError(f"average must be a whole number of second differences >= 1, got {average!r}")
+        super().__init__(max_age=max_age)
+        self.average = average
+        self.needs = Needs(ids=True, training_losses=True, earlier_losses=average + 1)
+
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        last = super().recall(ids, rows, epoch)
+        losses = torch.cat([last[:, None], rows.earlier_losses], dim=1)
+        differences = (losses[:, :-2] - 2 * losses[:, 1:-1] + losses[:, 2:]).abs()
+        # A last loss that is missing or too old makes the newest difference NaN, and so the example has no score.
+        return differences.nanmean(1).masked_fill(differences[:, 0].isnan(), float("nan"))
+
+
 class LeastSelectedScorer(Scorer):
     """Scores examples higher the fewer times they were selected, so that all are trained on before any comes again."""
 

@@ -199,13 +199,22 @@ def name_choices(texts: list[str]) -> list[Choice]:
     return named
 
 
+def has_selectivity(method: str) -> bool:
+    """Whether the method takes a selectivity, be it only as an option.
+
+    >>> has_selectivity("ledger_backprop"), has_selectivity("infobatch")
+    (True, False)
+    """
+    return method not in _BY_OTHER_MEANS or method == "ledger_backprop"
+
+
 def with_selectivity(
     method: str, selectivity: float | None, options: dict[str, Any]
 ) -> tuple[str, float | None, dict[str, Any]]:
     """Put the selectivity where the method reads it, or refuse it: it must never be ignored."""
     if selectivity is None or method not in _BY_OTHER_MEANS:
         return method, selectivity, options
-    if method == "ledger_backprop":
+    if has_selectivity(method):
         return method, None, options | {"selectivity": selectivity}
     raise ValueError(f"{method} has no selectivity, got {selectivity}: leave it out")
 

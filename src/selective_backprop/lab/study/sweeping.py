@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from selective_backprop.lab.runs.choices import Choice, make_method, parse_option, with_selectivity
+from selective_backprop.lab.runs.choices import Choice, has_selectivity, make_method, parse_option, with_selectivity
 from selective_backprop.lab.runs.experiment import Entry
 from selective_backprop.lab.runs.recipes import Decay, Recipe, find_recipe
 from selective_backprop.lab.runs.training import Settings
@@ -92,7 +92,7 @@ def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -
 def _with_option(choice: Choice, name: str, value: object, recipe: Recipe) -> Choice | None:
     """The method with this option, or None if it has no such option."""
     if name == "selectivity":
-        if choice.method in ("traditional", "infobatch", "distance_backprop", "recorded_backprop"):
+        if not has_selectivity(choice.method):
             return None
         _, share, options = with_selectivity(choice.method, float(str(value)), choice.options)
         return dataclasses.replace(choice, selectivity=share, options=options)
