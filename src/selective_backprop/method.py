@@ -73,6 +73,11 @@ class Method:
     def needs_ids(self) -> bool:
         return self.scorer.needs.ids or self.keep is not None or self.groups is not None
 
+    @property
+    def needs_num_epochs(self) -> bool:
+        """Whether the loader must know the length of the run."""
+        return self.schedule.needs_num_epochs or self.policy.needs_num_epochs
+
     def guard(self, *, window: int = 50, patience: int = 1000) -> Method:
         """Return the same method with a guard, which switches selection off while it costs more time than it saves.
 

@@ -118,6 +118,16 @@ class Policy(Described, ABC):
     """Whether the policy follows a paper's rule to the letter, even if that keeps another share than asked for."""
     keeps_groups_apart: bool = False
     """Whether the policy has `select_in_groups`, like `GroupedPolicy`."""
+    needs_num_epochs: bool = False
+    """Whether the policy must know the length of the run."""
+
+    def begin_epoch(self, epoch: int, num_epochs: int | None) -> None:
+        """Take note that an epoch begins, or goes on after a state was loaded. By default a policy does not care.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            num_epochs: length of the run; None if not known.
+        """
 
     @abstractmethod
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:

@@ -75,6 +75,7 @@ METHODS = {
     "ledger_backprop, loss share": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),
     "ledger_backprop, soft loss share": lambda share: methods.ledger_backprop(loss_share=share, soft=True, max_age=2),
     "infobatch": lambda selectivity: methods.infobatch(1 - selectivity, until=0.7),
+    "seta": lambda share: methods.seta((1 - share) / 2, groups=3, window=2 if share < 1 else 3, until=0.7),
     "second_difference": lambda share: methods.second_difference(1.5 * (1 - share), max_age=2),
     "second_difference, absolute": lambda share: methods.second_difference(
         0.5 * (1 - share), relative=False, average=1, max_age=None

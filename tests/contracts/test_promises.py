@@ -100,6 +100,8 @@ def test_2_selectivity_1_is_plain_training_with_workers(make, drop_last):
         (lambda: sb.policies.ImportancePolicy(selectivity=0.3, unbiased=True), True),
         (lambda: sb.policies.BelowMeanPolicy(prune=0.6), True),
         (lambda: sb.policies.ClippedScorePolicy(minimum=0.1), True),
+        (lambda: sb.policies.SlidingWindowPolicy(prune=0.3), False),
+        (lambda: sb.policies.SlidingWindowPolicy(prune=0, groups=10, window=3), False),
         (lambda: sb.policies.ThresholdPolicy(threshold=1), True),
         (lambda: sb.policies.ThresholdPolicy(threshold=2, relative=False), True),
         (lambda: sb.policies.UniformPolicy(selectivity=0.3), True),

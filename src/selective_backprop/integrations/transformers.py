@@ -287,7 +287,7 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
         raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")
     if trainer.compute_loss_func is not None and loss_fn is None:
         raise ValueError("compute_loss_func gives one loss for the batch: pass loss_fn= too, with one per example")
-    if trainer.args.max_steps > 0 and method.schedule.needs_num_epochs:
+    if trainer.args.max_steps > 0 and method.needs_num_epochs:
         raise ValueError(
             f"{method.name} selects in a window of the run, and how long {trainer.args.max_steps=} will last is not "
             "known: use num_train_epochs"

@@ -47,7 +47,7 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
             f"your model has lazy modules whose parameters have no shape before the first batch "
             f"({', '.join(lazy[:3])}): call the model on one batch before you make the optimizer and the loader"
         )
-    if method.schedule.needs_num_epochs and num_epochs is None:
+    if method.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
     if method.scorer.needs.training_pass and (batch_size is not None or method.batch_scale != 1):
         raise ValueError(

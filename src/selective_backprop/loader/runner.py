@@ -125,6 +125,7 @@ class Runner:
             batch_size: size of a training batch, if known.
         """
         scorer, schedule = self.scorer, self.schedule
+        self.policy.begin_epoch(epoch, self._num_epochs)
         if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
         # At first no losses are known, so every example is trained on, without a plan. A loader without a length is

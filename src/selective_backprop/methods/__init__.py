@@ -10,6 +10,7 @@
 | expected_selective_backprop | loss in a selection pass | everything, weighted by percentile ** beta |
 | ledger_backprop | loss in training, no selection pass | the hardest that carry 95% of the loss |
 | infobatch | loss in training, no selection pass | all above the mean, some below, weighted up |
+| seta | loss in training, no selection pass | some groups of similar loss, from easy to hard |
 | second_difference | loss in training, no selection pass | examples whose loss has not settled |
 | kath18 | loss or gradient bound in a selection pass | draws in proportion to the score |
 | composer_backprop | loss in a selection pass, in a window | a fixed share of each candidate batch |
@@ -31,6 +32,7 @@ from selective_backprop.methods.passless import (
     recorded_backprop,
     repeated_random,
     second_difference,
+    seta,
     traditional,
 )
 from selective_backprop.methods.pruned import diet
@@ -57,6 +59,7 @@ __all__ = [
     "repeated_random",
     "second_difference",
     "selective_backprop",
+    "seta",
     "stale_selective_backprop",
     "top_k",
     "traditional",

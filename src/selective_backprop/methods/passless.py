@@ -16,6 +16,7 @@ from selective_backprop.policies import (
     BelowMeanPolicy,
     ClippedScorePolicy,
     LossSharePolicy,
+    SlidingWindowPolicy,
     ThresholdPolicy,
     TopKPolicy,
     UniformPolicy,
@@ -191,3 +192,34 @@ def second_difference(
     scorer = SecondDifferenceScorer(average=average, max_age=max_age)
     policy = ThresholdPolicy(threshold=threshold, relative=relative)
     return Method("second_difference", scorer, policy, Schedule(**schedule))
+
+
+def seta(
+    prune: float = 0.1,
+    *,
+    groups: int = 5,
+    window: int = 4,
+    until: float = 0.875,
+    **schedule: Unpack[ScheduleOptions],
+) -> Method:
+    """SeTa: train on a window of groups of similar loss, which slides from easy to hard, less a random part.
+
+    The first epoch trains on everything. Every later epoch is planned at its start. The last training losses are cut
+    into k groups by k-means, and epoch t trains on the w groups from number t mod (k - w + 1) on, without a random
+    share. At the end of the run it trains on all groups, without a random share. The paper leaves the random share out
+    before it makes the groups; here the groups are made of all losses, so that each example has a known chance.
+
+    Args:
+        prune: share of the examples to leave out at random in each epoch.
+        groups: k, the number of groups. The defaults are those of the paper's code on CIFAR-100.
+        window: w, the number of groups to train on. If it is k, the losses do not matter.
+        until: fraction of the run after which the window holds all groups.
+        schedule: as for `selective_backprop`.
+
+    >>> seta(0.3, groups=10, window=5)
+    seta(prune=0.3, groups=10, window=5)
+
+    Zhou et al. 2025, https://arxiv.org/abs/2503.13385.
+    """
+    policy = SlidingWindowPolicy(prune=prune, groups=groups, window=window, until=until)
+    return Method("seta", TrainingLossScorer(), policy, Schedule(**schedule))

@@ -8,6 +8,7 @@ from selective_backprop.policies.history import LossHistory
 from selective_backprop.policies.importance import ImportancePolicy
 from selective_backprop.policies.loss_share import LossSharePolicy
 from selective_backprop.policies.percentile import PercentilePolicy
+from selective_backprop.policies.sliding import SlidingWindowPolicy
 from selective_backprop.policies.threshold import ThresholdPolicy
 from selective_backprop.policies.top_k import TopKPolicy
 from selective_backprop.policies.uniform import UniformPolicy
@@ -23,6 +24,7 @@ __all__ = [
     "LossSharePolicy",
     "PercentilePolicy",
     "Policy",
+    "SlidingWindowPolicy",
     "ThresholdPolicy",
     "TopKPolicy",
     "UniformPolicy",

@@ -51,6 +51,11 @@ class GroupedPolicy(Policy):
         self.gives_weights, self.unbiased = policy.gives_weights, policy.unbiased
         self.with_replacement, self.takes_negative_scores = policy.with_replacement, policy.takes_negative_scores
         self.selectivity, self.paper = policy.selectivity, policy.paper
+        self.needs_num_epochs = policy.needs_num_epochs
+
+    def begin_epoch(self, epoch: int, num_epochs: int | None) -> None:
+        for policy in (self.policy, *self.by_group.values()):
+            policy.begin_epoch(epoch, num_epochs)
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         """Select with all candidates in one group."""
