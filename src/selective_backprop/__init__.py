@@ -31,6 +31,7 @@ from selective_backprop.methods import (
     top_k,
     traditional,
 )
+from selective_backprop.methods.length_cost import LengthCost
 from selective_backprop.progress import step_by_progress
 from selective_backprop.pruning import SelectionRecord, average_scores
 from selective_backprop.scorers import proxy
@@ -38,6 +39,7 @@ from selective_backprop.scorers import proxy
 __version__ = "0.1.0"
 
 __all__ = [
+    "LengthCost",
     "Method",
     "SelectionRecord",
     "SelectiveLoader",

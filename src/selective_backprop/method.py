@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +31,9 @@ class Method:
     schedule: Schedule = field(default_factory=Schedule)
     keep: Tensor | None = None
     """(M,) bool by id: False for examples that are pruned from every epoch. None keeps all."""
-    groups: Tensor | None = None
-    """(M,) int64 by id: the group of each example, such as its class. A `GroupedPolicy` selects within groups."""
+    groups: Tensor | Callable[[Any], Tensor] | None = None
+    """(M,) int64 by id: the group of each example, such as its class. A `GroupedPolicy` selects within groups. Or a
+    function from a candidate batch to the groups of its examples, for loaders without ids."""
     batch_scale: float = 1.0
     """How many times larger training batches are than the batch size asked for."""
 
@@ -59,7 +61,9 @@ class Method:
             parts = (self.policy, self.scorer)
             options = [*(option for part in parts for option in part.options_in_method()), *arguments(self.schedule)]
         if self.groups is not None:
-            options.append(f"classes=<{len(self.groups):,} labels>")
+            name = self.policy.groups_name
+            shown = f"<{len(self.groups):,} values>" if isinstance(self.groups, Tensor) else "<function>"
+            options.append(f"{name}={shown}")
         name = self.name.rstrip(")")  # the name of a diet encloses that of another method: diet(top_k)
         inner, closing = f"{name}({', '.join(options)})", self.name[len(name) :]
         kept = "" if self.keep is None else f"keep=<{int(self.keep.sum()):,} of {len(self.keep):,}>"
@@ -71,7 +75,7 @@ class Method:
 
     @property
     def needs_ids(self) -> bool:
-        return self.scorer.needs.ids or self.keep is not None or self.groups is not None
+        return self.scorer.needs.ids or self.keep is not None or isinstance(self.groups, Tensor)
 
     @property
     def needs_num_epochs(self) -> bool:

@@ -6,12 +6,14 @@ import torch
 
 from selective_backprop import methods
 from selective_backprop.method import Method
+from selective_backprop.methods.length_cost import LengthCost
 from selective_backprop.scorers import AutocastCopy, FoldedCopy, ForwardScorer, Int8Copy, PipelinedScorer
 from selective_backprop.scorers.proxy import proxy
 from selective_backprop.scorers.selection_record import SelectionRecord
 from tests.helpers import NUM_DIGITS, make_model
 
 CLASSES = torch.arange(NUM_DIGITS) % 3
+LENGTHS = 2 + 9 * CLASSES
 SCORES = torch.rand(NUM_DIGITS, generator=torch.Generator().manual_seed(0))
 
 
@@ -86,6 +88,8 @@ METHODS = {
     ),
     "composer_backprop": lambda keep: methods.composer_backprop(keep=keep),
     "top_k": some("top_k"),
+    "top_k, cost": some("top_k", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),
+    "ledger_backprop, cost": some("ledger_backprop", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),
     "top_k, proxy": some("top_k", scoring=proxy(make_model(seed=8), train_every=2)),
     "reducible_loss": lambda selectivity: methods.reducible_loss(make_model(seed=7), selectivity),
     "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(SCORES, selectivity),

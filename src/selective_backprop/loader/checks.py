@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from selective_backprop.description import describe, differences, differing
@@ -100,6 +100,11 @@ def check_source(source: Source, method: Method, ranks: Ranks) -> None:
         )
     if source.num_batches == 0 and (ranks.size == 1 or not source.is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
+    if method.groups is not None and not isinstance(method.groups, Tensor) and _plans_epochs(method):
+        raise ValueError(
+            f"{method.name} decides before loading, so a function of a batch cannot tell it the "
+            f"{method.policy.groups_name}: pass them as a tensor with one value per id"
+        )
     count = num_candidates(source.user_loader) if source.stream is not None else None
     if count is not None and count > source.longest_plan and _plans_epochs(method):
         raise ValueError(
@@ -109,8 +114,8 @@ def check_source(source: Source, method: Method, ranks: Ranks) -> None:
             "num_samples=len(data)), and train for several epochs; or use a method that decides batch by batch, such "
             "as selective_backprop"
         )
-    by_id = {"keep": method.keep, "classes": method.groups}
-    lengths = [(name, len(values)) for name, values in by_id.items() if values is not None]
+    by_id = {"keep": method.keep, method.policy.groups_name: method.groups}
+    lengths = [(name, len(values)) for name, values in by_id.items() if isinstance(values, Tensor)]
     for name, length in [*lengths, *(("scores", length) for length in _lengths(method.scorer))]:
         if length != source.num_examples:
             raise ValueError(

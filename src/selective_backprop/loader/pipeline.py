@@ -193,7 +193,7 @@ class Pipeline:
             receive = self.team.start_pooling(scores, meeting.undecided)
             self._load_ahead()  # while the scores travel between ranks
             pooled = receive()
-        choice = runner.select(scores, candidates.ids, pooled, meeting.undecided)
+        choice = runner.select(scores, candidates, pooled, meeting.undecided)
         return choice if meeting.undecided == meeting.sizes else _with_decided(choice, loaded, rows, meeting)
 
     def _enqueue(self, loaded: Loaded, columns: list[Column], choice: Choice, meeting: Meeting) -> None:

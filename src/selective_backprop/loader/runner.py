@@ -28,7 +28,7 @@ from selective_backprop.loader.stats import Stats
 from selective_backprop.loader.topping_up import TopUp
 from selective_backprop.losses import require_finite, require_not_negative
 from selective_backprop.method import Method
-from selective_backprop.types import Candidates, Selection, Task
+from selective_backprop.types import Batch, Candidates, Selection, Task
 
 
 class Runner:
@@ -178,22 +178,26 @@ class Runner:
 
     # ---- selecting
 
-    def select(self, scores: Tensor, ids: Tensor | None, parts: list[Tensor], counts: list[int]) -> Choice:
+    def select(self, scores: Tensor, candidates: Candidates, parts: list[Tensor], counts: list[int]) -> Choice:
         """Select which of this rank's candidates to train on. All ranks must call this.
 
         Args:
             scores: scores of this rank's candidates.
-            ids: ids of this rank's candidates.
+            candidates: this rank's candidates.
             parts: the scores to select from: one tensor per rank if ranks select together, else only this rank's.
             counts: number of scores on each rank.
         """
+        ids = candidates.ids
+        self._exchange()
         try:
             # Checked only after the other ranks have these scores: if this rank raised earlier, they would wait
             # forever.
             self._require_valid(scores, ids)
             if len(parts) > 1:
                 self._team.check_pooled(parts)
-            groups = None if self.method.groups is None else self._team.pool(self._groups(ids), counts)
+            groups = None
+            if self.method.groups is not None:
+                groups = self._team.pool(self._groups(candidates.data, ids, len(scores)), counts)
             everyone = parts[0] if len(parts) == 1 else torch.cat(parts)
             selection = self._apply_policy(everyone, groups) if everyone.numel() else _none()
         except Exception:
@@ -204,12 +208,13 @@ class Runner:
     def select_planned(self, scores: Tensor, ids: Tensor | None) -> Selection:
         """Select which of this rank's candidates of a whole epoch to load. All ranks must call this."""
         phase = self._stats.switch("selecting")
+        self._exchange()
         try:
             self._require_valid(scores, ids)
         except Exception:
             self._team.cannot_plan()
             raise
-        groups, parts = None if self.method.groups is None else self._groups(ids), []
+        groups, parts = None if self.method.groups is None else self._groups(None, ids, len(scores)), []
         for block, counts in self._team.blocks(len(scores)):
             everyone = self._team.pool(scores[block], counts)
             all_groups = None if groups is None else self._team.pool(groups[block], counts)
@@ -219,23 +224,46 @@ class Runner:
         self._stats.switch(phase)
         return parts[0] if len(parts) == 1 else _joined(parts)
 
-    def select_in_training(self, scores: Tensor, ids: Tensor | None, epoch: int) -> Selection:
+    def select_in_training(self, scores: Tensor, candidates: Candidates, epoch: int) -> Selection:
         """Select which candidates of the current batch to train on, by scores from its training pass."""
+        ids = candidates.ids
         # The one wait for the GPU per candidate batch: the backward pass runs on the selected candidates only.
         scores = scores.to("cpu", torch.float32)
         require_finite(scores, ids, "training loss")
         self._stats.count_scores(len(scores), fidelity=1.0, staleness=0)
         phase = self._stats.switch("selecting")
-        selection = self.select(scores, ids, [scores], [len(scores)]).selection
+        selection = self.select(scores, candidates, [scores], [len(scores)]).selection
         self._stats.switch(phase)
         if ids is not None:
             self.ledger.record_scores(ids, scores, epoch)
             self.ledger.record_selection(ids, selection.probabilities, ids.index_select(0, selection.positions))
         return selection
 
-    def _groups(self, ids: Tensor | None) -> Tensor:
-        assert self.method.groups is not None
-        return self.method.groups[_NO_IDS if ids is None else ids]
+    def _groups(self, data: Any, ids: Tensor | None, size: int) -> Tensor:
+        """Return the group of each of `size` examples, by their ids or by the user's function of the batch."""
+        groups = self.method.groups
+        assert groups is not None
+        if isinstance(groups, Tensor):
+            return groups[_NO_IDS if ids is None else ids]
+        if not size:
+            return _NO_IDS
+        found = torch.as_tensor(groups(data)).to("cpu", torch.int64)
+        if found.shape != (size,):
+            raise ValueError(
+                f"your function of {self.policy.groups_name} returned a tensor of shape {tuple(found.shape)} for "
+                f"{size} examples: it must return one whole number per example, of shape ({size},)"
+            )
+        return found
+
+    def _exchange(self) -> None:
+        """Let ranks that select together use the same measurements. All ranks must call this."""
+        if self.policy.measures_steps:
+            self.policy.exchange(self._team.ranks.share if self._team.pools else lambda numbers: [numbers])
+
+    def observe_step(self, batch: Batch, seconds: float) -> None:
+        """Tell a policy that measures steps how long the training step on this batch took."""
+        if self.policy.measures_steps and self.method.groups is not None:
+            self.policy.observe_step(self._groups(batch.data, batch.ids, len(batch)), seconds)
 
     def _require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
         what = f"{self._score_name} in a selection pass"

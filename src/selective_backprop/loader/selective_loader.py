@@ -191,6 +191,7 @@ class SelectiveLoader(LoaderAttributes):
         self._in_epoch = self._resumed = False
         self._batch: Batch | None = None
         self._step_under_way = False
+        self._seconds_before = 0.0  # of training, when the current step began
         self._look = _Look(model)
         self._iteration: weakref.ref[Generator[Any]] | None = None  # the iteration that gives out batches
         self._warned_beyond_end = False
@@ -426,6 +427,7 @@ class SelectiveLoader(LoaderAttributes):
         self.stats.queued = len(self.queue)
         self._step_under_way = True
         self.stats.switch("training")
+        self._seconds_before = self.stats.seconds["training"]
         return self._batch
 
     def end_step(self) -> None:
@@ -433,6 +435,7 @@ class SelectiveLoader(LoaderAttributes):
         if self._step_under_way:
             self._step_under_way = False
             self.stats.switch("")
+            self._runner.observe_step(self.batch, self.stats.seconds["training"] - self._seconds_before)
             self._look.trained = True  # the caller went on to the next batch
             self._feedback.step_is_over()
 
@@ -514,6 +517,7 @@ class SelectiveLoader(LoaderAttributes):
         for _ in self:
             self._feedback.expect_nothing()
             self._look.batch = None  # the caller keeps the batch, so it must not be put back
+            self._seconds_before = math.nan  # steps may overlap, so nobody knows how long one takes
             assert self._batch is not None
             yield self._batch
 

@@ -12,7 +12,7 @@ from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import PerExampleLoss, WrongCountError
 from selective_backprop.scorers import TrainingPassScorer
-from selective_backprop.types import Batch
+from selective_backprop.types import Batch, Candidates
 
 Result = tuple[Tensor, Tensor | None, Batch]
 """The loss to train on, the loss of each example (None if nobody needs it), and the batch as it was trained on."""
@@ -53,7 +53,8 @@ class ReusedForward(TrainingLoss):
         assert isinstance(scorer, TrainingPassScorer)
         found = self._loss.evaluate(outputs, targets, size)
         raw, losses = found.raw, found.losses
-        selection = self._runner.select_in_training(scorer.of_outputs(outputs, targets, losses), batch.ids, epoch)
+        candidates = Candidates(batch.data, batch.ids, size)
+        selection = self._runner.select_in_training(scorer.of_outputs(outputs, targets, losses), candidates, epoch)
         count = len(selection.positions)
         self._stats.trained -= size - count  # all candidates were counted as trained when the batch was given out
         self._stats.reused += count

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from selective_backprop.functional import softmax_distance
 from selective_backprop.method import Method
-from selective_backprop.methods.options import ScheduleOptions
-from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
+from selective_backprop.methods.options import BatchOptions, ScheduleOptions, top_k_method
+from selective_backprop.policies import ImportancePolicy, PercentilePolicy
 from selective_backprop.schedules import Schedule, VariableStart
 from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
 
@@ -76,25 +76,26 @@ def composer_backprop(
     return Method("composer_backprop", ForwardScorer(scale_factor=scale_factor), policy, when)
 
 
-def top_k(selectivity: float = 1 / 3, *, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]) -> Method:
+def top_k(selectivity: float | None = None, *, scoring: Scoring = "eval", **options: Unpack[BatchOptions]) -> Method:
     """Train on the highest losses of each candidate batch, without randomness.
 
     Args:
-        selectivity: the share of each candidate batch to keep.
-        scoring, schedule: as for `selective_backprop`.
+        selectivity: the share of each candidate batch to keep; 1/3 unless cost= has a budget.
+        scoring: as for `selective_backprop`.
+        options: options of `Schedule`, and cost; see `LengthCost`.
 
     >>> top_k(0.5).policy.selectivity
     0.5
     """
-    return Method("top_k", scorer_from(scoring), TopKPolicy(selectivity=selectivity), Schedule(**schedule))
+    return top_k_method("top_k", scorer_from(scoring), selectivity, 1 / 3, options)
 
 
 def reducible_loss(
     reference: nn.Module | Tensor,
-    selectivity: float = 0.1,
+    selectivity: float | None = None,
     *,
     scoring: Scoring = "eval",
-    **schedule: Unpack[ScheduleOptions],
+    **options: Unpack[BatchOptions],
 ) -> Method:
     """RHO-loss: train on the candidates whose loss is highest compared with that of a reference model.
 
@@ -103,8 +104,8 @@ def reducible_loss(
 
     Args:
         reference: a model trained on held-out data, or its loss of each example, by id.
-        selectivity: the share of each candidate batch to keep. The paper keeps a tenth of large batches.
-        scoring, schedule: as for `selective_backprop`.
+        selectivity: the share of each candidate batch to keep. The default is the paper's: a tenth of large batches.
+        scoring, options: as for `top_k`.
 
     >>> reducible_loss(nn.Linear(2, 2)).policy.selectivity
     0.1
@@ -112,4 +113,4 @@ def reducible_loss(
     Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
     """
     scorer = ReducibleLossScorer(scorer_from(scoring), reference)
-    return Method("reducible_loss", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))
+    return top_k_method("reducible_loss", scorer, selectivity, 0.1, options)

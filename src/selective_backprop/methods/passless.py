@@ -9,8 +9,10 @@ from selective_backprop.methods.options import (
     OF_PERCENTILES,
     PercentileOptions,
     ScheduleOptions,
+    has_budget,
     method_with,
     percentile_method,
+    refuse_with_budget,
 )
 from selective_backprop.policies import (
     BelowMeanPolicy,
@@ -119,12 +121,16 @@ def ledger_backprop(
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
             may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
             losses among the other examples fill up its last batch.
-        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule` and classes.
+        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule`, classes and cost.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
     """
     scorer = TrainingLossScorer(max_age=max_age)
+    if has_budget(options):
+        given = {name: options[name] for name in OF_PERCENTILES if name in options}  # type: ignore[literal-required]
+        refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **given)
+        return method_with("ledger_backprop", scorer, None, options, soft=soft)
     if selectivity is None and loss_share is None and "beta" not in options:
         loss_share = 0.95
     if loss_share is None:

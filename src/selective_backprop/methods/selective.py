@@ -38,7 +38,8 @@ def selective_backprop(
             Several of these can be joined by +. "reuse" selects within the training pass. Or pass your own scorer.
         options: options of `PercentilePolicy` (beta, history_size, fixed_size, noise_guard, unbiased, max_weight,
             paper) and of `Schedule` (warmup_epochs, start, end, interrupt). classes= takes one label per id, to select
-            within each class.
+            within each class. cost= takes a `LengthCost`, to select by score per cost among examples of different
+            lengths.
 
     >>> selective_backprop(beta=1).policy.selectivity
     0.5
