@@ -15,6 +15,7 @@
 | kath18 | loss or gradient bound in a selection pass | draws in proportion to the score |
 | composer_backprop | loss in a selection pass, in a window | a fixed share of each candidate batch |
 | top_k | loss in a selection pass | the highest of each candidate batch |
+| diverse | gradients of the last layer in a selection pass | those that explain the batch's mean gradient |
 | reducible_loss | loss minus that of a reference model | the highest of each candidate batch |
 | random_backprop | | the same chance for all |
 | repeated_random | | a new random subset each epoch |
@@ -24,7 +25,7 @@
 Every method but traditional also takes the options of `Schedule`: warmup_epochs, start, end, interrupt.
 """
 
-from selective_backprop.methods.batchwise import composer_backprop, kath18, reducible_loss, top_k
+from selective_backprop.methods.batchwise import composer_backprop, diverse, kath18, reducible_loss, top_k
 from selective_backprop.methods.passless import (
     infobatch,
     ledger_backprop,
@@ -48,6 +49,7 @@ __all__ = [
     "composer_backprop",
     "diet",
     "distance_backprop",
+    "diverse",
     "expected_selective_backprop",
     "infobatch",
     "kath18",

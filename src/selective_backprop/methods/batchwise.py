@@ -11,7 +11,7 @@ from selective_backprop.method import Method
 from selective_backprop.methods.options import BatchOptions, ScheduleOptions, top_k_method
 from selective_backprop.policies import ImportancePolicy, PercentilePolicy
 from selective_backprop.schedules import Schedule, VariableStart
-from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
+from selective_backprop.scorers import DiverseScorer, ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
 
 
 def kath18(
@@ -88,6 +88,34 @@ def top_k(selectivity: float | None = None, *, scoring: Scoring = "eval", **opti
     0.5
     """
     return top_k_method("top_k", scorer_from(scoring), selectivity, 1 / 3, options)
+
+
+def diverse(
+    selectivity: float = 1 / 3,
+    *,
+    layer: str | None = None,
+    scoring: Literal["eval", "train"] = "eval",
+    **schedule: Unpack[ScheduleOptions],
+) -> Method:
+    """DivBS: from each candidate batch, pick the examples whose gradients together explain the batch's mean gradient.
+
+    Examples are picked one by one by their gradients in the last layer: each time the one that takes most off the
+    residual of the mean gradient. What earlier picks explain already does not count, so examples that repeat others
+    are left out. The paper's code draws each pick by chance; here it is the best one, as in the paper's text.
+
+    Args:
+        selectivity: the share of each candidate batch to keep. The paper keeps a tenth to three tenths.
+        layer: name of the last layer, as in `model.named_modules()`. By default it is the nn.Linear called last.
+        scoring: whether the model is in eval or in train mode in the selection pass.
+        schedule: as for `selective_backprop`.
+
+    >>> diverse(0.5, layer="fc")
+    diverse(selectivity=0.5, layer='fc')
+
+    Hong et al. 2024, https://arxiv.org/abs/2406.04872.
+    """
+    scorer = DiverseScorer(selectivity=selectivity, layer=layer, mode=scoring)
+    return Method("diverse", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))
 
 
 def reducible_loss(
