@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from selective_backprop.functional import softmax_distance
 from selective_backprop.method import Method
 from selective_backprop.methods.options import BatchOptions, ScheduleOptions, top_k_method
-from selective_backprop.policies import ImportancePolicy, PercentilePolicy
+from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
 from selective_backprop.schedules import Schedule, VariableStart
 from selective_backprop.scorers import DiverseScorer, ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
 
