@@ -7,6 +7,7 @@ import typer
 from selective_backprop.lab.cli.advise import advise
 from selective_backprop.lab.cli.compare import compare
 from selective_backprop.lab.cli.diet import diet_app
+from selective_backprop.lab.cli.leaderboard import leaderboard_app
 from selective_backprop.lab.cli.report import report, watch
 from selective_backprop.lab.cli.show import demo, list_names
 from selective_backprop.lab.cli.sweep import sweep
@@ -39,5 +40,6 @@ app.command()(report)
 app.command()(watch)
 app.command()(advise)
 app.add_typer(diet_app, name="diet")
+app.add_typer(leaderboard_app, name="leaderboard")
 app.command("list")(list_names)
 app.command()(demo)

@@ -111,7 +111,7 @@ class Augment:
 
     def __call__(self, images: Tensor) -> Tensor:
         _require_images(images)
-        size, _, height, width = images.shape
+        size, channels, height, width = images.shape
         if self.padding_mode == "reflect" and self.padding >= min(height, width):
             raise ValueError(
                 f"padding by reflection must be smaller than the image, {height}x{width}, got {self.padding}"
@@ -121,41 +121,25 @@ class Augment:
         ranges = (2 * self.padding + 1, 2 * self.padding + 1, 1 + self.flip, *((height, width) if self.cutout else ()))
         draws = [torch.randint(most, (size, 1), generator=self.generator) for most in ranges]
         top, left, mirrored, *centre = torch.stack(draws).to(images.device, non_blocking=True)  # one transfer
+        if self.padding:
+            mode = "constant" if self.padding_mode == "zero" else "reflect"
+            images = F.pad(images, (self.padding,) * 4, mode=mode)
         row, column = (torch.arange(length, device=images.device) for length in (height, width))
-        rows = row + top - self.padding  # (B, H): where each row of the result comes from
-        columns = torch.where(mirrored.bool(), column.flip(0), column) + left - self.padding
-        blank: Tensor | None = None
-        if self.padding and self.padding_mode == "reflect":
-            rows, columns = _reflect(rows, height), _reflect(columns, width)
-        elif self.padding:
-            outside_rows, outside_columns = (rows < 0) | (rows >= height), (columns < 0) | (columns >= width)
-            blank = outside_rows[:, :, None] | outside_columns[:, None, :]
+        rows = row + top  # (B, H): where each row of the result comes from, in the padded image
+        columns = torch.where(mirrored.bool(), column.flip(0), column) + left
+        positions = rows[:, :, None] * images.shape[3] + columns[:, None, :]
+        index = positions.view(size, 1, height * width).expand(-1, channels, -1)
+        crops = images.flatten(2).gather(2, index).view(size, channels, height, width)
         if self.cutout:
             hole = _near(row, centre[0], self.cutout)[:, :, None] & _near(column, centre[1], self.cutout)[:, None, :]
-            blank = hole if blank is None else blank.logical_or_(hole)
-        return _take_pixels(images, rows[:, :, None] * width + columns[:, None, :], blank)
+            crops.masked_fill_(hole[:, None], 0)
+        return crops
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generator.set_state(state["generator"])
-
-
-def _take_pixels(images: Tensor, positions: Tensor, blank: Tensor | None) -> Tensor:
-    """Take the pixels at these positions, (B, H, W), from every channel, in one gather; zero where blank."""
-    size, channels, height, width = images.shape
-    pixels = images.flatten(2)
-    if blank is not None:
-        positions = positions.masked_fill_(blank, height * width)
-        pixels = F.pad(pixels, (0, 1))  # the zero that blank positions point to
-    index = positions.view(size, 1, height * width).expand(-1, channels, -1)
-    return pixels.gather(2, index).view(images.shape)
-
-
-def _reflect(positions: Tensor, length: int) -> Tensor:
-    """Reflect positions at the border: -1 becomes 1, and length becomes length - 2."""
-    return (length - 1) - ((length - 1) - positions.abs()).abs()
 
 
 def _near(positions: Tensor, centre: Tensor, length: int) -> Tensor:

@@ -35,6 +35,8 @@ class ImageSet:
     test_images: Tensor
     test_labels: Tensor
     classes: tuple[str, ...]
+    is_text: bool = False
+    """Whether the "images" are texts, whose bytes are neither normalised nor augmented."""
 
     def __post_init__(self) -> None:
         train, test = self.train_images, self.test_images
@@ -152,7 +154,7 @@ def split_validation(image_set: ImageSet, fraction: float, seed: int) -> ImageSe
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     parts = [ids.sort().values for ids in (order[held_out:], order[:held_out])]
     train, test = ((image_set.train_images[ids], image_set.train_labels[ids]) for ids in parts)
-    return ImageSet(image_set.name, *train, *test, image_set.classes)
+    return ImageSet(image_set.name, *train, *test, image_set.classes, image_set.is_text)
 
 
 def load_images(
@@ -195,11 +197,12 @@ def load_images(
     load = import_extra("numpy").load
     try:
         # Copy-on-write: these tensors can be written to, and the file stays as it is.
-        tensors = {part: torch.from_numpy(load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS}
+        tensors = [torch.from_numpy(load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS]
         classes = tuple(read_json(cached / "classes.json"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
-    return ImageSet(title, classes=classes, **tensors)
+    train_images, train_labels, test_images, test_labels = tensors
+    return ImageSet(title, train_images, train_labels, test_images, test_labels, classes)
 
 
 def _digits() -> ImageSet:

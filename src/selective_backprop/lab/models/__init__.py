@@ -1,4 +1,7 @@
-"""Networks for images, by name. Initial weights are torch's defaults unless a network's docstring says otherwise."""
+"""Networks for images, and one for text, by name.
+
+Initial weights are torch's defaults unless a network's docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ from functools import partial
 import torch
 from torch import nn
 
+from selective_backprop.lab.models.byte_transformer import byte_transformer
 from selective_backprop.lab.models.cifar_resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
 from selective_backprop.lab.models.densenet import densenet121, densenet_100_12, densenet_bc
 from selective_backprop.lab.models.googlenet import googlenet
 from selective_backprop.lab.models.mobilenet import mobilenet_v2
 from selective_backprop.lab.models.resnet import resnet18, resnet50
-from selective_backprop.lab.models.small import small_cnn, small_resnet
+from selective_backprop.lab.models.small import small_cnn, small_resnet, strided_cnn
 from selective_backprop.lab.models.wide_resnet import wide_resnet, wrn_10_1, wrn_16_2, wrn_16_4, wrn_28_10
 
 __all__ = [
     "MODELS",
+    "byte_transformer",
     "cifar_resnet",
     "densenet121",
     "densenet_100_12",
@@ -37,6 +42,7 @@ __all__ = [
     "resnet110",
     "small_cnn",
     "small_resnet",
+    "strided_cnn",
     "wide_resnet",
     "wrn_10_1",
     "wrn_16_2",
@@ -46,6 +52,9 @@ __all__ = [
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
+    "strided_cnn": strided_cnn,
+    "strided_cnn_tiny": partial(strided_cnn, width=8),
+    "strided_cnn_wide": partial(strided_cnn, width=32, stem_stride=4),
     "small_resnet": small_resnet,
     "small_resnet_gn": partial(small_resnet, norm="group"),
     "resnet20": resnet20,
@@ -65,6 +74,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "densenet121": densenet121,
     "mobilenet_v2": mobilenet_v2,
     "googlenet": googlenet,
+    "byte_transformer": byte_transformer,
+    "byte_transformer_tiny": partial(byte_transformer, width=32, depth=1),
 }
 """All networks by name. Each is called with num_classes= and channels=."""
 

@@ -61,8 +61,10 @@ class Recipe:
     """Pixels per side that images are resized to; None leaves them as they are."""
     batch_size: int = 128
     """Examples in a training step, on all ranks together."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
+    """Momentum of SGD, and the first of AdamW's two."""
     nesterov: bool = True
     weight_decay: float = 5e-4
     padding: int = 4
@@ -80,6 +82,8 @@ class Recipe:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ValueError(f"optimizer must be sgd or adamw, got {self.optimizer!r}")
         if self.lr <= 0:
             raise ValueError(f"lr must be positive, got {self.lr}")
         if not 0 < self.selectivity <= 1:

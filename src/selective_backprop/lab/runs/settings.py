@@ -51,6 +51,8 @@ class Settings:
         """The settings as plain data. Equal settings give equal data."""
         recipe = dataclasses.asdict(self.recipe)
         del recipe["options"]  # the run's own options are in the settings, and older folders still fit
+        if recipe["optimizer"] == "sgd":
+            del recipe["optimizer"]  # for the same reason
         content = dataclasses.asdict(self) | {"recipe": _plain(recipe)}
         if self.ranks > 1:
             return content | {"batch_size_of_each_rank": self.recipe.batch_size // self.ranks}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
@@ -17,6 +18,7 @@ from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_la
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.runs.choices import make_method
 from selective_backprop.lab.runs.clock import Clock
+from selective_backprop.lab.runs.costs import scoring_cost
 from selective_backprop.lab.runs.ranked_folder import Folder
 from selective_backprop.lab.runs.ranks import (
     Share,
@@ -30,6 +32,7 @@ from selective_backprop.lab.runs.ranks import (
     share_buffers,
     total,
 )
+from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.settings import Settings as Settings
 from selective_backprop.loader.checks import check_ranks
 from selective_backprop.loader.stats import COMBINATIONS
@@ -43,7 +46,7 @@ class Prepare:
     It normalises first, so that padded and cut-out pixels have the mean colour, not black.
     """
 
-    def __init__(self, augment: Augment, normalise: Normalise) -> None:
+    def __init__(self, augment: Augment, normalise: nn.Module) -> None:
         self.augment, self.normalise = augment, normalise
 
     def __call__(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -56,18 +59,38 @@ class Prepare:
         self.augment.load_state_dict(state)
 
 
+def make_optimizer(recipe: Recipe, parameters: Iterable[nn.Parameter], device: torch.device) -> Optimizer:
+    """The recipe's optimizer. It updates all parameters in one call on devices that can."""
+    fused = device.type in ("cpu", "cuda")
+    if recipe.optimizer == "adamw":
+        betas = (recipe.momentum, 0.999)
+        return AdamW(parameters, lr=recipe.lr, betas=betas, weight_decay=recipe.weight_decay, fused=fused)
+    return SGD(
+        parameters,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=recipe.nesterov,
+        fused=fused,
+    )
+
+
 class Training:
     """A training run. `epoch()` trains for one epoch of candidates and returns its record.
 
     The run has its own copy of torch's global random state, from which the model draws (dropout). So runs can take
     turns, and the caller's random state is left alone.
 
+    The error is measured after every epoch; with test_every_epoch=False, after the last one only.
+
     With several ranks, each rank has a part of the candidates and of the test set, and its own seeds for augmentation
     and dropout. Records are the same on all ranks: counts are sums over ranks, seconds are those of rank 0.
     """
 
-    def __init__(self, settings: Settings, data: ImageSet, device: torch.device) -> None:
-        self.settings, self.device = settings, device
+    def __init__(
+        self, settings: Settings, data: ImageSet, device: torch.device, *, test_every_epoch: bool = True
+    ) -> None:
+        self.settings, self.device, self.test_every_epoch = settings, device, test_every_epoch
         recipe, seed = settings.recipe, settings.seed
         rank, size = place()
         if settings.ranks != size:
@@ -85,7 +108,8 @@ class Training:
         self.model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.trained_model = for_training(self.model)
         """The model as training steps must call it: inside DDP if there are several ranks."""
-        self.normalise = Normalise(*measure_mean_std(data.train_images)).to(device)
+        images = data.train_images
+        self.normalise = nn.Identity() if data.is_text else Normalise(*measure_mean_std(images)).to(device)
         self.test = data.test_images, data.test_labels
         self.num_examples = len(labels)
         self.dataset = dataset = ImageDataset(data.train_images, labels)
@@ -121,13 +145,8 @@ class Training:
             num_epochs=settings.epochs,
             seed=seed,
         )
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-            nesterov=recipe.nesterov,
-        )
+        self.optimizer = make_optimizer(recipe, self.model.parameters(), device)
+        self.scoring_cost = scoring_cost(self.loader.scorer, self.model, self.normalise(images[:1].to(device)))
         self.records: list[Record] = []
         self.ledger = self.loader.ledger.whole()
         """The ledger of all ranks at the end of the last epoch."""
@@ -183,13 +202,14 @@ class Training:
             wrong += (outputs.detach().argmax(1) != labels).sum()
             if self.settings.length is not None and self.progress >= 1:
                 break  # a budget may end within an epoch
-        with clock("evaluation"):
-            test_loss, test_error = self.evaluate()
-        record = self._record(before, clock.read())
+        record: Record = {}
+        if self.test_every_epoch or len(self.records) == self.settings.epochs - 1:
+            with clock("evaluation"):
+                test_loss, test_error = self.evaluate()
+            record |= {"test_examples": len(self.test[1]), "test_loss": test_loss, "test_error": test_error}
+        record |= self._record(before, clock.read()) | {"lr": self.optimizer.param_groups[0]["lr"]}
         loss_sum, num_wrong, num_trained = total([float(losses), float(wrong), given_out])
         record |= {"train_loss": loss_sum / max(1, num_trained), "train_error": num_wrong / max(1, num_trained)}
-        record["test_examples"] = len(self.test[1])
-        record |= {"test_loss": test_loss, "test_error": test_error, "lr": self.optimizer.param_groups[0]["lr"]}
         return record
 
     def _record(self, before: dict[str, Any], seconds: dict[str, float]) -> Record:
@@ -200,7 +220,9 @@ class Training:
         record |= {name: int(count) for name, count in zip(names, sums, strict=True)}
         record["batches"] = stats.batches - before["batches"]  # all ranks take these training steps together
         # In epochs of Traditional training, which costs 1 (forward) + 2 (backward) per example.
-        passes = record["scored"] + 3 * record["trained"] - record["reused"]
+        cost = self.scoring_cost
+        scoring = cost.per_scored * record["scored"] + cost.per_offered * record["offered"]
+        passes = scoring + 3 * record["trained"] - record["reused"]
         record["compute"] = passes / (3 * self.num_examples)
         if record["scored"] and stats.fidelity < 1:  # cheap scores; NaN before the first comparison
             record["fidelity"] = stats.fidelity
@@ -212,7 +234,7 @@ class Training:
             "forward": forward,
             "backward": backward,
             "other": max(0.0, phases["training"] - forward - backward),
-            "evaluation": seconds["evaluation"],
+            "evaluation": seconds.get("evaluation", 0.0),
         }
         return record
 

@@ -1,0 +1,81 @@
+"""The arms of the leaderboard: each method with the settings that are tried for it, equally many for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selective_backprop.lab.leaderboard.workloads import Workload
+from selective_backprop.lab.runs.choices import Choice, split_off_label
+
+TRIALS = 4
+"""Settings that are tried for each arm."""
+RATES = (1.0, 2.0)
+"""Factors on the recipe's learning rate that every method tries."""
+PLAIN_RATES = (0.5, 1.0, 2.0, 4.0)
+"""Plain training has no other setting to try, so it tries more rates."""
+PLAIN, RANDOM = "plain", "repeated random"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method of the leaderboard with the settings to try, each written as on the command line.
+
+    `{proxy}` stands for the workload's small network.
+    """
+
+    name: str
+    trials: tuple[str, ...]
+
+    def choices(self, workload: Workload) -> list[Choice]:
+        """The settings for this workload."""
+        return [Choice.parse(text.replace("{proxy}", workload.proxy)) for text in self.trials]
+
+
+def _tried(name: str, *settings: str) -> Arm:
+    """An arm that tries every rate with each of two settings."""
+    return Arm(name, tuple(f"{text}{',' if ':' in text else ':'}rate={rate:g}" for text in settings for rate in RATES))
+
+
+ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm(PLAIN, tuple(f"traditional:rate={rate:g}" for rate in PLAIN_RATES)),
+        _tried(RANDOM, "repeated_random@0.333", "repeated_random@0.667"),
+        _tried("Random-Backprop", "random@0.333", "random@0.667"),
+        _tried("SB", "sb@0.333", "sb@0.5"),
+        _tried("Stale-SB", "stale@0.333:every=3", "stale@0.5:every=3"),
+        _tried("top_k", "top_k@0.333", "top_k@0.5"),
+        _tried("top_k, proxy", "top_k@0.333:proxy={proxy},warmup_epochs=1", "top_k@0.5:proxy={proxy},warmup_epochs=1"),
+        _tried("InfoBatch", "infobatch:prune=0.5", "infobatch:prune=0.75"),
+        _tried("Kath18", "kath18@0.333", "kath18@0.5"),
+        _tried(
+            "reducible loss",
+            "reducible_loss@0.333:reference={proxy},reference_epochs=2",
+            "reducible_loss@0.5:reference={proxy},reference_epochs=2",
+        ),
+        _tried("SeTa", "seta:prune=0.1", "seta:prune=0.3,window=3"),
+        _tried("second difference", "second_difference:threshold=0.1", "second_difference:threshold=0.5"),
+        _tried("DivBS", "diverse@0.333", "diverse@0.5"),
+        _tried("ledger", "ledger:loss_share=0.95", "ledger:loss_share=0.8"),
+        _tried("ledger, fair ages", "ledger:loss_share=0.95,ages=quantile", "ledger:loss_share=0.8,ages=quantile"),
+    )
+}
+"""The arms by name. Plain training and repeated random subsets are the baselines."""
+
+DEFAULT = Arm("ledger, default", ("ledger:rate=1",))
+"""The method that we recommend first, without any tuning of its own: it takes the rate of plain training."""
+
+
+def own_arm(texts: Sequence[str]) -> Arm:
+    """Make an arm from methods as on the command line; the first one has a label.
+
+    >>> own_arm(["mine=sb@0.25", "sb@0.5:rate=2"])
+    Arm(name='mine', trials=('sb@0.25', 'sb@0.5:rate=2'))
+    """
+    label, first = split_off_label(texts[0])
+    if not label:
+        raise ValueError(f"give your arm a name, as in mine={texts[0]}: got {texts[0]!r}")
+    if len(texts) > TRIALS:
+        raise ValueError(f"every arm has at most {TRIALS} settings to try, got {len(texts)} for {label!r}")
+    return Arm(label, (first, *texts[1:]))

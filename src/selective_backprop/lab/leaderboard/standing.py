@@ -1,0 +1,176 @@
+"""How every arm stands on a workload: its compute multiplier at the same errors, with intervals.
+
+Every arm has a frontier of its own, error against compute at five lengths. For a target error e,
+
+    M(e) = (compute at which plain training reaches e) / (compute at which the arm reaches e)
+
+and likewise against random subsets. Targets are errors of plain training: at its second length (cheap), at its middle
+length (middle), and its best one (lossless).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
+from selective_backprop.lab.leaderboard.records import Outcome
+from selective_backprop.lab.study.frontier import LOSSLESS, Arm, Bound, Frontier, Interval, Multiple
+
+TARGETS = ("cheap", "middle", "lossless")
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Place:
+    """An arm on a workload."""
+
+    arm: str
+    setting: str
+    seeds: int
+    """Fewest seeds of any of its lengths."""
+    points: tuple[Arm, ...]
+    """Errors and compute at each length, rising."""
+    plain: Mapping[str, Interval]
+    """Multiplier against plain training by target; empty for plain training."""
+    random: Mapping[str, Interval]
+    """Multiplier against random subsets by target; empty for these."""
+    cpu_seconds: float
+    """Mean processor time of its longest runs."""
+
+    def against_both(self, target: str) -> Interval | None:
+        """The lower of the multipliers against both baselines; None for the baselines themselves."""
+        if self.arm in (PLAIN, RANDOM):
+            return None
+        return min((self.plain[target], self.random[target]), key=_lowest)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """All arms of a workload."""
+
+    workload: str
+    targets: Mapping[str, float]
+    places: tuple[Place, ...]
+
+    def cost(self, arm: str, target: str) -> float | None:
+        """Compute that an arm needs for a target error; None if it does not get there."""
+        place = next(place for place in self.places if place.arm == arm)
+        cost, bound = Frontier(place.points).cost_of(self.targets[target])
+        return None if bound is Bound.MORE else cost
+
+
+def standing(workload: str, outcomes: Sequence[Outcome]) -> Standing:
+    """Compare all arms of a workload that have runs on the test set.
+
+    Args:
+        workload: its name.
+        outcomes: runs of the chosen settings.
+    """
+    runs = {arm: _points([run for run in outcomes if run.cell.arm == arm]) for arm in _arms(outcomes)}
+    if PLAIN not in runs or RANDOM not in runs:
+        raise ValueError(f"{workload} has no runs of {PLAIN} or of {RANDOM}: nothing can be compared without both")
+    plain = Frontier(runs[PLAIN])
+    targets = _targets(plain)
+    places = []
+    for arm, points in runs.items():
+        of_arm = [run for run in outcomes if run.cell.arm == arm]
+        longest = max(run.cell.length for run in of_arm)
+        times = [run.cpu_seconds for run in of_arm if run.cell.length == longest]
+        places.append(
+            Place(
+                arm,
+                of_arm[-1].cell.setting,
+                min(len(point.errors) for point in points),
+                points,
+                {} if arm == PLAIN else _multipliers(runs[PLAIN], points, targets),
+                {} if arm in (PLAIN, RANDOM) else _multipliers(runs[RANDOM], points, targets),
+                sum(times) / len(times),
+            )
+        )
+    return Standing(workload, targets, tuple(sorted(places, key=_order)))
+
+
+def ratio(baseline: Frontier, arm: Frontier, error: float) -> Multiple | None:
+    """Compute of the baseline over that of the arm, for the same error. None if neither reaches it.
+
+    >>> plain = Frontier([Arm((0.5,), (1.0,)), Arm((0.25,), (4.0,))])
+    >>> fast = Frontier([Arm((0.5,), (0.5,)), Arm((0.25,), (2.0,))])
+    >>> str(ratio(plain, fast, 0.375)), str(ratio(plain, fast, 0.25))
+    ('2.00x', '2.00x')
+    """
+    (theirs, of_theirs), (ours, of_ours) = baseline.cost_of(error), arm.cost_of(error)
+    # Where the baseline is only known to need more, or the arm to need less, M is larger than the ratio.
+    above = of_theirs is Bound.MORE or of_ours is Bound.LESS
+    below = of_theirs is Bound.LESS or of_ours is Bound.MORE
+    if above and below:
+        return None
+    bound = Bound.MORE if above else Bound.LESS if below else Bound.EXACT
+    return Multiple(theirs / ours, bound)
+
+
+def _multipliers(baseline: Sequence[Arm], arm: Sequence[Arm], targets: Mapping[str, float]) -> dict[str, Interval]:
+    return {name: _interval(baseline, arm, error) for name, error in targets.items()}
+
+
+def _interval(baseline: Sequence[Arm], arm: Sequence[Arm], error: float) -> Interval:
+    """The multiplier at an error, with a 95% interval of a bootstrap over the seeds of both sides."""
+    found = _or_bound(ratio(Frontier(baseline), Frontier(arm), error))
+    if min(len(point.errors) for point in (*baseline, *arm)) < 2:
+        return Interval(found, None, None)
+    chance, drawn = random.Random(0), []
+    for _ in range(_RESAMPLES):
+        theirs, ours = ([point.resampled(chance) for point in points] for points in (baseline, arm))
+        drawn.append(_or_bound(ratio(Frontier(theirs), Frontier(ours), error)))
+    lowest = sorted(drawn, key=lambda one: (one.bound is not Bound.LESS, one.value))
+    highest = sorted(drawn, key=lambda one: (one.bound is Bound.MORE, one.value))
+    return Interval(found, lowest[int(0.025 * _RESAMPLES)], highest[math.ceil(0.975 * _RESAMPLES) - 1])
+
+
+def _or_bound(found: Multiple | None) -> Multiple:
+    """Neither side reached the error: nothing is known, so any multiplier is possible."""
+    return Multiple(math.inf, Bound.LESS) if found is None else found
+
+
+def _targets(plain: Frontier) -> dict[str, float]:
+    errors = [arm.error for arm in plain.arms]
+    cheap, middle = errors[min(1, len(errors) - 1)], errors[len(errors) // 2]
+    return {"cheap": max(cheap, plain.best), "middle": max(middle, plain.best), "lossless": LOSSLESS * plain.best}
+
+
+def _points(runs: Sequence[Outcome]) -> tuple[Arm, ...]:
+    lengths = sorted({run.cell.length for run in runs})
+    by_length = ([run for run in runs if run.cell.length == length] for length in lengths)
+    return tuple(Arm(tuple(run.error for run in part), tuple(run.compute for run in part)) for part in by_length)
+
+
+def _arms(outcomes: Sequence[Outcome]) -> list[str]:
+    return list(dict.fromkeys(run.cell.arm for run in outcomes))
+
+
+def _order(place: Place) -> tuple[int, float]:
+    found = place.against_both("middle")
+    return {PLAIN: 0, RANDOM: 1}.get(place.arm, 2), 0.0 if found is None else -_lowest(found)[1]
+
+
+def _lowest(interval: Interval) -> tuple[bool, float]:
+    return interval.multiple.bound is not Bound.LESS, interval.multiple.value
+
+
+def performance_profile(standings: Sequence[Standing], target: str, factors: Sequence[float]) -> dict[str, list[float]]:
+    """For each arm the share of workloads on which its compute for the target is within each factor of the best arm's.
+
+    An arm that does not reach the target is infinitely far from the best. Arms that lack a workload are left out.
+    """
+    names = [{place.arm for place in one.places} for one in standings]
+    arms = [place.arm for place in standings[0].places if all(place.arm in found for found in names)]
+    profile: dict[str, list[float]] = {}
+    for arm in arms:
+        distances = []
+        for one in standings:
+            costs = {name: cost for name in arms if (cost := one.cost(name, target)) is not None}
+            distances.append(costs[arm] / min(costs.values()) if arm in costs else math.inf)
+        profile[arm] = [sum(distance <= factor for distance in distances) / len(distances) for factor in factors]
+    return profile

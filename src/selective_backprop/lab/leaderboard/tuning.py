@@ -1,0 +1,83 @@
+"""Choosing each arm's settings on held-out training examples, with equally many trials for all.
+
+Plain training comes first: of its rates, the one with the lowest error at the middle length. Its runs at all lengths
+make the frontier. Every other arm takes, of its settings at the middle length, the one with the highest compute
+multiplier against that frontier, which weighs error and compute together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from selective_backprop.lab.data.datasets import ImageSet
+from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, Arm
+from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
+from selective_backprop.lab.leaderboard.running import Show, run_missing
+from selective_backprop.lab.leaderboard.workloads import Workload
+from selective_backprop.lab.study import frontier
+from selective_backprop.lab.study.frontier import Bound, Frontier
+
+TUNING_SEED = 1_000
+"""First seed of trials. No run on the test set has it."""
+Chosen = dict[str, str]
+"""The chosen setting of each arm."""
+
+
+def tune(
+    workload: Workload,
+    arms: Sequence[Arm],
+    data: ImageSet,
+    store: Store,
+    show: Show = lambda outcome, left: None,
+) -> Chosen:
+    """Choose a setting for each arm; run only the trials that are missing.
+
+    Args:
+        workload: what is trained.
+        arms: the arms. Plain training must be among them, or have its records in the store.
+        data: the workload's data with held-out examples in place of the test set.
+        store: where records go.
+        show: called after each run.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    plain = by_name.pop(PLAIN)
+    seeds = range(TUNING_SEED, TUNING_SEED + workload.tuning_seeds)
+
+    def cells(name: str, settings: Sequence[str], lengths: Sequence[int]) -> list[Cell]:
+        return [Cell(name, text, length, seed, True) for text in settings for length in lengths for seed in seeds]
+
+    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle]), data, store, show)
+    chosen = {PLAIN: min(plain.trials, key=lambda text: fmean(_errors(tried, text)))}
+    budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths), data, store, show)
+    baseline = Frontier([_arm([run for run in budgets if run.cell.length == n]) for n in workload.lengths])
+    others = [cell for arm in by_name.values() for cell in cells(arm.name, arm.trials, [workload.middle])]
+    tried = run_missing(workload, others, data, store, show)
+    for arm in by_name.values():
+        runs = [outcome for outcome in tried if outcome.cell.arm == arm.name]
+        chosen[arm.name] = max(arm.trials, key=lambda text, runs=runs: _merit(baseline, runs, text))  # type: ignore[misc]
+    return chosen | {DEFAULT.name: default_setting(chosen[PLAIN])}
+
+
+def default_setting(plain: str) -> str:
+    """The recommended method at its defaults, with the learning rate that plain training chose.
+
+    >>> default_setting("traditional:rate=2")
+    'ledger:rate=2'
+    """
+    return f"ledger:{plain.partition(':')[2]}"
+
+
+def _merit(baseline: Frontier, runs: Sequence[Outcome], text: str) -> tuple[int, float]:
+    """Multiplier of a setting. A bound from below counts more than a number, and one from above less."""
+    multiple = baseline.multiple(_arm([run for run in runs if run.cell.setting == text]))
+    order = {Bound.LESS: 0, Bound.EXACT: 1, Bound.MORE: 1}
+    return order[multiple.bound], multiple.value
+
+
+def _arm(runs: Sequence[Outcome]) -> frontier.Arm:
+    return frontier.Arm(tuple(run.error for run in runs), tuple(run.compute for run in runs))
+
+
+def _errors(runs: Sequence[Outcome], text: str) -> list[float]:
+    return [run.error for run in runs if run.cell.setting == text]

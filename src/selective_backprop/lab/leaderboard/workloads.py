@@ -1,0 +1,159 @@
+"""The workloads of the leaderboard: data, network, recipe, budgets and seeds, all fixed before the first run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from selective_backprop.lab.data.datasets import ImageSet, load_images
+from selective_backprop.lab.data.wordnet import load_definitions
+from selective_backprop.lab.runs.recipes import Decay, Recipe
+
+HELD_OUT = 10_000
+"""Training examples that settings are chosen on. No run trains on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A training problem of the leaderboard."""
+
+    title: str
+    recipe: Recipe
+    train_size: int
+    """Examples to train on: a random part of the training set, the same one in every run."""
+    lengths: tuple[int, ...]
+    """Epochs of candidates, rising. Every arm is trained at every length, each time with a fully decayed rate."""
+    seeds: int
+    """Number of seeds planned: 0, 1, 2, ..."""
+    proxy: str
+    """Network that scores for the others, and that reducible losses refer to."""
+    label_noise: float = 0.0
+    tuning_seeds: int = 1
+
+    @property
+    def middle(self) -> int:
+        """Length at which settings are chosen."""
+        return self.lengths[len(self.lengths) // 2]
+
+    def load(self, data_dir: Path, *, held_out: bool) -> ImageSet:
+        """Load the training part, with the test set or, to choose settings, with held-out training examples."""
+        name = self.recipe.dataset
+        full = (
+            load_definitions(data_dir)
+            if name == "wordnet"
+            else load_images(name, data_dir=data_dir, image_size=self.recipe.image_size)
+        )
+        order = torch.randperm(len(full.train_labels), generator=torch.Generator().manual_seed(0))
+        if len(order) < self.train_size + HELD_OUT:
+            raise ValueError(
+                f"{name} has {len(order)} training examples, but {self.train_size} to train on and {HELD_OUT} to "
+                "choose settings are needed"
+            )
+        train, validation = order[: self.train_size], order[-HELD_OUT:]
+        part = dataclasses.replace(full, train_images=full.train_images[train], train_labels=full.train_labels[train])
+        if not held_out:
+            return part
+        return dataclasses.replace(
+            part, test_images=full.train_images[validation], test_labels=full.train_labels[validation]
+        )
+
+
+def _images(dataset: str, **more: object) -> Recipe:
+    recipe = Recipe(
+        dataset=dataset,
+        model="strided_cnn",
+        epochs=6,
+        source="made for the leaderboard: many runs on one core",
+        decay=Decay(kind="linear"),
+        image_size=14,
+        batch_size=128,
+        lr=0.1,
+        padding=1,
+        flip=False,
+    )
+    return recipe.with_(**more)
+
+
+_LENGTHS = (1, 2, 3, 4, 6)
+
+WORKLOADS: dict[str, Workload] = {
+    "mnist": Workload(
+        title="MNIST, 14x14, 20,000 examples, strided CNN",
+        recipe=_images("mnist"),
+        train_size=20_000,
+        lengths=_LENGTHS,
+        seeds=8,
+        proxy="strided_cnn_tiny",
+        tuning_seeds=2,
+    ),
+    "fashion": Workload(
+        title="Fashion-MNIST, 14x14, 20,000 examples, strided CNN",
+        recipe=_images("fashion_mnist", flip=True),
+        train_size=20_000,
+        lengths=_LENGTHS,
+        seeds=5,
+        proxy="strided_cnn_tiny",
+    ),
+    "svhn": Workload(
+        title="SVHN (re-cropped), 16x16, 20,000 examples, strided CNN",
+        recipe=_images("svhn", image_size=16, padding=2),
+        train_size=20_000,
+        lengths=(2, 3, 4, 6, 8),
+        seeds=5,
+        proxy="strided_cnn_tiny",
+    ),
+    "mnist-noisy": Workload(
+        title="MNIST with 10% wrong labels, 14x14, 20,000 examples, strided CNN",
+        recipe=_images("mnist"),
+        train_size=20_000,
+        lengths=_LENGTHS,
+        seeds=5,
+        proxy="strided_cnn_tiny",
+        label_noise=0.1,
+    ),
+    "cifar10": Workload(
+        title="CIFAR-10, 32x32, 3,000 examples, augmented, wide strided CNN",
+        recipe=_images("cifar10", image_size=32, padding=2, flip=True, model="strided_cnn_wide").with_(
+            lr=0.05, batch_size=32, weight_decay=1e-4
+        ),
+        train_size=3_000,
+        lengths=(6, 9, 12, 18, 30),
+        seeds=5,
+        proxy="strided_cnn_tiny",
+    ),
+    "text": Workload(
+        title="WordNet's definitions by topic, 64 bytes, 5,000 examples, byte transformer",
+        recipe=_images("wordnet", image_size=None, model="byte_transformer", padding=0).with_(
+            optimizer="adamw", lr=0.003, weight_decay=0.05, batch_size=64
+        ),
+        train_size=5_000,
+        lengths=_LENGTHS,
+        seeds=5,
+        proxy="byte_transformer_tiny",
+    ),
+    "resnet": Workload(
+        title="SVHN (re-cropped), 16x16, 2,000 examples, ResNet-20",
+        recipe=_images("svhn", image_size=16, padding=2, model="resnet20", batch_size=32, lr=0.02),
+        train_size=2_000,
+        lengths=(3, 4, 5, 6, 8),
+        seeds=5,
+        proxy="strided_cnn",
+    ),
+}
+
+
+def find_workload(name: str) -> Workload:
+    """Find a workload by name.
+
+    >>> find_workload("mnist").middle
+    3
+    """
+    if name not in WORKLOADS:
+        nearest = difflib.get_close_matches(name, WORKLOADS, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(WORKLOADS)}"
+        raise ValueError(f"there is no workload {name!r}: {hint}")
+    return WORKLOADS[name]
