@@ -76,6 +76,8 @@ METHODS = {
     "ledger_backprop": some("ledger_backprop"),
     "ledger_backprop, loss share": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),
     "ledger_backprop, soft loss share": lambda share: methods.ledger_backprop(loss_share=share, soft=True, max_age=2),
+    "ledger_backprop, ages by mean": some("ledger_backprop", ages="mean"),
+    "ledger_backprop, ages by quantile": lambda share: methods.ledger_backprop(loss_share=share, ages="quantile"),
     "infobatch": lambda selectivity: methods.infobatch(1 - selectivity, until=0.7),
     "seta": lambda share: methods.seta((1 - share) / 2, groups=3, window=2 if share < 1 else 3, until=0.7),
     "second_difference": lambda share: methods.second_difference(1.5 * (1 - share), max_age=2),

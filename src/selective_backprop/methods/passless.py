@@ -31,6 +31,7 @@ from selective_backprop.scorers import (
     SecondDifferenceScorer,
     TrainingLossScorer,
 )
+from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.selection_record import SelectionRecord
 
 
@@ -102,6 +103,7 @@ def ledger_backprop(
     loss_share: float | None = None,
     soft: bool = False,
     max_age: int | None = 10,
+    ages: Ages = "as_recorded",
     **options: Unpack[PercentileOptions],
 ) -> Method:
     """Select by the losses of training, without any selection pass. Examples that are skipped are not even loaded.
@@ -121,12 +123,15 @@ def ledger_backprop(
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
             may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
             losses among the other examples fill up its last batch.
+        ages: how losses that were recorded in different epochs are compared. "as_recorded" takes them as they are, so
+            old losses look harder than they are while losses fall. "mean" scales each by the mean loss of the latest
+            epoch over that of its own. "quantile" gives each the loss that has the same rank in the latest epoch.
         options: as for `selective_backprop`. With a loss_share, only the options of `Schedule`, classes and cost.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
     """
-    scorer = TrainingLossScorer(max_age=max_age)
+    scorer = TrainingLossScorer(max_age=max_age, ages=ages)
     if has_budget(options):
         given = {name: options[name] for name in OF_PERCENTILES if name in options}  # type: ignore[literal-required]
         refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **given)

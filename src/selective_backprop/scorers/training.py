@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from selective_backprop.ledger import LedgerRows
+from selective_backprop.scorers.ages import AgeCorrection, Ages
 from selective_backprop.types import Needs, Scorer
 
 
@@ -17,14 +20,18 @@ class TrainingLossScorer(Scorer):
 
     Args:
         max_age: number of epochs after which a loss no longer counts; None for no limit.
+        ages: how losses of different ages are compared; see `AgeCorrection`. With several ranks, each corrects by the
+            losses of its own candidates.
     """
 
     needs = Needs(ids=True, training_losses=True)
 
-    def __init__(self, *, max_age: int | None = None) -> None:
+    def __init__(self, *, max_age: int | None = None, ages: Ages = "as_recorded") -> None:
         if max_age is not None and not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         self.max_age = max_age
+        self.ages = ages
+        self._correct = AgeCorrection(ages)
         # An example whose loss is too old must be trained on in the same epoch, not in a later one.
         self.must_train = max_age is not None
 
@@ -33,9 +40,18 @@ class TrainingLossScorer(Scorer):
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         losses = rows.loss
+        if self.ages != "as_recorded":
+            losses = self._correct(losses, rows.loss_epoch)
         if self.max_age is None:
             return losses
         return losses.masked_fill(rows.loss_epoch <= epoch - self.max_age, float("nan"))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.ages == "as_recorded" else self._correct.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.ages != "as_recorded":
+            self._correct.load_state_dict(state)
 
 
 class SecondDifferenceScorer(TrainingLossScorer):
