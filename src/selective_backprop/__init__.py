@@ -29,6 +29,7 @@ from selective_backprop.methods import (
     selective_backprop,
     seta,
     stale_selective_backprop,
+    tail_sft,
     top_k,
     traditional,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "seta",
     "stale_selective_backprop",
     "step_by_progress",
+    "tail_sft",
     "testing",
     "token_cross_entropy",
     "top_k",

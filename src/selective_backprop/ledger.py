@@ -25,7 +25,7 @@ class Column:
 
     dtype: torch.dtype
     fill: float
-    width: Literal["past_scores", "earlier_losses"] | None = None
+    width: Literal["past_scores", "earlier_losses", "first_losses"] | None = None
 
     def make(self, num_examples: int, widths: dict[str, int]) -> Tensor:
         """Make an empty column."""
@@ -36,7 +36,7 @@ class Column:
 class Columns:
     """Declares the columns of a ledger. Subclasses decide which rows they have.
 
-    All columns are saved. M = number of rows, H = past scores kept, E = earlier losses kept.
+    All columns are saved. M = number of rows, H = past scores kept, E = earlier losses kept, F = first losses kept.
     """
 
     scores: Annotated[Tensor, Column(torch.float32, _NAN, width="past_scores")]
@@ -49,6 +49,8 @@ class Columns:
     """The epoch of this loss; -1 if there was none."""
     earlier_losses: Annotated[Tensor, Column(torch.float32, _NAN, width="earlier_losses")]
     """(M, E) The losses from training before the last one, newest first; NaN if there were fewer."""
+    first_loss: Annotated[Tensor, Column(torch.float32, _NAN, width="first_losses")]
+    """(M, F) The first loss from training; NaN if there was none. F is 1 if the method asks for it, else 0."""
     probability: Annotated[Tensor, Column(torch.float32, _NAN)]
     """The selection probability that the example had when it was last a candidate; NaN if it never was."""
     offered: Annotated[Tensor, Column(torch.int32, 0)]
@@ -97,12 +99,13 @@ class LedgerRows(Columns):
 
 
 class Ledger(Columns):
-    """One row per example id, on the CPU. A row takes 28 bytes, 8 more per further past score, 4 per earlier loss.
+    """One row per example id, on the CPU. A row takes 28 bytes, 8 more per further past score, 4 per other loss.
 
     Args:
         num_examples: M.
         past_scores: H.
         earlier_losses: E.
+        first_losses: F.
 
     >>> ledger = Ledger(3)
     >>> ledger.record_scores(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
@@ -110,8 +113,8 @@ class Ledger(Columns):
     ([1.5, nan, 0.5], [nan, nan, nan])
     """
 
-    def __init__(self, num_examples: int, past_scores: int = 1, earlier_losses: int = 0) -> None:
-        widths = {"past_scores": past_scores, "earlier_losses": earlier_losses}
+    def __init__(self, num_examples: int, past_scores: int = 1, earlier_losses: int = 0, first_losses: int = 0) -> None:
+        widths = {"past_scores": past_scores, "earlier_losses": earlier_losses, "first_losses": first_losses}
         for name, column in COLUMNS.items():
             setattr(self, name, column.make(num_examples, widths))
 
@@ -147,6 +150,9 @@ class Ledger(Columns):
         if self.earlier_losses.shape[1]:
             known = torch.cat([self.loss[ids, None], self.earlier_losses[ids, :-1]], dim=1)
             self.earlier_losses[ids] = known
+        if self.first_loss.shape[1]:
+            known = self.first_loss[ids]
+            self.first_loss[ids] = torch.where(known.isnan(), losses.to(torch.float32)[:, None], known)
         self.loss.index_copy_(0, ids, losses.to(torch.float32))
         if isinstance(epoch, Tensor):
             self.loss_epoch[ids] = epoch

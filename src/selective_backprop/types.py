@@ -172,6 +172,8 @@ class Needs:
     """Whether scores come from the training pass: whole candidate batches are given out, and `loader.loss` selects."""
     past_scores: int = 1
     """How many past scores of each example the ledger must keep."""
+    first_losses: int = 0
+    """1 if the ledger must keep the first training loss of each example, else 0."""
     earlier_losses: int = 0
     """How many training losses of each example the ledger must keep besides the last one."""
     num_examples: int | None = None

@@ -89,6 +89,8 @@ METHODS = {
         1 / selectivity, unbiased=True, variable_start=False, score="gradient_norm"
     ),
     "composer_backprop": lambda keep: methods.composer_backprop(keep=keep),
+    "tail_sft": lambda selectivity: methods.tail_sft(1 - selectivity, max_age=None),
+    "tail_sft, fresh": lambda selectivity: methods.tail_sft(1 - selectivity, fresh=True, reference=SCORES),
     "top_k": some("top_k"),
     "top_k, cost": some("top_k", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),
     "ledger_backprop, cost": some("ledger_backprop", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),

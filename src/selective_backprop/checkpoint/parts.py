@@ -174,7 +174,8 @@ def ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[
     }
     if "block" in here:
         return here | {"block": here["block"] | local, "writes": writes}
-    ledger = Ledger(len(here["loss"]), here["scores"].shape[1], here["earlier_losses"].shape[1])
+    widths = (here[name].shape[1] for name in ("scores", "earlier_losses", "first_loss"))
+    ledger = Ledger(len(here["loss"]), *widths)
     ledger.load_state_dict(here | local)
     for write in writes:
         Write(*write).apply(ledger)

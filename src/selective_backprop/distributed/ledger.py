@@ -1,6 +1,6 @@
 """A ledger that ranks share: each rank holds the rows of one block of ids.
 
-# M = data set, k = number of ranks, H = past scores kept, E = earlier losses kept
+# M = data set, k = number of ranks, H = past scores kept, E = earlier losses kept, F = first losses kept
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from selective_backprop.ledger import COLUMNS, Ledger, LedgerRows
 AnyLedger: TypeAlias = "Ledger | ShardedLedger"
 
 
-def make_ledger(num_examples: int, ranks: Ranks, *, past_scores: int, earlier_losses: int) -> AnyLedger:
+def make_ledger(
+    num_examples: int, ranks: Ranks, *, past_scores: int, earlier_losses: int, first_losses: int
+) -> AnyLedger:
     """Make a ledger for these ranks: a plain one for a single rank, one that is shared for several."""
     if ranks.size == 1:
-        return Ledger(num_examples, past_scores, earlier_losses)
-    return ShardedLedger(num_examples, past_scores, ranks, earlier_losses)
+        return Ledger(num_examples, past_scores, earlier_losses, first_losses)
+    return ShardedLedger(num_examples, past_scores, ranks, earlier_losses, first_losses)
 
 
 _WITH_VALUES = ("scores", "losses", "probabilities")
@@ -63,14 +65,18 @@ class ShardedLedger:
         past_scores: H.
         ranks: the ranks that share the ledger.
         earlier_losses: E.
+        first_losses: F.
     """
 
-    def __init__(self, num_examples: int, past_scores: int, ranks: Ranks, earlier_losses: int = 0) -> None:
+    def __init__(
+        self, num_examples: int, past_scores: int, ranks: Ranks, earlier_losses: int = 0, first_losses: int = 0
+    ) -> None:
         self._num_examples = num_examples
         self._ranks = ranks
         self._block_size = max(1, -(-num_examples // ranks.size))
         self._first = min(ranks.rank * self._block_size, num_examples)
-        self.block = Ledger(min(self._block_size, num_examples - self._first), past_scores, earlier_losses)
+        num_rows = min(self._block_size, num_examples - self._first)
+        self.block = Ledger(num_rows, past_scores, earlier_losses, first_losses)
         """The rows that this rank owns, without writes that are not delivered yet."""
         self._writes: list[Write] = []
 
@@ -208,7 +214,8 @@ class ShardedLedger:
         # Writes go to a copy: a report must not change the order in which writes are applied, and with it the run.
         block = copy.deepcopy(self.block)
         self._deliver_to(block)
-        result = Ledger(len(self), block.scores.shape[1], block.earlier_losses.shape[1])
+        widths = (block.scores, block.earlier_losses, block.first_loss)
+        result = Ledger(len(self), *(column.shape[1] for column in widths))
         for name in COLUMNS:
             column: Tensor = getattr(block, name)
             parts = self._ranks.gather(column.flatten())

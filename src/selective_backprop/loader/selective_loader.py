@@ -166,7 +166,11 @@ class SelectiveLoader(LoaderAttributes):
         num_batches = agree(self.team, self._source, alike)
         needs = method.scorer.needs
         self.ledger: AnyLedger = make_ledger(
-            self._source.num_examples or 0, ranks, past_scores=needs.past_scores, earlier_losses=needs.earlier_losses
+            self._source.num_examples or 0,
+            ranks,
+            past_scores=needs.past_scores,
+            earlier_losses=needs.earlier_losses,
+            first_losses=needs.first_losses,
         )
         """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part."""
         task = Task(model, forward or default_forward, self._loss)

@@ -20,6 +20,7 @@
 | random_backprop | | the same chance for all |
 | repeated_random | | a new random subset each epoch |
 | recorded_backprop | | what an earlier run selected, epoch by epoch |
+| tail_sft | fall of the loss since the start, no selection pass | all but the largest falls |
 | diet | any of these | what a pruning before training left |
 
 Every method but traditional also takes the options of `Schedule`: warmup_epochs, start, end, interrupt.
@@ -44,6 +45,7 @@ from selective_backprop.methods.selective import (
     selective_backprop,
     stale_selective_backprop,
 )
+from selective_backprop.methods.tail import tail_sft
 
 __all__ = [
     "composer_backprop",
@@ -63,6 +65,7 @@ __all__ = [
     "selective_backprop",
     "seta",
     "stale_selective_backprop",
+    "tail_sft",
     "top_k",
     "traditional",
 ]

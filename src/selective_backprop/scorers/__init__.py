@@ -7,6 +7,7 @@ from selective_backprop.model_copies.int8 import Int8Copy
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.constant import ConstantScorer
 from selective_backprop.scorers.diverse import DiverseScorer
+from selective_backprop.scorers.fall import FallScorer
 from selective_backprop.scorers.forward import ForwardScorer, ModelCopy
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
@@ -24,6 +25,7 @@ __all__ = [
     "CheapCopy",
     "ConstantScorer",
     "DiverseScorer",
+    "FallScorer",
     "FoldedCopy",
     "ForwardScorer",
     "FreshScorer",
