@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
 import selective_backprop as sb
 from selective_backprop import methods
@@ -22,6 +22,9 @@ from selective_backprop.lab.models import make_model
 
 MakeNetwork = Callable[[str], nn.Module]
 """Makes a network by its name, for the run's data."""
+
+ReferenceLosses = Callable[[str, int], Tensor]
+"""Trains networks of this name for so many epochs, and returns their losses by id; see `cross_fitted_losses`."""
 
 _for_any_data: MakeNetwork = partial(make_model, num_classes=10, channels=3, seed=0)
 
@@ -52,11 +55,14 @@ _SPECIAL: dict[str, Callable[..., sb.Method]] = {
     "ledger_backprop": lambda selectivity, /, **options: sb.ledger_backprop(**options),
     "kath18": lambda selectivity, /, **options: sb.kath18(1 / selectivity, **options),
     "composer_backprop": lambda selectivity, /, **options: sb.composer_backprop(**({"keep": selectivity} | options)),
+    "reducible_loss": lambda selectivity, /, *, reference, **options: sb.reducible_loss(
+        reference, selectivity, **options
+    ),
     "recorded_backprop": _recorded,
     "diet": _diet,
 }
-METHODS = {name: _at(getattr(methods, name)) for name in methods.__all__ if name != "reducible_loss"} | _SPECIAL
-"""Methods by name, each a function of a selectivity and options; without reducible_loss, which needs a model."""
+METHODS = {name: _at(getattr(methods, name)) for name in methods.__all__} | _SPECIAL
+"""Methods by name, each a function of a selectivity and options."""
 
 _BY_OTHER_MEANS = {
     *(name for name, make in METHODS.items() if name not in _SPECIAL and make is not getattr(methods, name)),
@@ -96,22 +102,26 @@ def make_method(
     selectivity: float,
     options: dict[str, Any] | None = None,
     make_network: MakeNetwork = _for_any_data,
+    reference_losses: ReferenceLosses | None = None,
 ) -> sb.Method:
     """Make a method from its name, its selectivity (if it has one) and its other options.
 
     Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
-    and train_every=, how often that network learns. A run passes make_network, which knows its data. Without it, the
-    call only checks that the method can be made.
+    and train_every=, how often that network learns. reducible_loss takes reference=MODEL and reference_epochs=, the
+    network whose losses count as those that cannot be reduced. A run passes make_network and reference_losses, which
+    know its data. Without them, the call only checks that the method can be made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
     """
     name = full_name(name)
     options = _with_proxy(options or {}, make_network)
+    if name == "reducible_loss":
+        options = _with_reference(options, make_network, reference_losses)
     try:
         return METHODS[name](selectivity, **options)
     except TypeError as error:
-        known = _option_names(getattr(sb, name))
+        known = _option_names(getattr(sb, name)) + ["reference_epochs"] * (name == "reducible_loss")
         unknown = [] if name in ("diet", "recorded_backprop") else [key for key in options if key not in known]
         wrong = ", ".join(unknown) or error
         raise ValueError(f"{name} does not take these options: {wrong}. It has {', '.join(known)}") from None
@@ -137,6 +147,18 @@ def _with_proxy(options: dict[str, Any], make_network: MakeNetwork) -> dict[str,
     if not isinstance(options["proxy"], str):
         raise ValueError(f"proxy= takes the name of a model, got {options['proxy']!r}")
     return rest | {"scoring": sb.proxy(make_network(options["proxy"]), **of_proxy)}
+
+
+def _with_reference(
+    options: dict[str, Any], make_network: MakeNetwork, reference_losses: ReferenceLosses | None
+) -> dict[str, Any]:
+    rest = {key: value for key, value in options.items() if key != "reference_epochs"}
+    name, epochs = options.get("reference"), options.get("reference_epochs", 2)
+    if not isinstance(name, str):
+        raise ValueError(f"reducible_loss needs reference=MODEL, the name of the network to compare with, got {name!r}")
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise ValueError(f"reference_epochs must be a whole number >= 1, got {epochs!r}")
+    return rest | {"reference": make_network(name) if reference_losses is None else reference_losses(name, epochs)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_la
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.runs.choices import make_method
 from selective_backprop.lab.runs.clock import Clock
-from selective_backprop.lab.runs.costs import scoring_cost
+from selective_backprop.lab.runs.costs import forward_operations, scoring_cost
 from selective_backprop.lab.runs.ranked_folder import Folder
 from selective_backprop.lab.runs.ranks import (
     Share,
@@ -33,6 +33,7 @@ from selective_backprop.lab.runs.ranks import (
     total,
 )
 from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.lab.runs.reference import Preparation, cross_fitted_losses
 from selective_backprop.lab.runs.settings import Settings as Settings
 from selective_backprop.loader.checks import check_ranks
 from selective_backprop.loader.stats import COMBINATIONS
@@ -111,14 +112,18 @@ class Training:
         images = data.train_images
         self.normalise = nn.Identity() if data.is_text else Normalise(*measure_mean_std(images)).to(device)
         self.test = data.test_images, data.test_labels
-        self.num_examples = len(labels)
+        self.num_examples, self.num_classes = len(labels), data.num_classes
         self.dataset = dataset = ImageDataset(data.train_images, labels)
 
         def make_proxy(name: str) -> nn.Module:
             # Another seed than the model's, so that a proxy of the same kind starts with other weights.
             return make_model(name, num_classes=data.num_classes, channels=channels, seed=seed + 1)
 
-        method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
+        self.preparation = Preparation()
+        """What the run cost before its first epoch; it counts for that epoch."""
+        method = make_method(
+            settings.method, settings.selectivity, settings.options, make_proxy, self._reference_losses
+        )
         candidates = recipe.batch_size // size
         if (
             method.scorer.needs.training_pass
@@ -152,6 +157,34 @@ class Training:
         """The ledger of all ranks at the end of the last epoch."""
         self.selected_before = self.ledger.selected.clone()
         """How often each example had been selected before the last epoch."""
+
+    def _reference_losses(self, name: str, epochs: int) -> Tensor:
+        """The losses of networks of this kind that have seen only the other half of the data."""
+        recipe, seed, shape = self.settings.recipe, self.settings.seed, self.dataset.images.shape
+        classes = self.num_classes
+
+        def make(number: int) -> nn.Module:
+            return make_model(name, num_classes=classes, channels=shape[1], seed=seed + 1 + number)
+
+        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
+        losses, seconds = from_first(
+            lambda: cross_fitted_losses(
+                make,
+                self.dataset,
+                recipe,
+                make_optimizer=lambda parameters: make_optimizer(recipe, parameters, self.device),
+                prepare=Prepare(augment, self.normalise),
+                normalise=self.normalise,
+                epochs=epochs,
+                device=self.device,
+                seed=seed,
+            )
+        )
+        example = self.normalise(self.dataset.images[:1].to(self.device))
+        share = forward_operations(make(0).to(self.device), example) / forward_operations(self.model, example)
+        # Each example is trained on in every epoch, by one network, and scored once by the other.
+        self.preparation = Preparation(share * (3 * epochs + 1) / 3, seconds)
+        return torch.tensor(losses)
 
     @property
     def progress(self) -> float:
@@ -224,13 +257,15 @@ class Training:
         scoring = cost.per_scored * record["scored"] + cost.per_offered * record["offered"]
         passes = scoring + 3 * record["trained"] - record["reused"]
         record["compute"] = passes / (3 * self.num_examples)
+        before_run = Preparation() if self.records else self.preparation
+        record["compute"] += before_run.compute
         if record["scored"] and stats.fidelity < 1:  # cheap scores; NaN before the first comparison
             record["fidelity"] = stats.fidelity
         phases = {name: stats.seconds[name] - before["seconds"][name] for name in stats.seconds}
         forward, backward = seconds.get("forward", 0.0), seconds.get("backward", 0.0)
         record["seconds"] = {
             "loading": phases["loading"],
-            "selection": phases["scoring"] + phases["selecting"],
+            "selection": phases["scoring"] + phases["selecting"] + before_run.seconds,
             "forward": forward,
             "backward": backward,
             "other": max(0.0, phases["training"] - forward - backward),

@@ -25,7 +25,9 @@ def epochs_of_compute(entry: Entry) -> float:
     if settings.method == RANDOM:
         return settings.epochs * settings.selectivity
     needs = make_method(settings.method, settings.selectivity, settings.options).scorer.needs
-    return settings.epochs * (4 / 3 if needs.selection_pass else 1.0)
+    # A reference network is usually smaller than the one that is trained, and cannot be much larger.
+    before = settings.options.get("reference_epochs", 2) + 1 / 3 if settings.method == "reducible_loss" else 0.0
+    return before + settings.epochs * (4 / 3 if needs.selection_pass else 1.0)
 
 
 def epochs_done(entry: Entry, out: Path | None) -> int:
