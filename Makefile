@@ -35,10 +35,11 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/forward_reuse.py
 	$(BIN)/python benchmarks/epoch.py
 	$(BIN)/python benchmarks/exchange.py
+	$(BIN)/python benchmarks/fine_tuning.py --overhead
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,keras,lab,lightning,tensorboard,transformers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,keras,lab,lightning,tensorboard,transformers,trl]'
 	touch $@
 
 clean:

@@ -61,7 +61,8 @@ class Advice:
         unit = "s per epoch" if costs.num_candidates is not None else "s per candidate"
         lines = [
             f"Per example: loading {_time(costs.loading)}{' (by workers, ahead)' if costs.loads_ahead else ''}, "
-            f"forward {_time(costs.forward)}, forward and backward {_time(costs.training)}."
+            f"forward {_time(costs.forward)}, forward and backward {_time(costs.training)}.",
+            _backward(costs),
         ]
         lines += [
             f'A selection pass by scoring="{name}" takes {way.seconds / costs.forward:.2f} of the forward, '
@@ -106,8 +107,8 @@ def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[An
 
     Args:
         model, loss_fn, loader: as for `SelectiveLoader`. They are not changed.
-        options: forward, transform, reducer and device as for `SelectiveLoader`; scoring=, the names of cheap ways of
-            scoring to try; seconds=, the time to spend on measuring (30).
+        options: forward, transform, reducer, pad and device as for `SelectiveLoader`; scoring=, the names of cheap ways
+            of scoring to try; seconds=, the time to spend on measuring (30).
 
     >>> import torch
     >>> from torch.utils.data import DataLoader, TensorDataset
@@ -156,6 +157,17 @@ def _break_even(costs: Costs) -> float:
     if costs.loads_ahead and costs.loading >= costs.training:
         return 0.0  # loading takes the most time, and every candidate must be loaded
     return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
+
+
+def _backward(costs: Costs) -> str:
+    """Say what a backward pass costs, and why it is not the usual 2 forward passes."""
+    reasons = []
+    if costs.trainable < 0.5:
+        reasons.append(f"{100 * costs.trainable:.2g}% of the parameters are trained, and frozen ones need no gradients")
+    if costs.checkpoints:
+        reasons.append("gradient checkpointing runs the forward pass again")
+    because = f" ({'; '.join(reasons)})" if reasons else ""
+    return f"A backward pass costs {costs.backward:.1f} forward passes{because}."
 
 
 def _batches(by_size: dict[int, float], best: int) -> str:

@@ -19,12 +19,19 @@ _MAX_BYTES = 64 * 2**20  # of one batch's data: what a network makes of it on it
 def seconds_by_batch_size(
     scorer: Scorer, batches: list[Any], task: Task, device: torch.device, seconds: float
 ) -> dict[int, float]:
-    """Measure seconds per candidate for batches of 1, 2, 4 and 8 times the size of the first, if data is enough."""
+    """Measure seconds per candidate for batches of 1, 2, 4 and 8 times the size of the first, if data is enough.
+
+    Batches of different shapes, such as texts of different lengths without `pad`, cannot be joined: only the size of
+    the first is measured then.
+    """
     layout, size = Layout.of(batches[0]), count_rows(batches[0])
     columns = [layout.columns(batch) for batch in batches]
     rows = sum(count_rows(batch) for batch in batches)
     num_bytes = sum(column.nbytes for column in columns[0] if isinstance(column, Tensor))
     actions = {}
+    shapes = {tuple(c.shape[1:] if isinstance(c, Tensor) else () for c in parts) for parts in columns}
+    if len(shapes) > 1:
+        columns, rows = columns[:1], size
     for multiple in _MULTIPLES:
         if multiple * size > rows or (multiple > 1 and multiple * num_bytes > _MAX_BYTES):
             break

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from selective_backprop.advice.batch_size import seconds_by_batch_size
 from selective_backprop.advice.timing import time_in_turns
 from selective_backprop.batches.layout import count_rows, move
+from selective_backprop.batches.padding import Pad
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
 from selective_backprop.loader.index_stream import generator_owners, has_ids, num_candidates, untouched_generators
 from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
@@ -58,10 +59,23 @@ class Costs:
     """Whether examples can be skipped before they are loaded."""
     loads_ahead: bool
     """Whether workers load while the model computes."""
+    trainable: float = 1.0
+    """Share of the model's parameters that are trained: a few percent with LoRA."""
+    checkpoints: bool = False
+    """Whether the model computes activations again in the backward pass (gradient checkpointing)."""
 
     @property
     def forward(self) -> float:
         return self.scoring["exact"].seconds
+
+    @property
+    def backward(self) -> float:
+        """Cost of a backward pass, in forward passes.
+
+        It is about 2 if all weights are trained, about 1 with LoRA, because frozen weights need no gradients, and 1
+        more with gradient checkpointing, which runs the forward pass again.
+        """
+        return self.training / self.forward - 1
 
     @property
     def cheapest_scoring(self) -> str:
@@ -83,6 +97,7 @@ def measure_costs(
     forward: Forward = default_forward,
     transform: Callable[[Any], Any] | None = None,
     reducer: str | Reducer | None = None,
+    pad: Pad | None = None,
     device: torch.device | str | None = None,
     scoring: Sequence[str] = CHEAP,
     seconds: float = 30.0,
@@ -90,7 +105,7 @@ def measure_costs(
     """Measure costs: load some batches, then score them and train on them in turn. Nothing is changed by it.
 
     Args:
-        model, loss_fn, loader, forward, transform, reducer, device: as for `SelectiveLoader`.
+        model, loss_fn, loader, forward, transform, reducer, pad, device: as for `SelectiveLoader`.
         scoring: names of cheap ways of scoring to measure besides the exact one. "compiled" and lower precisions may
             take minutes to try, so they must be named.
         seconds: time to spend. Each way is measured at least three times.
@@ -109,16 +124,25 @@ def measure_costs(
     ways_costs = {
         name: ScoringCost(seconds=costs[name], fidelity=fidelity(scores[name], scores["exact"])) for name in ways
     }
+    alike = pad(batches) if pad is not None else batches
     return Costs(
         loading=loading,
         training=costs["training"],
         scoring=ways_costs,
-        scoring_by_batch=seconds_by_batch_size(ways[cheapest(ways_costs)], batches, task, place, seconds / 4),
+        scoring_by_batch=seconds_by_batch_size(ways[cheapest(ways_costs)], alike, task, place, seconds / 4),
         losses=scores["exact"],
         num_candidates=num_candidates(loader) if has_ids(loader) else None,
         has_ids=has_ids(loader),
         loads_ahead=getattr(loader, "num_workers", 0) > 0,
+        trainable=_trainable(model),
+        checkpoints=any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()),
     )
+
+
+def _trainable(model: nn.Module) -> float:
+    """Return the share of the model's parameters that are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, trained in sizes if trained) / max(1, sum(size for size, _ in sizes))
 
 
 def _load(

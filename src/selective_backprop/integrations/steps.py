@@ -85,13 +85,14 @@ def split(batches: list[Batch], count: int) -> list[Batch]:
         largest = max(range(len(batches)), key=lambda i: len(batches[i]))
         half = (len(batches[largest]) + 1) // 2
         batches[largest : largest + 1] = [
-            _rows(batches[largest], slice(half)),
-            _rows(batches[largest], slice(half, None)),
+            rows_of(batches[largest], slice(half)),
+            rows_of(batches[largest], slice(half, None)),
         ]
     return batches
 
 
-def _rows(batch: Batch, rows: slice) -> Batch:
+def rows_of(batch: Batch, rows: slice) -> Batch:
+    """Return a batch of these rows of a batch."""
     layout = Layout.of(batch.data, len(batch))
     data = layout.batch([column[rows] for column in layout.columns(batch.data, len(batch))])
     ids = None if batch.ids is None else batch.ids[rows]

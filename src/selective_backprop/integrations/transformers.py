@@ -6,7 +6,8 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from selective_backprop.advice.advise import Advice, advise
 from selective_backprop.batches.padding import Pad, pad_to_longest
 from selective_backprop.files.reading import read_bytes
 from selective_backprop.files.states import pack, unpack
@@ -36,6 +38,8 @@ except ImportError as error:
         raise
     raise ImportError("SelectiveTrainer needs: pip install 'selective-backprop[transformers]'") from error
 
+Pass = tuple[Batch, Any]
+"""The examples of one forward and backward pass, and the model's inputs."""
 STATE_NAME = "selective_backprop.pt"
 """The file that is added to a checkpoint folder; with several ranks, selective_backprop_0.pt and so on."""
 
@@ -72,10 +76,12 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._by_labels = loss_fn is None
         self._loss_fn = loss_fn or _Smoothed(self.args.label_smoothing_factor)
         self._is_causal = _is_causal(self.model)
-        self.pad = pad or default_padding(self.processing_class)
+        self.pad = pad or self.default_pad()
+        self._frame: Any = None  # Trainer's own loader of the current training
+        self._saved_steps: dict[str, Any] | None = None  # the state to resume from
         self._steps: OptimizerSteps | None = None
-        self._taken: deque[Batch] = deque()  # batches that were taken and are not trained on yet
-        self._batch: Batch | None = None  # the batch being trained on; None in evaluation
+        self._taken: deque[list[Pass]] = deque()  # batches that were taken and are not trained on yet
+        self._batch: Batch | None = None
         self._resumed_from: str | None = None
         self.add_callback(_ByProgress(self))
 
@@ -86,31 +92,96 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def steps(self) -> OptimizerSteps:
+        """The batches by optimizer steps. Made when the first one is asked for: FSDP shards the model before that."""
         if self._steps is None:
-            raise RuntimeError("there is no loader before train(): read selective_loader during or after training")
+            self._steps = self._make_steps()
         return self._steps
+
+    @property
+    def batch(self) -> Batch | None:
+        """The examples that the current forward pass trains on, with their ids and weights; None in evaluation."""
+        return self._batch
+
+    def advise(self, **options: Any) -> Advice:
+        """Measure on this machine whether selection would pay, with this trainer's model, loss and data.
+
+        options: seconds= and scoring=, as for `selective_backprop.advise`. Nothing is changed.
+        """
+        training = self._frame, self._steps, self._saved_steps
+        try:
+            loader = self.candidate_loader(self.get_train_dataloader())
+        finally:
+            self._frame, self._steps, self._saved_steps = training
+        places = {"pad": self.pad, "device": self.candidate_device}
+        with self._checkpointing():  # Trainer switches it on only in train()
+            return advise(
+                self.model.to(self.args.device),
+                self._loss_fn,
+                loader,
+                forward=self.score,
+                reducer=self.reducer,
+                **places,
+                **options,
+            )
+
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """Switch gradient checkpointing on within the block, if the arguments ask for it."""
+        if not self.args.gradient_checkpointing or self.model.is_gradient_checkpointing:
+            yield
+            return
+        self.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
+        try:
+            yield
+        finally:
+            self.model.gradient_checkpointing_disable()
 
     # ---- batches
 
     def get_train_dataloader(self) -> Any:
         """Return Trainer's own loader, which it only uses to count. The batches come from get_batch_samples."""
-        frame = super().get_train_dataloader()
+        self._frame, self._steps, self._saved_steps = super().get_train_dataloader(), None, None
+        self._taken.clear()
+        return self._frame
+
+    def candidate_loader(self, frame: Any) -> Any:
+        """Return the DataLoader to select from: the one inside Trainer's, because accelerate's reads a batch ahead."""
+        return frame.base_dataloader
+
+    def passes(self, batch: Batch) -> list[Pass]:
+        """Divide a training batch into forward passes. Returns the examples and the model's inputs of each pass."""
+        return [(batch, batch.data)]
+
+    def default_pad(self) -> Pad:
+        """Make the padding that is used if the user passes none."""
+        return default_padding(self.processing_class)
+
+    @property
+    def candidate_device(self) -> torch.device:
+        """Where candidates wait until they are trained on."""
+        device: torch.device = self.args.device
+        return device
+
+    def _make_steps(self) -> OptimizerSteps:
+        if self._frame is None:
+            raise RuntimeError("there is no loader before train(): read selective_loader during or after training")
         loader = SelectiveLoader(
-            # Without accelerate's wrapper, which reads a batch ahead.
-            frame.base_dataloader,
+            self.candidate_loader(self._frame),
             self.model,
             self._loss_fn,
             self.method,
-            forward=self._score,
+            forward=self.score,
             reducer=self.reducer,
             pad=self.pad,
-            device=self.args.device,
+            device=self.candidate_device,
             num_epochs=None if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs),
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
-        self._steps = OptimizerSteps(loader, frame.set_epoch)
-        self._taken.clear()
-        return frame
+        steps = OptimizerSteps(loader, self._frame.set_epoch)
+        if self._saved_steps is not None:
+            steps.load_state_dict(self._saved_steps)
+            self._saved_steps = None
+        return steps
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple[Any, ...]:
         values = super().set_initial_training_values(args, dataloader)
@@ -121,19 +192,22 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """Return the batches of the next optimizer step, and the number of labels of the selected examples in them."""
         self._load_rng_state(self._resumed_from)  # before loading, which may draw from it; Trainer does it after
-        self._taken = deque(self.steps.take(num_batches, self._epoch_length))
-        samples = [batch.data for batch in self._taken]
-        return samples, self._get_num_items_in_batch(samples, device)
+        self._taken = deque(self.passes(batch) for batch in self.steps.take(num_batches, self._epoch_length))
+        inputs = [inputs for passes in self._taken for _, inputs in passes]
+        samples = [passes[0][1] if len(passes) == 1 else passes[0][0].data for passes in self._taken]
+        return samples, self._get_num_items_in_batch(inputs, device)
 
     # ---- losses
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        self._batch = self._taken.popleft()
+        losses = []
         try:
-            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-            return loss
+            for batch, part in self._taken.popleft():
+                self._batch = batch
+                losses.append(super().training_step(model, part, num_items_in_batch))
         finally:
             self._batch = None
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -156,7 +230,8 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             loss = own * scale
         return (loss, outputs) if return_outputs else loss
 
-    def _score(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    def score(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        """Run the model to score a candidate batch. Returns the two arguments of the loss."""
         if self._by_labels and not _is_encoder_decoder(model):
             # Without labels the model does not compute a loss that nobody needs. A decoder needs labels as its inputs.
             inputs = {key: value for key, value in batch.items() if key != "labels"}
@@ -208,8 +283,8 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 f"{checkpoint} has no {os.path.basename(path)}: SelectiveTrainer did not save it, or model only, or on "
                 "another number of ranks"
             )
-        self.steps.load_state_dict(unpack(read_bytes(path)))
-        return self.steps.epoch, self.steps.taken
+        state = self._saved_steps = unpack(read_bytes(path))
+        return state["epoch"], state["taken"]
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         if "loss" in logs and self._steps is not None:

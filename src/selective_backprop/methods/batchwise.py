@@ -119,7 +119,7 @@ def diverse(
 
 
 def reducible_loss(
-    reference: nn.Module | Tensor,
+    reference: nn.Module | Tensor | Literal["base"],
     selectivity: float | None = None,
     *,
     scoring: Scoring = "eval",
@@ -131,7 +131,8 @@ def reducible_loss(
     examples that cannot be learned, such as those with wrong labels.
 
     Args:
-        reference: a model trained on held-out data, or its loss of each example, by id.
+        reference: a model trained on held-out data; or its loss of each example, by id; or "base", if you train an
+            adapter (PEFT, LoRA): the loss of your model with the adapter disabled, computed once per example.
         selectivity: the share of each candidate batch to keep. The default is the paper's: a tenth of large batches.
         scoring, options: as for `top_k`.
 

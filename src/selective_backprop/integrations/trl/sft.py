@@ -1,0 +1,142 @@
+"""SelectiveSFTTrainer: TRL's SFTTrainer, trained on selected documents, packed or not."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from trl import SFTTrainer, pack_dataset
+
+from selective_backprop.integrations.trl.checks import check_labels, check_lengths, check_packing, check_tokenizer
+from selective_backprop.integrations.trl.listening import SelectiveTRLTrainer
+from selective_backprop.integrations.trl.packing import (
+    LENGTHS,
+    ROW,
+    DocumentCollator,
+    Packed,
+    by_document,
+    flat,
+    lengths_of,
+    parts_within,
+)
+from selective_backprop.types import Batch
+
+
+class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc]
+    """An SFTTrainer that trains on the documents that the method selects.
+
+    Everything that SFTConfig says stays as it is: chat templates, completion-only loss, packing, padding-free batches,
+    LoRA. Selected documents are packed again; documents that are skipped before loading are never packed. Ids are row
+    numbers of your data set; if packing leaves out or splits rows, read them from `documents["row"]`.
+
+    Args:
+        args, options: as for SFTTrainer.
+        method: how to select, for example `ledger_backprop()`.
+        reducer: how the losses of a document's tokens become its score: "mean" (the default), "sum", "max" or a
+            function, such as `mean_of_largest(8)`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._packed: Packed | None = None
+        check_tokenizer(options.get("processing_class"))
+        super().__init__(*args, **options)
+        check_packing(self.args)
+        check_labels(self.train_dataset)
+        check_lengths(self.train_dataset, self.model, self.args)
+
+    @property
+    def documents(self) -> Any:
+        """The data set whose rows are selected: the training data, taken apart if it is packed."""
+        return self.train_dataset if self._packed is None else self._packed.documents
+
+    # ---- data
+
+    def _prepare_dataset(
+        self,
+        dataset: Any,
+        processing_class: Any,
+        args: Any,
+        packing: bool,
+        formatting_func: Any,
+        dataset_name: str,
+    ) -> Any:
+        """Pack as TRL does, and keep track of where each document comes from."""
+        options = (formatting_func, dataset_name)
+        if not packing or dataset_name != "train" or not isinstance(dataset, Dataset):
+            return super()._prepare_dataset(dataset, processing_class, args, packing, *options)
+        check_packing(args)
+        # Without a maximal length, which packing applies later, and in order, so that rows stay the user's.
+        whole = copy.copy(args)
+        whole.max_length, whole.shuffle_dataset = None, False
+        documents = super()._prepare_dataset(dataset, processing_class, whole, False, *options)
+        documents = documents.select_columns(["input_ids", "labels"]).map(_with_row, with_indices=True)
+        if args.shuffle_dataset:
+            documents = documents.shuffle(seed=args.seed)
+        packed = pack_dataset(documents, args.max_length, args.packing_strategy)
+        if args.shuffle_dataset:
+            packed = packed.shuffle(seed=args.seed)
+        self._packed = Packed(packed)
+        return packed.remove_columns(ROW)
+
+    def get_train_dataloader(self) -> Any:
+        collator: Any = self.data_collator  # type: ignore[has-type]
+        if self.padding_free:
+            self.data_collator = DocumentCollator(collator)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = collator
+
+    def candidate_loader(self, frame: Any) -> Any:
+        rows = super().candidate_loader(frame)
+        dataset = self.train_dataset
+        if self._packed is None and isinstance(dataset, Dataset) and LENGTHS in dataset.column_names:
+            self._packed = Packed(dataset)  # the user packed it
+        return rows if self._packed is None else self._packed.loader(rows, rows.collate_fn)
+
+    @property
+    def candidate_device(self) -> torch.device:
+        # Documents are joined on the CPU: on a GPU their lengths would have to be waited for.
+        return torch.device("cpu") if self.padding_free else super().candidate_device
+
+    # ---- passes
+
+    def to_inputs(self, examples: Any) -> dict[str, Any]:
+        return flat(examples, self.data_collator) if self.padding_free else dict(examples)
+
+    def passes(self, batch: Batch) -> list[Any]:
+        if not self.padding_free or self.args.max_length is None:
+            return super().passes(batch)
+        budget = self.args.per_device_train_batch_size * self.args.max_length
+        parts = parts_within(batch, budget)
+        if self.args.world_size > 1:
+            # Ranks run the model together, so all of them make as many passes.
+            counts = self.accelerator.gather(torch.tensor([[len(parts), len(batch)]], device=self.args.device))
+            num_parts = min(int(counts[:, 0].max()), int(counts[:, 1].min()))
+            parts = parts_within(batch, budget if len(parts) <= num_parts else sys.maxsize, num_parts)
+        return [(part, self.to_inputs(part.data)) for part in parts]
+
+    # ---- losses
+
+    def losses_of(self, outputs: list[Any], inputs: dict[str, Any], examples: Any) -> tuple[Tensor, Tensor]:
+        losses, targets = super().losses_of(outputs, inputs, examples)
+        if not self.padding_free:
+            return losses, targets
+        lengths = lengths_of(examples)
+        return by_document(losses, lengths), by_document(targets, lengths, -100)
+
+    def spread(self, weights: Tensor, outputs: Tensor, examples: Any) -> Tensor:
+        if not self.padding_free:
+            return super().spread(weights, outputs, examples)
+        lengths = lengths_of(examples).to(weights.device)
+        row = weights.repeat_interleave(lengths)[: outputs.shape[1]]
+        row = torch.nn.functional.pad(row, (0, outputs.shape[1] - len(row)))
+        return row.view(1, -1, *[1] * (outputs.dim() - 2))
+
+
+def _with_row(example: dict[str, Any], row: int) -> dict[str, Any]:
+    return {ROW: [row] * len(example["input_ids"])}
