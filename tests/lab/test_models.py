@@ -48,6 +48,12 @@ PUBLISHED = {
     # Not published: ResNet-20 without the two further blocks of each stage; three convolutions and a classifier.
     "small_resnet": 269_722 - 2 * sum(2 * 9 * width * width + 2 * 2 * width for width in (16, 32, 64)),
     "small_cnn": 9 * (3 * 32 + 32 * 32 + 32 * 64) + 2 * (32 + 32 + 64) + 650,
+    # All channels of ResNet-20 halved.
+    "resnet20_narrow": 9 * (3 * 8 + 6 * 64 + 128 + 5 * 256 + 512 + 5 * 1024)
+    + 2 * 7 * (8 + 16 + 32)
+    - 2 * 16
+    - 2 * 32
+    + 330,
     **{
         name: 16 * 3 * width + 9 * (2 + 8) * width * width + 2 * 7 * width + 10 * 4 * width + 10
         for name, width in (("strided_cnn_tiny", 8), ("strided_cnn", 16), ("strided_cnn_wide", 32))

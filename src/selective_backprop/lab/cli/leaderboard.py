@@ -11,7 +11,8 @@ import typer
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.cli.options import told_plainly
 from selective_backprop.lab.leaderboard.arms import ARMS, PLAIN, own_arm
-from selective_backprop.lab.leaderboard.page import page
+from selective_backprop.lab.leaderboard.chart import frontier_chart
+from selective_backprop.lab.leaderboard.page import END, START, put_into, tables
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_missing
 from selective_backprop.lab.leaderboard.standing import Standing, standing
@@ -22,8 +23,11 @@ from selective_backprop.lab.leaderboard.workloads import WORKLOADS, Workload, fi
 leaderboard_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Tune and run every method on the same workloads."
 )
-WorkloadName = Annotated[str, typer.Argument(help=f"One of {', '.join(WORKLOADS)}.")]
-DataFolder = Annotated[Path, typer.Option("--data-dir", help="Folder with the data sets.")]
+WorkloadName = Annotated[str, typer.Argument(help=f"One of {', '.join(WORKLOADS)}; or digits, to try it out.")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(envvar="SELECTIVE_BACKPROP_DATA", help="Folder with the data sets. The digits need none."),
+]
 Records = Annotated[
     Path, typer.Option("--records", help="Folder of the records; runs that are there are not repeated.")
 ]
@@ -31,7 +35,7 @@ OwnArm = Annotated[
     list[str] | None,
     typer.Option(
         "--arm",
-        help="Add an arm of your own: LABEL=METHOD[@SELECTIVITY][:OPTION=VALUE,...]. Repeat it with up to three more "
+        help="Add an arm of your own: LABEL=METHOD[@SELECTIVITY][:OPTION=VALUE,...]. Repeat it with up to five more "
         "settings without a label, to be tried for the same arm.",
     ),
 ]
@@ -39,9 +43,9 @@ OwnArm = Annotated[
 
 @leaderboard_app.command()
 def tune(
-    workload: WorkloadName, data_dir: DataFolder, records: Records = Path("leaderboard"), arm: OwnArm = None
+    workload: WorkloadName, data_dir: DataFolder = None, records: Records = Path("leaderboard"), arm: OwnArm = None
 ) -> None:
-    """Choose the settings of every arm on held-out training examples, with four trials each.
+    """Choose the settings of every arm on held-out training examples, with six trials each.
 
     Example: `selective-backprop leaderboard tune mnist --data-dir data`
     """
@@ -61,7 +65,7 @@ def tune(
 @leaderboard_app.command()
 def run(
     workload: WorkloadName,
-    data_dir: DataFolder,
+    data_dir: DataFolder = None,
     records: Records = Path("leaderboard"),
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: as planned.")] = None,
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Run this arm only; repeatable.")] = None,
@@ -86,20 +90,28 @@ def run(
 @leaderboard_app.command()
 def show(
     records: Annotated[Path, typer.Argument(help="Folder of the records.")] = Path("leaderboard"),
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the page to this file (Markdown).")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help=f"A page whose part between {START} and {END} is replaced by the tables.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for a chart of each workload, as SVG.")] = None,
 ) -> None:
-    """Print the leaderboard of all records in a folder, or write it as a page.
+    """Print the leaderboard of all records in a folder, or put it into a page.
 
-    Example: `selective-backprop leaderboard show benchmarks/results/leaderboard -o docs/leaderboard.md`
+    Example: `selective-backprop leaderboard show benchmarks/results/leaderboard --into docs/leaderboard.md`
     """
     with told_plainly():
         standings = read_standings(records)
-        text = page(standings, records)
-        if out is None:
+        names = [one.workload for one in standings]
+        trials = {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
+        text = tables(standings, trials)
+        if into is None:
             typer.echo(text)
         else:
-            write_whole({out: text.encode()})
-            typer.echo(f"leaderboard: {out}")
+            write_whole({into: put_into(into.read_text(), text).encode()})
+            typer.echo(f"leaderboard: {into}")
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            write_whole({figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in standings})
 
 
 def test_cells(workload: Workload, chosen: Chosen, seeds: int) -> list[Cell]:
@@ -115,7 +127,7 @@ def test_cells(workload: Workload, chosen: Chosen, seeds: int) -> list[Cell]:
 def read_standings(records: Path) -> list[Standing]:
     """The standing of every workload that has runs on the test set."""
     found = []
-    for name in WORKLOADS:
+    for name in (*WORKLOADS, "digits"):
         chosen = _read_chosen(records / f"{name}.chosen.json")
         outcomes = Store(records / f"{name}.jsonl").outcomes.values()
         current = [one for one in outcomes if chosen.get(one.cell.arm) == one.cell.setting]

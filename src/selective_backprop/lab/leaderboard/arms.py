@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from selective_backprop.lab.leaderboard.workloads import Workload
 from selective_backprop.lab.runs.choices import Choice, split_off_label
 
-TRIALS = 4
+TRIALS = 6
 """Settings that are tried for each arm."""
-RATES = (1.0, 2.0)
+RATES = (0.5, 1.0, 2.0)
 """Factors on the recipe's learning rate that every method tries."""
-PLAIN_RATES = (0.5, 1.0, 2.0, 4.0)
+PLAIN_RATES = (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
 """Plain training has no other setting to try, so it tries more rates."""
 PLAIN, RANDOM = "plain", "repeated random"
 

@@ -1,19 +1,132 @@
-"""The leaderboard as a page."""
+"""The leaderboard as Markdown: matrices of multipliers, profiles, settings and the runs behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from statistics import stdev
 
-from selective_backprop.lab.leaderboard.standing import TARGETS, Standing
+from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
+from selective_backprop.lab.leaderboard.records import Outcome
+from selective_backprop.lab.leaderboard.standing import Place, Standing, performance_profile
+from selective_backprop.lab.leaderboard.workloads import find_workload
+from selective_backprop.lab.study.frontier import Arm, Bound, Interval
+from selective_backprop.lab.study.tables import TextTable
+
+START, END = "<!-- leaderboard -->", "<!-- /leaderboard -->"
+"""What stands between these lines of a page is replaced by the tables."""
+
+_HEADINGS = {
+    "middle": "At the error of plain training's middle length",
+    "lossless": "Lossless: within 2% of plain training's best error",
+    "cheap": "At the error of plain training's second length",
+}
+_FACTORS = (1.05, 1.1, 1.25, 1.5, 2.0)
 
 
-def page(standings: Sequence[Standing], records: Path) -> str:
-    """Write the leaderboard as Markdown."""
-    lines = [f"Records: {records}"]
+def tables(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]]) -> str:
+    """All tables of the leaderboard.
+
+    Args:
+        standings: one for each workload.
+        trials: the runs on held-out examples, by workload.
+    """
+    parts: list[str] = []
+    for target, heading in _HEADINGS.items():
+        parts += [f"### {heading}", matrix(standings, target).markdown()]
+    parts += ["### How often an arm is near the best", profile(standings).markdown()]
+    parts += ["### What tuning chose and cost", tuning(standings, trials).markdown()]
     for one in standings:
-        lines += ["", f"## {one.workload}", "", "| arm | " + " | ".join(TARGETS) + " |", "| --- | --- | --- | --- |"]
-        for place in one.places:
-            found = [place.against_both(target) for target in TARGETS]
-            lines.append(f"| {place.arm} | " + " | ".join("" if m is None else m.short() for m in found) + " |")
-    return "\n".join([*lines, ""])
+        parts += [f"### Runs: {one.workload}", f"{find_workload(one.workload).title}.", runs(one).markdown()]
+    return "\n\n".join(parts) + "\n"
+
+
+def put_into(text: str, content: str) -> str:
+    """Replace what stands between the two marks of a page.
+
+    >>> put_into(f"a\\n{START}\\nold\\n{END}\\nb", "new\\n").splitlines()
+    ['a', '<!-- leaderboard -->', '', 'new', '', '<!-- /leaderboard -->', 'b']
+    """
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"the page needs a line {START} and a line {END}, between which the tables go")
+    return f"{before}{START}\n\n{content}\n{END}{after}"
+
+
+def matrix(standings: Sequence[Standing], target: str) -> TextTable:
+    """The lower of the multipliers against plain training and random subsets, by arm and workload.
+
+    Arms are in the order of their mean rank. Bold: the whole interval is above 1.
+    """
+    rows = []
+    for arm in in_order(standings, target):
+        places = [one.place(arm) for one in standings]
+        rows.append([arm, *("" if place is None else _cell(place, target) for place in places)])
+    seeds = ["seeds", *(str(min(place.seeds for place in one.places)) for one in standings)]
+    return TextTable(["M", *(one.workload for one in standings)], [*rows, seeds])
+
+
+def in_order(standings: Sequence[Standing], target: str) -> list[str]:
+    """Names of all arms but the baselines, best mean rank first; random subsets last, which have M against plain."""
+    found = list(dict.fromkeys(place.arm for one in standings for place in one.places))
+    methods = [arm for arm in found if arm not in (PLAIN, RANDOM)]
+
+    def mean_rank(arm: str) -> float:
+        ranks = []
+        for one in standings:
+            values = [_sortable(place.against_both(target)) for place in one.places if place.arm in methods]
+            if (place := one.place(arm)) is not None:
+                own = _sortable(place.against_both(target))
+                ranks.append(sum(value > own for value in values))
+        return sum(ranks) / len(ranks)
+
+    return [*sorted(methods, key=mean_rank), *(arm for arm in found if arm == RANDOM)]
+
+
+def _sortable(interval: Interval | None) -> tuple[bool, float]:
+    if interval is None:
+        return False, 0.0
+    return interval.multiple.bound is not Bound.LESS, interval.multiple.value
+
+
+def _cell(place: Place, target: str) -> str:
+    interval = place.plain[target] if place.arm == RANDOM else place.against_both(target)
+    if interval is None:
+        return ""
+    low = interval.low
+    is_above = low is not None and low.bound is not Bound.LESS and low.value > 1
+    text = interval.short().replace("x", "").replace("inf", "∞")
+    return f"**{text}**" if is_above else text
+
+
+def profile(standings: Sequence[Standing]) -> TextTable:
+    """Share of workloads on which an arm's compute for the middle error is within a factor of the best arm's."""
+    found = performance_profile(standings, "middle", _FACTORS)
+    rows = [[arm, *(f"{share:.0%}" for share in shares)] for arm, shares in found.items()]
+    rows.sort(key=lambda row: [-float(cell.rstrip("%")) for cell in reversed(row[1:])])
+    return TextTable(["arm", *(f"within {factor:g}x" for factor in _FACTORS)], rows)
+
+
+def tuning(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]]) -> TextTable:
+    """The chosen setting of each arm on each workload. The last row has the processor time of all trials."""
+    arms = list(dict.fromkeys(place.arm for one in standings for place in one.places))
+    rows = []
+    for arm in arms:
+        places = [one.place(arm) for one in standings]
+        rows.append([arm, *("" if place is None else f"`{place.setting}`" for place in places)])
+    spent = [sum(trial.cpu_seconds for trial in trials.get(one.workload, ())) for one in standings]
+    cost = ["trials, seconds of one core", *(f"{seconds:.0f}" for seconds in spent)]
+    return TextTable(["arm", *(one.workload for one in standings)], [*rows, cost])
+
+
+def runs(one: Standing) -> TextTable:
+    """Mean error, its standard deviation over seeds, and compute of every arm at every length."""
+    lengths = find_workload(one.workload).lengths
+    rows = [[place.arm, *(_error(point) for point in place.points), f"{place.cpu_seconds:.1f}"] for place in one.places]
+    heading = ["error at compute", *(f"{length} epochs" for length in lengths), "seconds of the longest"]
+    return TextTable(heading, [row for row in rows if len(row) == len(heading)])
+
+
+def _error(arm: Arm) -> str:
+    spread = f" ± {100 * stdev(arm.errors):.2f}" if len(arm.errors) > 1 else ""
+    return f"{100 * arm.error:.2f}%{spread} at {arm.cost:.2f}"

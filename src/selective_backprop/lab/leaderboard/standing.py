@@ -49,15 +49,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Standing:
-    """All arms of a workload."""
+    """All arms of a workload, baselines first, then by their multiplier at the middle error."""
 
     workload: str
     targets: Mapping[str, float]
     places: tuple[Place, ...]
 
+    def place(self, arm: str) -> Place | None:
+        """The place of an arm; None if it was not run here."""
+        return next((place for place in self.places if place.arm == arm), None)
+
     def cost(self, arm: str, target: str) -> float | None:
         """Compute that an arm needs for a target error; None if it does not get there."""
-        place = next(place for place in self.places if place.arm == arm)
+        if (place := self.place(arm)) is None:
+            return None
         cost, bound = Frontier(place.points).cost_of(self.targets[target])
         return None if bound is Bound.MORE else cost
 

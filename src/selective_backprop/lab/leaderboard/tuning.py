@@ -19,7 +19,7 @@ from selective_backprop.lab.study import frontier
 from selective_backprop.lab.study.frontier import Bound, Frontier
 
 TUNING_SEED = 1_000
-"""First seed of trials. No run on the test set has it."""
+"""Seed of all trials. No run on the test set has it."""
 Chosen = dict[str, str]
 """The chosen setting of each arm."""
 
@@ -42,10 +42,9 @@ def tune(
     """
     by_name = {arm.name: arm for arm in arms}
     plain = by_name.pop(PLAIN)
-    seeds = range(TUNING_SEED, TUNING_SEED + workload.tuning_seeds)
 
     def cells(name: str, settings: Sequence[str], lengths: Sequence[int]) -> list[Cell]:
-        return [Cell(name, text, length, seed, True) for text in settings for length in lengths for seed in seeds]
+        return [Cell(name, text, length, TUNING_SEED, True) for text in settings for length in lengths]
 
     tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle]), data, store, show)
     chosen = {PLAIN: min(plain.trials, key=lambda text: fmean(_errors(tried, text)))}

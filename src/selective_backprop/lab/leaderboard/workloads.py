@@ -13,9 +13,6 @@ from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.data.wordnet import load_definitions
 from selective_backprop.lab.runs.recipes import Decay, Recipe
 
-HELD_OUT = 10_000
-"""Training examples that settings are chosen on. No run trains on them."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -32,28 +29,29 @@ class Workload:
     proxy: str
     """Network that scores for the others, and that reducible losses refer to."""
     label_noise: float = 0.0
-    tuning_seeds: int = 1
+    held_out: int = 10_000
+    """Training examples that settings are chosen on. No run trains on them."""
 
     @property
     def middle(self) -> int:
         """Length at which settings are chosen."""
         return self.lengths[len(self.lengths) // 2]
 
-    def load(self, data_dir: Path, *, held_out: bool) -> ImageSet:
+    def load(self, data_dir: Path | None, *, held_out: bool) -> ImageSet:
         """Load the training part, with the test set or, to choose settings, with held-out training examples."""
         name = self.recipe.dataset
         full = (
-            load_definitions(data_dir)
+            load_definitions(data_dir or ".")
             if name == "wordnet"
             else load_images(name, data_dir=data_dir, image_size=self.recipe.image_size)
         )
         order = torch.randperm(len(full.train_labels), generator=torch.Generator().manual_seed(0))
-        if len(order) < self.train_size + HELD_OUT:
+        if len(order) < self.train_size + self.held_out:
             raise ValueError(
-                f"{name} has {len(order)} training examples, but {self.train_size} to train on and {HELD_OUT} to "
+                f"{name} has {len(order)} training examples, but {self.train_size} to train on and {self.held_out} to "
                 "choose settings are needed"
             )
-        train, validation = order[: self.train_size], order[-HELD_OUT:]
+        train, validation = order[: self.train_size], order[-self.held_out :]
         part = dataclasses.replace(full, train_images=full.train_images[train], train_labels=full.train_labels[train])
         if not held_out:
             return part
@@ -83,16 +81,15 @@ _LENGTHS = (1, 2, 3, 4, 6)
 WORKLOADS: dict[str, Workload] = {
     "mnist": Workload(
         title="MNIST, 14x14, 20,000 examples, strided CNN",
-        recipe=_images("mnist"),
+        recipe=_images("mnist", lr=0.3),
         train_size=20_000,
         lengths=_LENGTHS,
         seeds=8,
         proxy="strided_cnn_tiny",
-        tuning_seeds=2,
     ),
     "fashion": Workload(
         title="Fashion-MNIST, 14x14, 20,000 examples, strided CNN",
-        recipe=_images("fashion_mnist", flip=True),
+        recipe=_images("fashion_mnist", flip=True, lr=0.2),
         train_size=20_000,
         lengths=_LENGTHS,
         seeds=5,
@@ -100,7 +97,7 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "svhn": Workload(
         title="SVHN (re-cropped), 16x16, 20,000 examples, strided CNN",
-        recipe=_images("svhn", image_size=16, padding=2),
+        recipe=_images("svhn", image_size=16, padding=2, lr=0.2),
         train_size=20_000,
         lengths=(2, 3, 4, 6, 8),
         seeds=5,
@@ -108,7 +105,7 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "mnist-noisy": Workload(
         title="MNIST with 10% wrong labels, 14x14, 20,000 examples, strided CNN",
-        recipe=_images("mnist"),
+        recipe=_images("mnist", lr=0.3),
         train_size=20_000,
         lengths=_LENGTHS,
         seeds=5,
@@ -116,34 +113,45 @@ WORKLOADS: dict[str, Workload] = {
         label_noise=0.1,
     ),
     "cifar10": Workload(
-        title="CIFAR-10, 32x32, 3,000 examples, augmented, wide strided CNN",
+        title="CIFAR-10, 32x32, 2,000 examples, augmented, wide strided CNN",
         recipe=_images("cifar10", image_size=32, padding=2, flip=True, model="strided_cnn_wide").with_(
             lr=0.05, batch_size=32, weight_decay=1e-4
         ),
-        train_size=3_000,
+        train_size=2_000,
         lengths=(6, 9, 12, 18, 30),
         seeds=5,
         proxy="strided_cnn_tiny",
     ),
     "text": Workload(
-        title="WordNet's definitions by topic, 64 bytes, 5,000 examples, byte transformer",
+        title="WordNet's definitions by topic, 64 bytes, 4,000 examples, byte transformer",
         recipe=_images("wordnet", image_size=None, model="byte_transformer", padding=0).with_(
-            optimizer="adamw", lr=0.003, weight_decay=0.05, batch_size=64
+            optimizer="adamw", lr=0.006, weight_decay=0.05, batch_size=64
         ),
-        train_size=5_000,
+        train_size=4_000,
         lengths=_LENGTHS,
         seeds=5,
         proxy="byte_transformer_tiny",
     ),
     "resnet": Workload(
-        title="SVHN (re-cropped), 16x16, 2,000 examples, ResNet-20",
-        recipe=_images("svhn", image_size=16, padding=2, model="resnet20", batch_size=32, lr=0.02),
+        title="SVHN (re-cropped), 16x16, 2,000 examples, ResNet-20 of half width",
+        recipe=_images("svhn", image_size=16, padding=2, model="resnet20_narrow", batch_size=32, lr=0.02),
         train_size=2_000,
         lengths=(3, 4, 5, 6, 8),
         seeds=5,
-        proxy="strided_cnn",
+        proxy="strided_cnn_tiny",
     ),
 }
+
+
+DIGITS = Workload(
+    title="scikit-learn's digits, 8x8, 1,000 examples, strided CNN: to try the leaderboard out in a minute",
+    recipe=_images("digits", image_size=None, padding=0, batch_size=32),
+    train_size=1_000,
+    lengths=(1, 2, 3),
+    seeds=2,
+    proxy="strided_cnn_tiny",
+    held_out=400,
+)
 
 
 def find_workload(name: str) -> Workload:
@@ -152,8 +160,9 @@ def find_workload(name: str) -> Workload:
     >>> find_workload("mnist").middle
     3
     """
-    if name not in WORKLOADS:
-        nearest = difflib.get_close_matches(name, WORKLOADS, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(WORKLOADS)}"
+    known = WORKLOADS | {"digits": DIGITS}
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
         raise ValueError(f"there is no workload {name!r}: {hint}")
-    return WORKLOADS[name]
+    return known[name]

@@ -58,6 +58,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_resnet": small_resnet,
     "small_resnet_gn": partial(small_resnet, norm="group"),
     "resnet20": resnet20,
+    "resnet20_narrow": partial(cifar_resnet, 20, width=8),
     "resnet20_gn": partial(resnet20, norm="group"),
     "resnet32": resnet32,
     "resnet44": resnet44,

@@ -1,0 +1,139 @@
+import json
+
+import pytest
+
+from selective_backprop.lab.leaderboard.arms import ARMS, TRIALS, own_arm
+from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
+from selective_backprop.lab.leaderboard.running import run_cell, run_missing, settings_of, shuffled_by_seed
+from selective_backprop.lab.leaderboard.tuning import tune
+from selective_backprop.lab.leaderboard.workloads import DIGITS, WORKLOADS, find_workload
+from selective_backprop.lab.runs.choices import make_method
+from tests.lab.command_line import run, text_of
+
+PLAIN = Cell("plain", "traditional:rate=1", 1, 0, False)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return DIGITS.load(None, held_out=True)
+
+
+def test_every_arm_tries_equally_many_settings_that_all_can_be_made():
+    for workload in WORKLOADS.values():
+        for arm in ARMS.values():
+            assert len(arm.trials) == TRIALS == len(set(arm.trials))
+            for text in arm.trials:
+                settings = settings_of(workload, Cell(arm.name, text, workload.middle, 0, True))
+                make_method(settings.method, settings.selectivity, settings.options)
+
+
+def test_held_out_examples_are_never_trained_on():
+    held_out, tested = DIGITS.load(None, held_out=True), DIGITS.load(None, held_out=False)
+    assert held_out.fingerprint["train"] == tested.fingerprint["train"]
+    seen = {image.numpy().tobytes() for image in held_out.train_images}
+    assert len(held_out.test_labels) == 400
+    assert not seen & {image.numpy().tobytes() for image in held_out.test_images}
+
+
+def test_a_cell_can_be_made_again_with_the_same_numbers(digits):
+    first, second = (run_cell(DIGITS, PLAIN, digits) for _ in range(2))
+    assert (first.error, first.compute) == (second.error, second.compute)
+    assert first.compute == 1.0
+    assert 0 < first.error < 0.5
+
+
+def test_a_proxy_counts_at_its_share(digits):
+    own = run_cell(DIGITS, Cell("own", "top_k@0.5", 2, 0, False), digits)
+    proxied = run_cell(DIGITS, Cell("proxy", "top_k@0.5:proxy=strided_cnn_tiny", 2, 0, False), digits)
+    assert own.compute == pytest.approx(2 * (1 / 3 + 1 / 2), rel=0.02)
+    # A network of half the width costs about a quarter per pass, and learns from every fourth batch: 1/4 + 3/16.
+    assert 1 < proxied.compute < own.compute
+
+
+def test_what_is_recorded_is_not_run_again(digits, tmp_path):
+    cells = [PLAIN, Cell("SB", "sb@0.5", 1, 0, False)]
+    shown = []
+    store = Store(tmp_path / "digits.jsonl")
+    first = run_missing(DIGITS, cells, digits, store, lambda outcome, left: shown.append(left))
+    assert sorted(shown) == [0, 1]
+    again = run_missing(DIGITS, cells, digits, Store(tmp_path / "digits.jsonl"), lambda *_: pytest.fail("ran again"))
+    assert [run.cell for run in again] == cells
+    assert [run.error for run in again] == pytest.approx([run.error for run in first], abs=1e-6)
+    line = json.loads((tmp_path / "digits.jsonl").read_text().splitlines()[0])
+    assert {"commit", "torch", "cpu", "threads", "date"} <= line["made"].keys()
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    file = tmp_path / "digits.jsonl"
+    Store(file).add(Outcome(PLAIN, 0.1, 1.0, 2.0, 2.0))
+    with file.open("a") as records:
+        records.write('{"cell": {"arm": "plain"}}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .*digits.jsonl is no record of a run"):
+        Store(file)
+
+
+def test_a_run_that_shared_its_core_is_disturbed():
+    assert Outcome(PLAIN, 0.1, 1.0, 2.0, 1.99).undisturbed
+    assert not Outcome(PLAIN, 0.1, 1.0, 2.0, 1.5).undisturbed
+
+
+def test_seeds_come_one_after_the_other_in_a_drawn_order():
+    cells = [Cell(arm, arm, 1, seed, False) for seed in (1, 0) for arm in "abcdefgh"]
+    ordered = shuffled_by_seed(cells)
+    assert [cell.seed for cell in ordered] == [0] * 8 + [1] * 8
+    assert ordered == shuffled_by_seed(reversed(cells))
+    assert [cell.arm for cell in ordered[:8]] != [cell.arm for cell in ordered[8:]]
+
+
+def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path):
+    store = Store(tmp_path / "tuning.jsonl")
+    arms = [ARMS["plain"], own_arm(["mine=random@0.5:rate=1", "random@0.01:rate=0.001"])]
+    chosen = tune(DIGITS, arms, digits, store)
+    assert chosen["mine"] == "random@0.5:rate=1"  # the other one learns nothing
+    assert chosen["plain"] in ARMS["plain"].trials
+    assert chosen["ledger, default"] == chosen["plain"].replace("traditional", "ledger")
+    assert {cell.seed for cell in store.outcomes} == {1000}
+
+
+def test_the_commands_tune_run_and_show(tmp_path):
+    records, page = tmp_path / "board", tmp_path / "page.md"
+    arm = ("--arm", "mine=random@0.5")
+    baseline = ("--arm", "repeated random=repeated_random@0.5")
+    common = ("--records", records)
+    for chosen in (arm, baseline):
+        assert run("leaderboard", "tune", "digits", *common, *chosen).returncode == 0
+    result = run("leaderboard", "run", "digits", *common)
+    assert result.returncode == 0, text_of(result)
+    again = run("leaderboard", "run", "digits", *common)
+    assert "runs left" not in text_of(again)
+    page.write_text("# Mine\n<!-- leaderboard -->\n<!-- /leaderboard -->\nThe end.\n")
+    shown = run("leaderboard", "show", records, "--into", page, "--figures", tmp_path / "charts")
+    assert shown.returncode == 0, text_of(shown)
+    text = page.read_text()
+    assert "### Lossless" in text
+    assert "| mine |" in text
+    assert text.endswith("The end.\n")
+    assert (tmp_path / "charts" / "leaderboard-digits.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tune", "mnst"), "there is no workload 'mnst': did you mean mnist?"),
+        (("run", "digits"), "does not exist, so no settings are chosen: run leaderboard tune digits first"),
+        (("show", "nowhere"), "nowhere holds no runs of the leaderboard"),
+        (("tune", "digits", "--arm", "sb@0.5"), "give your arm a name, as in mine=sb@0.5"),
+        (("tune", "digits", "--arm", "mine=sb:rate=-1"), "rate must be a positive factor on the learning rate, got -1"),
+    ],
+)
+def test_mistakes_are_told_plainly(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("leaderboard", *arguments)
+    assert result.returncode == 2
+    assert message in text_of(result)
+
+
+def test_workloads_are_found_by_name():
+    assert find_workload("digits") is DIGITS
+    assert all(workload.lengths == tuple(sorted(workload.lengths)) for workload in WORKLOADS.values())
+    assert all(len(workload.lengths) >= 5 and workload.seeds >= 5 for workload in WORKLOADS.values())

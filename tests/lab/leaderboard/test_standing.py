@@ -1,0 +1,97 @@
+import math
+
+import pytest
+
+from selective_backprop.lab.leaderboard.standing import performance_profile, ratio, standing
+from selective_backprop.lab.study.frontier import Arm, Bound, Frontier
+from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
+
+
+def frontier(*points):
+    return Frontier([Arm((error,), (cost,)) for cost, error in points])
+
+
+def on_board(*arms, **more):
+    baselines = [*outcomes("plain", PLAIN, **more), *outcomes("repeated random", RANDOM, **more)]
+    return standing("digits", [*baselines, *(run for arm in arms for run in arm)])
+
+
+def test_half_the_compute_at_every_error_is_a_multiplier_of_two():
+    halved = [(length, compute / 2, error) for length, compute, error in PLAIN]
+    place = on_board(outcomes("fast", halved)).place("fast")
+    assert {target: interval.multiple.value for target, interval in place.plain.items()} == {
+        "cheap": pytest.approx(2),
+        "middle": pytest.approx(2),
+        "lossless": pytest.approx(2),
+    }
+
+
+def test_the_arm_that_is_plain_training_again_has_a_multiplier_of_one():
+    place = on_board(outcomes("same", PLAIN)).place("same")
+    assert all(interval.multiple.value == pytest.approx(1) for interval in place.plain.values())
+    assert all(interval.multiple.bound is Bound.EXACT for interval in place.plain.values())
+
+
+def test_both_baselines_count_and_the_stronger_one_decides():
+    # Random subsets reach every error with half of plain training's compute here, so M against them is half as large.
+    random = [(length, compute / 2, error) for length, compute, error in PLAIN]
+    fast = [(length, compute / 4, error) for length, compute, error in PLAIN]
+    runs = [*outcomes("plain", PLAIN), *outcomes("repeated random", random), *outcomes("fast", fast)]
+    place = standing("digits", runs).place("fast")
+    assert place.plain["middle"].multiple.value == pytest.approx(4)
+    assert place.random["middle"].multiple.value == pytest.approx(2)
+    assert place.against_both("middle") is place.random["middle"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "arm", "error", "expected"),
+    [
+        # never reached by the arm: M is at most plain's compute over the arm's largest
+        ([(1, 0.4), (4, 0.1)], [(1, 0.4), (2, 0.3)], 0.1, (2.0, Bound.LESS)),
+        # never reached by plain training: M is at least its largest compute over the arm's
+        ([(1, 0.4), (4, 0.2)], [(1, 0.4), (2, 0.1)], 0.1, (2.0, Bound.MORE)),
+        # reached by the arm's shortest run already
+        ([(1, 0.4), (4, 0.1)], [(1, 0.05)], 0.1, (4.0, Bound.MORE)),
+    ],
+)
+def test_outside_of_a_curve_there_are_only_bounds(plain, arm, error, expected):
+    found = ratio(frontier(*plain), frontier(*arm), error)
+    assert (pytest.approx(found.value), found.bound) == expected
+
+
+def test_nothing_is_known_where_neither_side_reaches_the_error():
+    assert ratio(frontier((1, 0.4)), frontier((1, 0.4)), 0.1) is None
+
+
+def test_intervals_hold_the_multiplier_and_shrink_to_it_without_spread():
+    halved = [(length, compute / 2, error) for length, compute, error in PLAIN]
+    sure = on_board(outcomes("fast", halved)).place("fast").plain["middle"]
+    assert sure.low.value == pytest.approx(sure.high.value) == pytest.approx(2)
+    unsure = on_board(outcomes("fast", halved, spread=0.04), spread=0.04).place("fast").plain["middle"]
+    assert unsure.low.value < 2 < unsure.high.value
+
+
+def test_one_seed_has_no_interval():
+    interval = on_board(outcomes("fast", PLAIN, seeds=1)).place("fast").plain["middle"]
+    assert interval.low is None
+
+
+def test_without_a_baseline_nothing_is_compared():
+    with pytest.raises(ValueError, match="digits has no runs of plain or of repeated random"):
+        standing("digits", outcomes("plain", PLAIN))
+
+
+def test_the_profile_counts_workloads_near_the_best():
+    fast = [(length, compute / 2, error) for length, compute, error in PLAIN]
+    one = on_board(outcomes("fast", fast))
+    other = on_board(outcomes("fast", [(length, 1.5 * compute, error) for length, compute, error in PLAIN]))
+    profile = performance_profile([one, other], "middle", [1.0, 1.6, 2.0])
+    assert profile["fast"] == [0.5, 1.0, 1.0]
+    assert profile["plain"] == [0.5, 0.5, 1.0]
+
+
+def test_an_arm_that_never_gets_there_is_never_near():
+    poor = on_board(outcomes("poor", [(1, 1.0, 0.5), (2, 2.0, 0.45), (4, 4.0, 0.44)]))
+    assert performance_profile([poor], "middle", [math.inf])["poor"] == [1.0]
+    assert performance_profile([poor], "middle", [1e9])["poor"] == [0.0]
+    assert poor.cost("poor", "middle") is None
