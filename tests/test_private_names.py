@@ -16,6 +16,10 @@ BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 ALLOWED = {
     ("integrations/keras/__init__.py", "_selective_backprop"): "our attribute of a Keras model, which saves it",
     ("integrations/keras/scoring.py", "_keras_mask"): "where Keras keeps the mask of an output",
+    (
+        "integrations/keras/training_losses.py",
+        "_metrics",
+    ): "the metrics of a Keras model, which take no more once built",
     ("integrations/lightning.py", "_process_dataloader"): "Lightning's own preparation of a loader, with its samplers",
     ("integrations/lightning.py", "_pytree"): "tree_map of torch, which torch 2.6 has under no public name",
     ("integrations/transformers.py", "_get_num_items_in_batch"): "how Trainer counts what a loss is the mean of",

@@ -8,9 +8,21 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
 import keras
+import numpy as np
 
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
-from tests.integrations.keras_run import METHODS, Watch, arrays, fit, make_model, same_state, state_of
+from selective_backprop.integrations.keras.scoring import PerExampleLosses
+from tests.integrations.keras_run import (
+    METHODS,
+    Watch,
+    arrays,
+    check_same_as_torch,
+    fit,
+    make_model,
+    same_state,
+    small_model,
+    state_of,
+)
 
 DATA = arrays(208)  # in full batches: every shape has to be compiled
 
@@ -23,20 +35,50 @@ def check_selectivity_1():
     assert dataset.loader.stats.scored == 416 and len(watch.ids) == 26
 
 
-def check_sb_and_resume(folder, *, ahead):
+def check_recorded_losses_leave_no_trace():
+    plain = make_model()
+    history = plain.fit(*DATA, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    model, dataset, _ = fit("ledger_everything", data=DATA, epochs=2, shuffle=False)
+    assert same_state(model, plain)
+    assert {name: model.history.history[name] for name in history} == history
+    assert not dataset.loader.ledger.loss.isnan().any()
+
+
+def check_weights_and_validation_split():
+    """As on torch, to the bit: weights of classes, own weights times the method's, and a split."""
+    plain = small_model()
+    options = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = plain.fit(*DATA, class_weight={3: 4.0}, validation_split=0.46, **options).history
+    model = small_model()
+    splitting = {"class_weight": {3: 4.0}, "validation_split": 0.46, "shuffle": False}  # 112 and 96
+    dataset = SelectiveDataset(model, *DATA, method=METHODS["everything"], batch_size=16, num_epochs=2, **splitting)
+    model.fit(dataset, epochs=2, validation_data=dataset.validation_data, validation_batch_size=16, verbose=0)
+    assert same_state(model, plain)
+    assert {name: model.history.history[name] for name in history} == history
+    own = np.linspace(0.5, 2, 208, dtype=np.float32)
+    still = small_model(optimizer=keras.optimizers.SGD(0.0))
+    _, dataset, watch = fit("infobatch", model=still, data=(*DATA, own), epochs=2)
+    assert any((weights > 1).any() for weights in watch.weights)
+    np.testing.assert_allclose(dataset.loader.ledger.loss, PerExampleLosses(still)((*DATA, own)), rtol=1e-5)
+
+
+def check_resume(folder, method, *, ahead):
     name = str(folder / "{epoch}-{batch}.weights.h5")
-    checkpoint = keras.callbacks.ModelCheckpoint(name, save_freq=3, save_weights_only=True)
-    model, dataset, watch = fit("sb", data=DATA, callbacks=[checkpoint])
+    # By training losses, more steps are taken.
+    checkpoint = keras.callbacks.ModelCheckpoint(name, save_freq=3 if method == "sb" else 8, save_weights_only=True)
+    model, dataset, watch = fit(method, data=DATA, callbacks=[checkpoint])
     assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1)
     stats = dataset.loader.stats
-    assert stats.offered == stats.scored + stats.skipped_before_loading == 624
-    assert abs(dataset.loader.stats.selectivity - 0.4) < 0.08  # 4 standard deviations
-    assert max(watch.ahead) == ahead and (ahead or max(watch.queued) < 16)
+    assert stats.offered == 624 and max(watch.ahead) == ahead
+    if method == "sb":
+        assert stats.scored + stats.skipped_before_loading == 624
+        assert abs(stats.selectivity - 0.4) < 0.08  # 4 standard deviations
+        assert ahead or max(watch.queued) < 16
     paths = sorted(folder.iterdir())
     assert len(paths) >= 4
     for path in paths:
         resumed = make_model()
-        dataset = SelectiveDataset(resumed, *DATA, method=METHODS["sb"], batch_size=16, num_epochs=3)
+        dataset = SelectiveDataset(resumed, *DATA, method=METHODS[method], batch_size=16, num_epochs=3)
         resumed.optimizer.build(resumed.trainable_variables)
         resumed.load_weights(path)
         try:
@@ -81,9 +123,13 @@ def main():
     check_selectivity_1()
     check_no_trace()
     check_refused()
+    check_recorded_losses_leave_no_trace()
+    check_weights_and_validation_split()
     for ahead in (0, 1):
-        (folder / f"{ahead}").mkdir()
-        check_sb_and_resume(folder / f"{ahead}", ahead=ahead)
+        for method in ("sb", "infobatch"):
+            (folder / f"{method}{ahead}").mkdir()
+            check_resume(folder / f"{method}{ahead}", method, ahead=ahead)
+        check_same_as_torch("ledger")
         # Keras asks this to decide on loading a batch ahead, as it does on a GPU.
         jax.default_backend = lambda: "gpu"
     check_selectivity_1()

@@ -9,6 +9,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 import numpy as np
+import torch
 
 import selective_backprop as sb
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
@@ -21,6 +22,10 @@ METHODS = {
     "stale": sb.stale_selective_backprop(0.4, every=2, history_size=64),
     "random": sb.random_backprop(0.4),
     "unbiased": sb.selective_backprop(0.4, unbiased=True, history_size=64),
+    "ledger": sb.ledger_backprop(),
+    "ledger_everything": sb.ledger_backprop(1.0),
+    "infobatch": sb.infobatch(until=1),
+    "ledger_unbiased": sb.ledger_backprop(0.4, unbiased=True, max_age=2, history_size=64),
 }
 
 
@@ -49,6 +54,49 @@ def make_model(dropout_seed=None, **options):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"], **options)
     return model
+
+
+def small_model(kind=keras.Sequential, **options):
+    """Without anything random, so that torch can train its twin."""
+    keras.utils.set_random_seed(0)
+    model = kind([keras.Input((64,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": keras.optimizers.SGD(0.1), "loss": loss, **options})
+    return model
+
+
+def run_of_torch(method, weights, *, epochs, count=203):
+    """Train the twin of the small model with SelectiveLoader itself: ids and weights of each batch, and the loader."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    with torch.no_grad():
+        for parameter, array in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(torch.tensor(array.T))
+    order = torch.Generator().manual_seed(0)
+    train_loader = torch.utils.data.DataLoader(digits(count), 16, shuffle=True, generator=order)
+    loader = sb.SelectiveLoader(train_loader, model, torch.nn.CrossEntropyLoss(), method, num_epochs=epochs)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = []
+    for _ in range(epochs):
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            batches.append((loader.batch.ids.tolist(), loader.batch.weights.numpy()))
+    return batches, loader
+
+
+def check_same_as_torch(name, *, epochs=4):
+    """By training losses, Keras selects the very examples that SelectiveLoader selects in a loop of torch."""
+    model = small_model()
+    expected, loader = run_of_torch(METHODS[name], model.get_weights(), epochs=epochs)
+    _, dataset, watch = fit(name, model=model, epochs=epochs)
+    assert watch.ids == [ids for ids, _ in expected]
+    for weights, (_, others) in zip(watch.weights, expected, strict=True):
+        np.testing.assert_allclose(weights, others, rtol=1e-6)
+    stats = dataset.loader.stats
+    assert stats.scored == 0 and stats.trained == loader.stats.trained < stats.offered == loader.stats.offered
+    torch.testing.assert_close(dataset.loader.ledger.loss, loader.ledger.loss, atol=2e-6, rtol=0)
+    return dataset
 
 
 class Watch(keras.callbacks.Callback):

@@ -17,7 +17,18 @@ import keras
 import selective_backprop as sb
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
 from selective_backprop.integrations.keras.scoring import PerExampleLosses
-from tests.integrations.keras_run import METHODS, Replay, Watch, arrays, fit, make_model, same_state, state_of
+from tests.integrations.keras_run import (
+    METHODS,
+    Replay,
+    Watch,
+    arrays,
+    check_same_as_torch,
+    fit,
+    make_model,
+    same_state,
+    small_model,
+    state_of,
+)
 from tests.processes import ENVIRONMENT, ROOT
 
 # Keras' own, when it turns torch tensors into arrays.
@@ -127,8 +138,12 @@ def test_a_pydataset_in_batches_of_another_size():
     assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1) and len(watch.ids) == 13
 
 
-def test_kath18_starts_when_it_pays_by_scoring_now_and_then():
-    _, dataset, _ = fit(sb.kath18(3, threshold=1.07), candidate_batch_size=48, epochs=8)
+@pytest.mark.parametrize("by", ["training losses", "scoring now and then"])
+def test_kath18_starts_when_it_pays_by(by):
+    batches = np.split(np.arange(203), range(48, 203, 48))
+    data = arrays() if by == "training losses" else (Replay(batches),)
+    sizes = {"candidate_batch_size": 48} if by == "training losses" else {}
+    _, dataset, _ = fit(sb.kath18(3, threshold=1.07), data=data, epochs=8, **sizes)
     stats = dataset.loader.stats
     assert dataset.loader.schedule.tau > 1.07
     assert 48 < stats.scored < stats.offered and stats.trained < stats.offered
@@ -166,7 +181,12 @@ def test_what_is_logged_and_the_learning_rate_by_progress():
 
 
 @pytest.mark.parametrize(
-    ("save_freq", "name", "method"), [(3, "{epoch}-{batch}.weights.h5", "sb"), ("epoch", "{epoch}.keras", "stale")]
+    ("save_freq", "name", "method"),
+    [
+        (3, "{epoch}-{batch}.weights.h5", "sb"),
+        ("epoch", "{epoch}.keras", "stale"),
+        (9, "{epoch}-{batch}.weights.h5", "infobatch"),
+    ],
 )
 def test_any_checkpoint_of_keras_resumes_exactly(save_freq, name, method, tmp_path):
     checkpoint = keras.callbacks.ModelCheckpoint(
@@ -254,6 +274,249 @@ def test_an_epoch_without_a_full_batch_goes_together_with_the_next():
     )
     assert dataset.loader.stats.offered == 120 and dataset.loader.stats.queued == 0
     assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1) and 0 < len(watch.ids) < 6
+
+
+# ---- training losses
+
+
+@pytest.mark.parametrize("method", ["ledger", "infobatch", "ledger_unbiased"])
+def test_training_losses_select_what_they_select_in_torch(method):
+    check_same_as_torch(method)
+
+
+def noisy_loss(y_true, y_pred):
+    """Draws from torch's global random state, as dropout does, and returns one loss per example."""
+    noise = keras.random.uniform(keras.ops.shape(y_pred), seed=keras.random.SeedGenerator(int(torch.randint(99, ()))))
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred + noise, from_logits=True)
+
+
+@pytest.mark.parametrize("loss", [None, noisy_loss])
+def test_recording_losses_leaves_no_trace(loss):
+    def model():
+        made = make_model()
+        if loss is not None:
+            made.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
+        return made
+
+    expected = model()
+    history = expected.fit(*arrays(), batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    recorded, dataset, _ = fit("ledger_everything", model=model(), epochs=2, shuffle=False)
+    assert same_state(recorded, expected)
+    assert {name: recorded.history.history[name] for name in history} == history
+    assert not dataset.loader.ledger.loss.isnan().any()
+    assert sorted(recorded.evaluate(*arrays(40), return_dict=True, verbose=0)) == ["accuracy", "loss"]
+
+
+def test_files_with_recorded_losses_are_keras_own(tmp_path):
+    model, *_ = fit("ledger", model=small_model(), epochs=2)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    plain_model = small_model()
+    plain_model.optimizer.build(plain_model.trainable_variables)
+    plain_model.load_weights(tmp_path / "model.weights.h5")
+    assert same_state(plain_model, model)
+    assert same_state(keras.models.load_model(tmp_path / "model.keras"), model)
+    before = small_model()
+    before.save_weights(tmp_path / "before.weights.h5")
+    SelectiveDataset(model, *arrays(), method=METHODS["ledger"], num_epochs=1)
+    model.load_weights(tmp_path / "before.weights.h5")  # of a model without a data set
+    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), before.get_weights(), strict=True))
+
+
+def test_a_plain_fit_and_evaluations_in_between_change_nothing():
+    class Evaluate(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.evaluate(*arrays(40), batch_size=40, verbose=0)
+
+    expected = fit("ledger", model=small_model())[2].ids
+    model = small_model()
+    weights = model.get_weights()
+    SelectiveDataset(model, *arrays(), method=METHODS["infobatch"], batch_size=8, num_epochs=1, loss_fn="mae")
+    dataset = SelectiveDataset(model, *arrays(), method=METHODS["ledger"], batch_size=16, num_epochs=3)
+    model.fit(*arrays(), batch_size=64, verbose=0)
+    model.set_weights(weights)
+    watch = Watch(dataset)
+    model.fit(dataset, epochs=3, callbacks=[Evaluate(), watch], verbose=0)  # without a SelectionCallback
+    assert watch.ids == expected
+    assert len(model.metrics) == 2  # the loss and one more, although there were two data sets
+    SelectiveDataset(model, *arrays(), method=METHODS["sb"], num_epochs=1)
+    assert len(model.metrics) == 1 and "compute_loss" not in vars(model)
+
+
+def test_the_loss_of_the_last_compile_counts():
+    model = small_model(loss="mae")
+    dataset = SelectiveDataset(model, *arrays(), method=METHODS["ledger"], batch_size=16, num_epochs=3)
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    watch = Watch(dataset)
+    model.fit(dataset, epochs=3, callbacks=[watch, SelectionCallback(dataset)], verbose=0)
+    assert watch.ids == fit("ledger", model=small_model())[2].ids
+
+
+class OwnStep(keras.Sequential):
+    """As Keras' guide to custom training steps has it."""
+
+    def train_step(self, data):
+        x, y, *weights = data
+        y_pred = self(x, training=True)
+        loss = self.own_loss(y, y_pred, *weights)
+        self.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            self.optimizer.apply([weight.value.grad for weight in self.trainable_weights], self.trainable_weights)
+        return {"loss": loss}
+
+    def own_loss(self, y, y_pred, sample_weight=None):
+        return self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
+
+
+class OwnComputeLoss(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+@pytest.mark.parametrize("kind", [OwnStep, OwnComputeLoss])
+def test_models_with_steps_and_losses_of_their_own(kind):
+    assert fit("infobatch", model=small_model(kind))[2].ids == fit("infobatch", model=small_model())[2].ids
+
+
+def test_models_that_keep_losses_to_themselves_are_refused():
+    class WithoutLoss(OwnStep):
+        def own_loss(self, y, y_pred, sample_weight=None):
+            return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+    class WithoutTraining(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return super().compute_loss(x, y, y_pred, sample_weight)
+
+    class OwnMetrics(keras.Sequential):
+        @property
+        def metrics(self):
+            return []
+
+    with pytest.raises(RuntimeError, match=r"let the model's train_step call self\.compute_loss"):
+        fit("ledger", model=small_model(WithoutLoss))
+    with pytest.raises(TypeError, match="give it the argument training=True"):
+        fit("ledger", model=small_model(WithoutTraining))
+    model = small_model(OwnMetrics)
+    with pytest.raises(TypeError, match=r"\[\*super\(\)\.metrics"):
+        fit("ledger", model=model)
+    assert "compute_loss" not in vars(model)
+    fit("sb", model=model, epochs=1)  # which needs no training losses
+
+
+def test_a_training_loss_that_is_not_finite_stops_at_once():
+    x, y = arrays()
+    x = x.copy()
+    x[7] = np.nan
+    with pytest.raises(ValueError, match=r"training loss is nan for the examples with ids \[7\]"):
+        fit("ledger", model=small_model(), data=(x, y), shuffle=False)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model, dataset, _ = fit("ledger", model=small_model())
+    finally:
+        keras.config.set_dtype_policy("float32")
+    exact = fit("ledger", model=small_model())[1].loader.ledger.loss
+    assert model.compute_dtype == policy.removeprefix("mixed_")
+    assert (dataset.loader.ledger.loss - exact).abs().mean() < 0.02  # losses are about 1
+
+
+# ---- weights
+
+
+def test_own_sample_weights_and_those_of_the_method_are_multiplied():
+    own = np.linspace(0.5, 2, 203, dtype=np.float32)
+    model, dataset, watch = fit("infobatch", model=small_model(), data=(*arrays(), own), epochs=2)
+    assert any((weights > 1).any() for weights in watch.weights)
+    products = [weights * own[ids] for ids, weights in zip(watch.ids, watch.weights, strict=True)]
+    expected = small_model()
+    expected.fit(Replay(watch.ids, products), shuffle=False, verbose=0)
+    assert same_state(model, expected)
+    # A learning rate of 0 keeps the model as it is, so that its losses can be computed afterwards.
+    still = small_model(optimizer=keras.optimizers.SGD(0.0))
+    _, dataset, watch = fit("infobatch", model=still, data=(*arrays(), own), epochs=2)
+    assert any((weights > 1).any() for weights in watch.weights)
+    np.testing.assert_allclose(dataset.loader.ledger.loss, losses_of(still, *arrays(), own), rtol=1e-6)
+
+
+def test_weights_of_tokens_and_those_of_the_method_are_multiplied():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6, 3)), keras.layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(48, 6, 3)), draw.integers(4, size=(48, 6))
+    own = draw.uniform(size=(48, 6)).astype(np.float32)
+    _, dataset, watch = fit("infobatch", model=model, data=(x, y, own), epochs=2)
+    assert any((weights > 1).any() for weights in watch.weights)
+    np.testing.assert_allclose(dataset.loader.ledger.loss, losses_of(model, x, y, own), rtol=1e-5)
+
+
+def test_class_weight_is_keras_own_to_the_bit():
+    weights = {0: 3.0, 4: 0.25}
+    expected, history = plain(*arrays(), batch_size=16, class_weight=weights)
+    for data in (arrays(), (Replay(np.split(np.arange(203), range(16, 203, 16))),)):
+        size = None if len(data) == 1 else 16
+        model, *_ = fit("everything", data=data, class_weight=weights, shuffle=False, batch_size=size)
+        assert same_state(model, expected)
+        assert model.history.history["loss"] == history["loss"]
+    one_hot = (arrays()[0], np.eye(10, dtype=np.float32)[arrays()[1]])
+    for loss, data in (("mse", one_hot), ("mae", (arrays()[0], arrays()[1][:, None]))):
+        model, expected = small_model(loss=loss), small_model(loss=loss)
+        expected.fit(*data, batch_size=16, class_weight=weights, shuffle=False, verbose=0)
+        fit("everything", model=model, data=data, class_weight=weights, shuffle=False, epochs=1)
+        assert same_state(model, expected)
+
+
+def test_class_weight_counts_in_scores_and_goes_with_the_weights_of_a_method():
+    weights = {label: 100.0 * (label == 3) for label in range(10)}
+    _, _, watch = fit(sb.top_k(0.25), class_weight=weights, candidate_batch_size=64, epochs=1)
+    labels = arrays()[1]
+    trained = [labels[id_] for ids in watch.ids for id_ in ids]
+    assert np.mean(np.equal(trained, 3)) > 2 * np.mean(labels == 3)
+    model, _, watch = fit("infobatch", model=small_model(), class_weight={3: 2.0}, epochs=2)
+    products = [
+        part * (1 + (labels[ids] == 3)).astype(np.float32) for ids, part in zip(watch.ids, watch.weights, strict=True)
+    ]
+    expected = small_model()
+    expected.fit(Replay(watch.ids, products), shuffle=False, verbose=0)
+    assert same_state(model, expected)
+
+
+def test_class_weight_of_fit_weights_training_but_not_scores():
+    ids = fit("sb", epochs=1)[2].ids
+    _, dataset, watch = fit("sb", epochs=1, fit_options={"class_weight": {3: 2.0}})
+    assert watch.ids[0] == ids[0] and dataset.loader.stats.offered == 203
+    _, dataset, _ = fit("ledger", model=small_model(optimizer="sgd"), epochs=1, fit_options={"class_weight": {3: 0.0}})
+    assert (dataset.loader.ledger.loss > 0).all()
+
+
+def test_validation_split_is_keras_own_to_the_bit():
+    expected, history = plain(*arrays(), batch_size=16, validation_split=0.3, validation_batch_size=32)
+    model = make_model()
+    dataset = SelectiveDataset(
+        model, *arrays(), method=METHODS["everything"], batch_size=16, num_epochs=3, validation_split=0.3, shuffle=False
+    )
+    options = {"validation_data": dataset.validation_data, "validation_batch_size": 32, "verbose": 0}
+    model.fit(dataset, epochs=3, callbacks=[SelectionCallback(dataset)], **options)
+    assert same_state(model, expected)
+    assert {name: model.history.history[name] for name in history} == history
+    assert len(dataset.loader.ledger) == 142 and len(dataset.validation_data[0]) == 61
+
+
+def test_random_subsets_train_models_with_several_outputs():
+    inputs = keras.Input((64,))
+    model = keras.Model(inputs, [keras.layers.Dense(10)(inputs), keras.layers.Dense(1)(inputs)])
+    model.compile("sgd", ["mse", "mae"])
+    x, y = arrays()
+    data = (x, (np.eye(10, dtype=np.float32)[y], y.astype(np.float32)[:, None]))
+    _, dataset, _ = fit("random", model=model, data=data)
+    assert 0 < dataset.loader.stats.trained < dataset.loader.stats.offered
+    for method in ("sb", "ledger"):
+        with pytest.raises(ValueError, match="a model with several outputs has no one loss per example"):
+            fit(method, model=model, data=data)
 
 
 # ---- scores
@@ -360,9 +623,7 @@ class Inputs(keras.utils.PyDataset):
     ("method", "message"),
     [
         ("sb", "method must be a Method"),
-        (sb.ledger_backprop(), "goes by the losses of training"),
-        (sb.infobatch(), "goes by the losses of training"),
-        (sb.selective_backprop(0.5, scoring="reuse"), "goes by the losses of training"),
+        (sb.selective_backprop(0.5, scoring="reuse"), "selects in the middle of a training step"),
         (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.selective_backprop(0.5, scoring="half"), "scoring='eval' only"),
         (sb.stale_selective_backprop(0.5, scoring="int8"), "scoring='eval' only"),
@@ -426,6 +687,16 @@ def test_methods_that_work(method):
         ((Inputs(arrays(8), workers=2),), {}, "workers=1 and use_multiprocessing=False, got 2"),
         ((Inputs(arrays(8), count=None),), {}, "needs a number of batches"),
         ((Inputs({"x": 1}),), {}, r"have to be \(x, y\) or"),
+        ((Inputs(arrays(8)),), {"validation_split": 0.1}, "make two PyDatasets"),
+        ((Inputs((*arrays(8), np.ones(8))),), {"class_weight": {1: 2}}, "give either class_weight or sample_weight"),
+        ((*arrays(), np.ones(203)), {"class_weight": {1: 2}}, "give either class_weight or sample_weight"),
+        (arrays(), {"class_weight": [1, 2]}, "must be a dict from class numbers to weights, got list"),
+        (arrays(), {"class_weight": {"a": 2}}, "the keys of class_weight are class numbers, got 'a'"),
+        (arrays(), {"class_weight": {1: -2}}, "of class 1 must be a finite number >= 0, got -2"),
+        (arrays(), {"class_weight": {1: None}}, "of class 1 must be a finite number >= 0, got None"),
+        ((arrays()[0], np.zeros((203, 5, 4))), {"class_weight": {1: 2}}, r"one class per example, got y of shape"),
+        (arrays(), {"validation_split": 1.5}, "must be a fraction between 0 and 1, got 1.5"),
+        (arrays(2), {"validation_split": 0.9}, "leaves none to train on or to validate on"),
     ],
 )
 def test_data_that_cannot_work_is_refused(data, options, message):
@@ -458,6 +729,14 @@ def test_models_and_fits_that_cannot_work_are_refused():
         model.fit(dataset, steps_per_epoch=4, callbacks=callbacks, verbose=0)
     with pytest.raises(ValueError, match="num_epochs=1"):
         model.fit(dataset, epochs=2, callbacks=callbacks, verbose=0)
+    dataset_for(model)
+    with pytest.raises(ValueError, match="another SelectiveDataset was made for this model"):
+        model.fit(dataset, callbacks=callbacks, verbose=0)
+    with pytest.raises(ValueError, match="mean_with_sample_weight"):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+        fit("infobatch", model=small_model(loss=loss))
+    with pytest.raises(RuntimeError, match="steps_per_execution above 1"):
+        fit("sb", model=small_model(steps_per_execution=2))
     with pytest.raises(ValueError, match="nothing was selected"):
         fit(recorded([]), data=arrays(20), epochs=1)
 

@@ -34,11 +34,10 @@ def test_taken_one_by_one_it_is_the_usual_loop(method):
 
 def test_losses_find_their_examples_when_batches_are_taken_ahead():
     model = make_model().eval()
-    loader = make_loader(sb.ledger_backprop(selectivity=0.5), model=model, num_epochs=2)
+    loader = make_loader(sb.ledger_backprop(selectivity=0.5), model=model, num_epochs=1)
     for batch in reversed(list(loader.batches())):
         inputs, targets = batch.data
         loader.loss(model(inputs), targets, batch)
-    next(loader.batches())  # the next epoch is planned with what was learned since
     inputs, targets = loader.dataset.tensors
     expected = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
     torch.testing.assert_close(loader.ledger.loss, expected.detach())

@@ -102,9 +102,9 @@ class Feedback:
                 f"{name} selects by training losses, but got none from this batch: compute the loss with "
                 f"{self.loss_call}"
             )
-        self._learn_if_due()
+        self.learn_if_due()
 
-    def _learn_if_due(self) -> None:
+    def learn_if_due(self) -> None:
         """Learn at once on the CPU. On a GPU, learn only when many steps have piled up, because that waits for it."""
         if self.device.type == "cpu" or len(self._steps) >= _MAX_WAITING:
             self.learn()
@@ -117,7 +117,7 @@ class Feedback:
 
     def state_dict(self) -> dict[str, Any]:
         # Saving must not change when losses on a GPU are learned. Otherwise a run that saves would differ from others.
-        self._learn_if_due()
+        self.learn_if_due()
         return {"steps": [[ids, _received(losses), epoch, kept] for ids, losses, epoch, kept in self._steps]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

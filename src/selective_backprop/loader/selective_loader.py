@@ -318,6 +318,8 @@ class SelectiveLoader(LoaderAttributes):
             self._batch, self._feedback.weighted = used, not bool((used.weights == 1).all())
         self._feedback.weights_used = True
         self._feedback.add(batch, losses, epoch)
+        if not self._step_under_way:  # the batch was taken ahead, and was the last: no end of a step will come
+            self._feedback.learn_if_due()
         return loss
 
     def call_in_errors(self, *, loss: str, weights: str) -> None:

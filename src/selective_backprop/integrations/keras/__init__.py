@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.keras.steps import SelectedSteps
@@ -21,10 +22,11 @@ except ImportError as error:
         raise
     raise ImportError(f"{error}: pip install 'selective-backprop[keras]', and set KERAS_BACKEND") from error
 
-from selective_backprop.integrations.keras.data import PyDatasetBatches, example, rows_loader, to_numpy
+from selective_backprop.integrations.keras.data import candidates_of, example, to_numpy
 from selective_backprop.integrations.keras.hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
 from selective_backprop.integrations.keras.methods import check_method
-from selective_backprop.integrations.keras.scoring import PerExampleLosses, StandIn
+from selective_backprop.integrations.keras.scoring import PerExampleLosses, StandIn, check_takes_weights
+from selective_backprop.integrations.keras.training_losses import RecordedLoss, give_back_compute_loss
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
 
@@ -45,12 +47,15 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         model: the model that is fitted. It must be built and compiled.
         x: arrays (a single one, or several in a tuple, list or dict), whose row numbers are ids; or a PyDataset.
         y, sample_weight: arrays, with arrays for x.
-        method: how to select, for example `sb.selective_backprop(selectivity=1/3)`.
+        method: how to select, for example `sb.ledger_backprop()`.
         num_epochs: length of the run, the same as in `fit(epochs=)`.
         batch_size: examples in a training batch; by default 32, or as many as the PyDataset's batches have.
         candidate_batch_size: examples that are scored together, with arrays; by default batch_size.
         loss_fn: the loss to score examples with: a Keras loss (its reduction does not matter), its name, or a function
             from (y_true, y_pred) to losses. By default the compiled loss.
+        class_weight: the weight of each class, as in `fit(class_weight=)`. It counts in scores, like sample_weight.
+        validation_split: fraction of the rows to keep out of training, as in `fit(validation_split=)`: the last ones.
+            Pass them on with `fit(validation_data=dataset.validation_data)`.
         shuffle: offer candidates in a new order in each epoch.
         seed: seed of that order and of selection.
 
@@ -76,6 +81,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         batch_size: int | None = None,
         candidate_batch_size: int | None = None,
         loss_fn: Any = None,
+        class_weight: dict[int, float] | None = None,
+        validation_split: float | None = None,
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
@@ -87,32 +94,32 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         if not isinstance(model, keras.Model):
             raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
         check_method(method)
-        if isinstance(x, keras.utils.PyDataset):
-            if y is not None or sample_weight is not None:
-                raise ValueError("y and sample_weight come from the PyDataset: leave them out")
-            if candidate_batch_size is not None:
-                raise ValueError("the PyDataset's own batches are the candidates: leave out candidate_batch_size")
-            if method.needs_ids:
-                raise ValueError(
-                    f"{method.name} knows examples by id, and a PyDataset gives none: pass arrays, whose rows are ids"
-                )
-            source: Any = PyDatasetBatches(x, shuffle, seed)
-        elif y is None:
-            raise ValueError("examples are scored by their loss, which needs y=; for an autoencoder y=x")
-        else:
-            data = (x, y) if sample_weight is None else (x, y, sample_weight)
-            batch_size = 32 if batch_size is None else batch_size
-            source = rows_loader(data, candidate_batch_size or batch_size, shuffle, seed)
-            if candidate_batch_size in (None, batch_size):
-                batch_size = None  # as long as everything is kept, batches pass as they are
-        losses = PerExampleLosses(model, loss_fn)
+        if isinstance(x, keras.utils.PyDataset) and method.needs_ids:
+            raise ValueError(
+                f"{method.name} knows examples by id, and a PyDataset gives none: pass arrays, whose rows are ids"
+            )
+        source, batch_size, self.validation_data = candidates_of(
+            (x, y, sample_weight),
+            batch_size=batch_size,
+            candidate_batch_size=candidate_batch_size,
+            class_weight=class_weight,
+            validation_split=validation_split,
+            shuffle=shuffle,
+            seed=seed,
+        )
+        """validation_data: the rows that validation_split keeps out of training, for `fit(validation_data=)`."""
+        needs, schedule, weighted = method.scorer.needs, method.schedule, method.policy.gives_weights
+        learns = needs.training_losses or schedule.observes_losses
+        losses = PerExampleLosses(model, loss_fn) if needs.selection_pass or learns else None
+        if weighted:
+            check_takes_weights(model)
         self.loader = SelectiveLoader(
             source,
             model if isinstance(model, nn.Module) else StandIn(),
             lambda scores, _: scores,
             method,
             batch_size=batch_size,
-            forward=lambda _, batch: (losses(batch), None),
+            forward=None if losses is None else lambda _, batch: (losses(batch), None),
             device="cpu",
             num_epochs=num_epochs,
             seed=seed,
@@ -120,7 +127,14 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         """The SelectiveLoader inside, with its stats, ledger and progress."""
         self.model = model
         self._example = example(source)
-        self._weighted = method.policy.gives_weights
+        self._weighted = weighted
+        self._training_losses: RecordedLoss | None = None
+        give_back_compute_loss(model)
+        if learns and losses is not None and isinstance(source, DataLoader):  # a PyDataset's batches may have any size
+            assert self.loader.batch_size is not None  # known from the start with rows
+            has_weights = len(self._example.data) == 3
+            self._training_losses = RecordedLoss(model, losses, self.loader.batch_size, weighted=has_weights)
+        self._learned = True  # from the training step that is under way or was the last one
         # Keras on JAX fails after an epoch without a step, if it is the first of fit().
         self._steps = SelectedSteps(self.loader, may_be_empty=backend != "jax")
         self._random: Tensor | None = None  # to go on with
@@ -148,7 +162,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             )
         data = batch.data
         if self._weighted:
-            data = (*data[:2], data[2] * batch.weights if len(data) == 3 else batch.weights)
+            data = (*data[:2], _times(data[2], batch.weights) if len(data) == 3 else batch.weights)
         elif not bool((batch.weights == 1).all()):
             raise ValueError(
                 f"{self.loader.policy!r} gave weights other than 1, which Keras is not told of: declare "
@@ -162,6 +176,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             self._restore_random()
 
     def on_epoch_end(self) -> None:
+        self._learned = True
         self._steps.restart()
 
     @property
@@ -192,7 +207,13 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             self._random = None
         elif self._steps.resumed:
             self._restore_random()  # Keras begins an epoch by a draw of its own, which this one had long before
-        if self._steps.has_batch_for(step):
+        begins = self._steps.begins(step)
+        if begins and step > 0:
+            self._learn()
+        has_batch = self._steps.has_batch_for(step)
+        if begins:
+            self._learned = not has_batch
+        if has_batch:
             return True
         self._random = None
         if self._steps.run_over:
@@ -206,6 +227,11 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def begin_run(self) -> None:
         """Begin the run: from now on batches are trained on."""
+        if self.model._selective_backprop.dataset is not self:
+            raise ValueError(
+                "another SelectiveDataset was made for this model after this one, and files of the model save that "
+                "one's state: pass the newest to fit()"
+            )
         self._running = True
 
     def end_run(self) -> None:
@@ -213,7 +239,24 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def end_step(self) -> None:
         """End the training step on the current batch."""
+        self._learn()
         self._steps.end_step()
+
+    def _learn(self) -> None:
+        """Hand the losses of the last training step to the loader, for methods that select by them."""
+        if self._training_losses is None or self._learned:
+            return
+        batch = self._steps.batch
+        losses = self._training_losses.take(len(batch))
+        if losses is None:
+            raise RuntimeError(
+                f"{self.loader.method.name} selects by training losses, but this training step computed none: let the "
+                "model's train_step call self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
+            )
+        if self._weighted and len(batch.data) == 3:
+            losses = losses / batch.weights  # Keras was given these times the user's own, which alone should count
+        self.loader.loss(losses, None, batch)
+        self._learned = True
 
     @property
     def epoch(self) -> int:
@@ -240,6 +283,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly, between two steps. Keras' own files of the model contain it."""
+        if self._training_losses is not None and self._training_losses.is_new:
+            self._learn()  # a callback may save before SelectionCallback ends the step
         return {
             "steps": self._steps.state_dict(),
             "epoch_began_with": self._epoch_began_with.state_dict(),
@@ -249,7 +294,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved, also in the middle of an epoch."""
         self._steps.load_state_dict(state["steps"])
-        self._loaded = True
+        self._loaded = self._learned = True
         self._epoch_began_with.load_state_dict(state["epoch_began_with"])
         load_seeds(self.model, state["random"])
         self._random = state["random"]["torch"] if keras.backend.backend() == "torch" else None
@@ -258,6 +303,11 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         # Again and again until the first step: to build metrics, Keras may look at a batch before it begins.
         if self._random is not None:
             torch.set_rng_state(self._random)
+
+
+def _times(sample_weight: Tensor, weights: Tensor) -> Tensor:
+    """Multiply the user's weights, of examples or of their tokens, by the weight of each example."""
+    return sample_weight * weights.view(-1, *[1] * (sample_weight.dim() - 1))
 
 
 def batches_ahead() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from selective_backprop.inference import preserved_rng
 from selective_backprop.types import Batch
+
+BOTH_WEIGHTS = "give either class_weight or sample_weight: both at once are one sample_weight, their product"
 
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
@@ -32,22 +35,25 @@ def to_tensor(value: Any) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def _num_rows(arrays: Any) -> int:
+    lengths = {len(array) if array.ndim else None for array in keras.tree.flatten(arrays)}
+    if len(lengths) != 1 or None in lengths:
+        shapes = keras.tree.map_structure(lambda array: array.shape, arrays)
+        raise ValueError(f"x, y and sample_weight need one row per example, got shapes {shapes}")
+    return int(lengths.pop() or 0)
+
+
 class Rows(Dataset[Any]):
     """A data set of arrays, in tuples and dicts as the user gave them. A row number is an id."""
 
     def __init__(self, data: Any) -> None:
         self._arrays = keras.tree.map_structure(to_numpy, data)
-        lengths = {len(array) if array.ndim else None for array in keras.tree.flatten(self._arrays)}
-        if len(lengths) != 1 or None in lengths:
-            shapes = keras.tree.map_structure(lambda array: array.shape, self._arrays)
-            raise ValueError(f"x, y and sample_weight need one row per example, got shapes {shapes}")
-        (self._length,) = lengths
+        self._length = _num_rows(self._arrays)
         if not self._length:
             raise ValueError("x is empty: there is nothing to train on")
         self.__getitems__([0])  # what cannot be converted is found now
 
     def __len__(self) -> int:
-        assert self._length is not None
         return self._length
 
     def __getitem__(self, index: int) -> Any:
@@ -56,6 +62,54 @@ class Rows(Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> Any:
         """Return all rows of a batch at once. torch's DataLoader uses this if it is there."""
         return keras.tree.map_structure(lambda array: to_tensor(array[indices]), self._arrays)
+
+
+def sample_weights(y: Any, class_weight: Any) -> np.ndarray[Any, Any]:
+    """Return the weight of each example's class. The class is y itself, or the position of the largest of its numbers.
+
+    >>> sample_weights(np.array([0, 2, 1]), {1: 3.0}).tolist()
+    [1.0, 1.0, 3.0]
+    """
+    if keras.tree.is_nested(y):
+        raise ValueError("class_weight needs the classes of a single output as y: pass sample_weight instead")
+    classes = to_numpy(y)
+    if classes.ndim > 1:
+        classes = classes[..., 0] if classes.shape[-1] == 1 else classes.argmax(-1)
+    if classes.ndim > 1:
+        raise ValueError(f"class_weight needs one class per example, got y of shape {to_numpy(y).shape}")
+    weights = np.ones(len(classes), dtype=keras.config.floatx())
+    for label, weight in class_weight.items():
+        weights[np.round(classes) == label] = weight
+    return weights
+
+
+def _check_class_weight(class_weight: Any) -> None:
+    """Raise unless this is a dict from class numbers to weights."""
+    if not isinstance(class_weight, dict):
+        raise TypeError(f"class_weight must be a dict from class numbers to weights, got {type(class_weight).__name__}")
+    for label, weight in class_weight.items():
+        if isinstance(label, bool) or not isinstance(label, (int, np.integer)):
+            raise TypeError(f"the keys of class_weight are class numbers, got {label!r}")
+        if not (isinstance(weight, (int, float, np.number)) and 0 <= weight < np.inf):
+            raise ValueError(f"class_weight of class {label} must be a finite number >= 0, got {weight!r}")
+
+
+def split_off_validation(data: tuple[Any, ...], fraction: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Split arrays as Keras' validation_split does. The last rows are for validation.
+
+    >>> train, validation = split_off_validation((np.arange(10), np.arange(10)), 0.2)
+    >>> train[0].tolist(), validation[0].tolist()
+    ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9])
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"validation_split must be a fraction between 0 and 1, got {fraction}")
+    arrays = keras.tree.map_structure(to_numpy, data)
+    length = _num_rows(arrays)
+    end = math.floor(length * (1.0 - fraction))
+    if end in (0, length):
+        raise ValueError(f"validation_split={fraction} of {length} examples leaves none to train on or to validate on")
+    train = keras.tree.map_structure(lambda array: array[:end], arrays)
+    return train, keras.tree.map_structure(lambda array: array[end:], arrays)
 
 
 def rows_loader(data: Any, batch_size: int, shuffle: bool, seed: int) -> DataLoader[Any]:
@@ -71,6 +125,48 @@ def example(source: DataLoader[Any] | PyDatasetBatches) -> Batch:
     return Batch(data, None, torch.ones(size), torch.ones(size, dtype=torch.float64))
 
 
+def candidates_of(
+    data: tuple[Any, Any, Any],
+    *,
+    batch_size: int | None,
+    candidate_batch_size: int | None,
+    class_weight: dict[int, float] | None,
+    validation_split: float | None,
+    shuffle: bool,
+    seed: int,
+) -> tuple[DataLoader[Any] | PyDatasetBatches, int | None, tuple[Any, ...] | None]:
+    """Read the arguments of SelectiveDataset about data.
+
+    Returns a loader of candidates, the size of training batches (None if it is that of candidate batches), and the
+    validation data that was split off.
+    """
+    x, y, sample_weight = data
+    if class_weight is not None:
+        _check_class_weight(class_weight)
+    if isinstance(x, keras.utils.PyDataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError("y and sample_weight come from the PyDataset: leave them out")
+        if candidate_batch_size is not None:
+            raise ValueError("the PyDataset's own batches are the candidates: leave out candidate_batch_size")
+        if validation_split is not None:
+            raise ValueError("validation_split splits arrays: make two PyDatasets, one of them for validation_data")
+        return PyDatasetBatches(x, shuffle, seed, class_weight), batch_size, None
+    if y is None:
+        raise ValueError("examples are scored by their loss, which needs y=; for an autoencoder y=x")
+    columns: tuple[Any, ...] = (x, y) if sample_weight is None else (x, y, sample_weight)
+    validation = None
+    if validation_split is not None:
+        columns, validation = split_off_validation(columns, validation_split)
+    if class_weight is not None:
+        if len(columns) == 3:
+            raise ValueError(BOTH_WEIGHTS)
+        columns = (*columns, sample_weights(columns[1], class_weight))
+    batch_size = 32 if batch_size is None else batch_size
+    loader = rows_loader(columns, candidate_batch_size or batch_size, shuffle, seed)
+    # If the sizes are the same, batches pass as they are as long as everything is kept.
+    return loader, None if candidate_batch_size in (None, batch_size) else batch_size, validation
+
+
 def _as_is(batch: Any) -> Any:
     return batch
 
@@ -78,7 +174,9 @@ def _as_is(batch: Any) -> Any:
 class PyDatasetBatches:
     """Yields the batches of a PyDataset. Their order depends only on the seed, and it can resume at any batch."""
 
-    def __init__(self, dataset: keras.utils.PyDataset, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self, dataset: keras.utils.PyDataset, shuffle: bool, seed: int, class_weight: dict[int, float] | None = None
+    ) -> None:
         if dataset.workers > 1 or dataset.use_multiprocessing:
             raise ValueError(
                 "candidates are loaded in the order in which they are scored, in the process that trains: make the "
@@ -90,11 +188,12 @@ class PyDatasetBatches:
         self.dataset = dataset
         self.shuffle = shuffle
         self.generator = torch.Generator().manual_seed(seed)
+        self._class_weight = class_weight
         self._order = torch.empty(0, dtype=torch.int64)
         self._position = 0
         self._resumed = False
         with preserved_rng(torch.device("cpu")):
-            self.first = keras.tree.map_structure(to_tensor, _checked(dataset[0]))  # what cannot work is found now
+            self.first = self._batch(0)  # what cannot work is found now
         self.batch_size = len(keras.tree.flatten(self.first)[0])
 
     def __len__(self) -> int:
@@ -108,10 +207,18 @@ class PyDatasetBatches:
             self._position = 0
         self._resumed = False
         while self._position < len(self._order):
-            batch = self.dataset[int(self._order[self._position])]
+            batch = self._batch(int(self._order[self._position]))
             self._position += 1
-            yield keras.tree.map_structure(to_tensor, _checked(batch))
+            yield batch
         self.dataset.on_epoch_end()
+
+    def _batch(self, index: int) -> Any:
+        batch = _checked(self.dataset[index])
+        if self._class_weight is not None:
+            if len(batch) == 3:
+                raise ValueError(BOTH_WEIGHTS)
+            batch = (*batch, sample_weights(batch[1], self._class_weight))
+        return keras.tree.map_structure(to_tensor, batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"order": self._order.clone(), "position": self._position}

@@ -42,17 +42,17 @@ class Saved(KerasSaveable):  # type: ignore[misc]
     """An attribute of the model by which Keras saves the state of the selection together with the weights."""
 
     def __init__(self, dataset: SelectiveDataset) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
 
     def _obj_type(self) -> str:
         return "Loss"  # one of the kinds that Keras knows, by which it chooses attributes that it does not look into
 
     def save_own_variables(self, store: Any) -> None:
-        store["state"] = np.frombuffer(pack(self._dataset.state_dict()), dtype=np.uint8)
+        store["state"] = np.frombuffer(pack(self.dataset.state_dict()), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         if "state" in store.keys():  # noqa: SIM118, as Keras' store is no mapping; weights saved without selection load
-            self._dataset.load_state_dict(unpack(np.asarray(store["state"]).tobytes()))
+            self.dataset.load_state_dict(unpack(np.asarray(store["state"]).tobytes()))
 
 
 def random_state(model: keras.Model) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks that a method works with a Keras model: it may need losses from a selection pass, or nothing of the model."""
+"""Checks that a method works with a Keras model: it may need losses of a selection pass, of training, or nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def check_method(method: Any) -> None:
 
 
 def _check_scorer(scorer: Scorer, name: str) -> None:
-    if scorer.needs.training_pass or scorer.needs.training_losses:
+    if scorer.needs.training_pass:
         raise ValueError(
-            f"this {name} goes by the losses of training, which fit() does not give out example by example. Methods "
-            "with a selection pass, such as selective_backprop and stale_selective_backprop, work, and random_backprop"
+            f"this {name} selects in the middle of a training step (scoring='reuse'), between its forward and backward "
+            "pass, and Keras runs a step as a whole. In Keras use scoring='eval', or ledger_backprop, which has no "
+            "selection pass either"
         )
     if isinstance(scorer, Wrapping):
         if isinstance(scorer, ReducibleLossScorer) and isinstance(scorer.reference, nn.Module):

@@ -17,6 +17,11 @@ from torch import Tensor, nn
 
 from selective_backprop.integrations.keras.data import to_numpy
 
+SEVERAL_OUTPUTS = (
+    "a model with several outputs has no one loss per example: train a model with a single output, such as their "
+    "concatenation, and a loss that takes it apart"
+)
+
 
 class PerExampleLosses:
     """Computes (N,) losses of a batch (x, y) or (x, y, sample_weight), in inference mode.
@@ -33,12 +38,32 @@ class PerExampleLosses:
             raise ValueError("the model has no weights yet: give it an Input layer, or call model.build(input_shape)")
         if loss_fn is None and not model.compiled:
             raise ValueError("examples are scored by the compiled loss: call model.compile(loss=...), or pass loss_fn=")
+        if len(getattr(model, "outputs", None) or ()) > 1:
+            raise ValueError(SEVERAL_OUTPUTS)
         self.model = model
-        self._loss = _unreduced(model.loss if loss_fn is None else loss_fn)
-        self._function = self._jitted() if keras.backend.backend() == "jax" else self._eager
+        self._loss_fn = loss_fn
         self._rows = 0
+        self._use(model.loss if loss_fn is None else loss_fn)
+
+    def _use(self, loss: Any) -> None:
+        self._used = loss
+        self._loss = _unreduced(loss)
+        self._function = self._jitted() if keras.backend.backend() == "jax" else self._eager
+
+    def _follow(self) -> None:
+        """Take the compiled loss anew if the model was compiled again."""
+        if self._loss_fn is None and self.model.loss is not self._used:
+            self._use(self.model.loss)
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the loss is one of Keras' own, which draw no random numbers and keep no state."""
+        self._follow()
+        function = self._loss.fn if isinstance(self._loss, LossFunctionWrapper) else type(self._loss)
+        return str(function.__module__).partition(".")[0] == "keras"
 
     def __call__(self, batch: Any) -> Tensor:
+        self._follow()
         batch = keras.tree.map_structure(to_numpy, batch)
         rows = len(keras.tree.flatten(batch)[0])
         if keras.backend.backend() == "jax":
@@ -54,14 +79,14 @@ class PerExampleLosses:
         x, y = keras.tree.map_structure(keras.ops.convert_to_tensor, (x, y))
         # What a layer would write to its variables meanwhile goes to the scope, and is forgotten with it.
         with keras.StatelessScope():
-            return self._per_example(self.model(x, training=False), y, sample_weight)
+            return self.of_outputs(self.model(x, training=False), y, sample_weight)
 
     def _jitted(self) -> Callable[..., Any]:
         import jax
 
         def losses(trainable: Any, others: Any, x: Any, y: Any, sample_weight: Any = None) -> Any:
             outputs, _ = self.model.stateless_call(trainable, others, x, training=False)
-            return self._per_example(outputs, y, sample_weight)
+            return self.of_outputs(outputs, y, sample_weight)
 
         compiled = losses if self.model.run_eagerly else jax.jit(losses)
 
@@ -71,9 +96,11 @@ class PerExampleLosses:
 
         return call
 
-    def _per_example(self, outputs: Any, y: Any, sample_weight: Any) -> Any:
+    def of_outputs(self, outputs: Any, y: Any, sample_weight: Any) -> Any:
+        """Compute (N,) losses of outputs that are there already."""
+        self._follow()
         if keras.tree.is_nested(outputs):
-            raise ValueError("a model with several outputs has no one loss per example: give it one output for scoring")
+            raise ValueError(SEVERAL_OUTPUTS)
         values = self._loss(y, outputs, sample_weight)
         if not values.shape or values.shape[0] != outputs.shape[0]:
             raise ValueError(
@@ -87,6 +114,15 @@ class PerExampleLosses:
             return keras.ops.mean(values, axis=tuple(range(1, len(values.shape))))
         counted = keras.ops.sum(keras.ops.cast(mask, values.dtype), axis=-1)
         return keras.ops.sum(values, axis=-1) / keras.ops.maximum(counted, 1)  # masked ones are zero already
+
+
+def check_takes_weights(model: keras.Model) -> None:
+    """Raise if a compiled loss divides by the sum of sample weights, which would take out those of a method."""
+    if any(getattr(loss, "reduction", None) == "mean_with_sample_weight" for loss in keras.tree.flatten(model.loss)):
+        raise ValueError(
+            "this method gives examples weights, and reduction='mean_with_sample_weight' of the compiled loss divides "
+            "by their sum: use the default reduction, 'sum_over_batch_size'"
+        )
 
 
 def _unreduced(loss: Any) -> keras.losses.Loss:

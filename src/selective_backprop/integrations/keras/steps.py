@@ -37,9 +37,13 @@ class SelectedSteps:
         self.resumed = False
         """Whether the next step continues an epoch that was under way when the state was saved."""
 
+    def begins(self, step: int) -> bool:
+        """Whether Keras asks about this step for the first time, so that the step before it is over."""
+        return step != self._step or self._step_over
+
     def has_batch_for(self, step: int) -> bool:
         """Whether this step of the epoch has a batch. Unless done before, it is selected now, with current weights."""
-        if step != self._step or self._step_over:
+        if self.begins(step):
             self._drop_trained()
             self._step, self._step_over = step, False
             if step == 0 and not self._queue:  # a state that was loaded may have the last batch of an epoch in it

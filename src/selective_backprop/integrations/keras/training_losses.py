@@ -1,0 +1,133 @@
+"""Brings the losses of a training step's examples out of Keras' compiled step, for methods that select by them.
+
+# B = training batch, S = most examples that a training batch can have
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch import Tensor
+
+from selective_backprop.inference import preserved_rng
+from selective_backprop.integrations.keras.data import to_numpy
+from selective_backprop.integrations.keras.scoring import PerExampleLosses
+
+
+class LastLosses(keras.metrics.Metric):  # type: ignore[misc]
+    """A metric that keeps the losses of the last training step. It shows no value, and epochs do not reset it.
+
+    A compiled step cannot hand out anything but its logs. But Keras passes the variables of the model's metrics into
+    every step and takes them out again, on all backends.
+
+    Args:
+        size: S.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(name="selection_losses", dtype="float32")
+        self.size = size
+        self.losses = self.add_variable((size,), initializer="zeros", dtype="float32", name="losses")
+        self.updates = self.add_variable((), initializer="zeros", dtype="int32", name="updates")
+
+    def update_state(self, losses: Any) -> None:
+        """Keep these losses. Those beyond S belong to another fit of the model, and nobody reads them."""
+        losses = keras.ops.cast(losses, "float32")[: self.size]
+        if missing := self.size - losses.shape[0]:
+            losses = keras.ops.concatenate([losses, keras.ops.zeros((missing,), "float32")])
+        self.losses.assign(losses)
+        self.updates.assign(self.updates + 1)
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+    def reset_state(self) -> None:
+        pass
+
+
+class RecordedLoss:
+    """The model's `compute_loss`, which also keeps the loss of each example.
+
+    It is set as an attribute of the model, where `train_step` finds it. `compute_loss` is the method that Keras tells
+    users to override, and it may update metrics. The losses are computed by a second call of the loss function.
+
+    Args:
+        model: the model.
+        losses: computes the loss of each example.
+        size: S.
+        weighted: whether the data has sample weights of the user's own, which count in the losses.
+    """
+
+    def __init__(self, model: keras.Model, losses: PerExampleLosses, size: int, *, weighted: bool) -> None:
+        self.model = model
+        self.original = model.compute_loss
+        if "training" not in inspect.signature(self.original).parameters:
+            raise TypeError(
+                "this method selects by training losses, and the model's own compute_loss does not tell training from "
+                "validation: give it the argument training=True, as keras.Model.compute_loss has it"
+            )
+        self.metric = LastLosses(size)
+        model._metrics.append(self.metric)
+        if not any(metric is self.metric for metric in model.metrics):
+            model._metrics.remove(self.metric)
+            raise TypeError(
+                "this method selects by training losses, which leave a step as a metric of the model, and the model's "
+                "own `metrics` leaves out what it does not know: let it return [*super().metrics, ...]"
+            )
+        self._losses = losses
+        self._weighted = weighted
+        self._seen = 0
+        model.compute_loss = self
+        model.train_function = None  # Keras makes it anew; the one before would not keep losses
+
+    def __call__(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        loss = self.original(x, y, y_pred, sample_weight, training=training)
+        if training:
+            with torch.no_grad(), contextlib.nullcontext() if self._losses.is_pure else _unnoticed(y_pred):
+                losses = self._losses.of_outputs(y_pred, y, sample_weight if self._weighted else None)
+            self.metric.update_state(keras.ops.stop_gradient(losses))
+        return loss
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was a training step since `take` was called."""
+        return self._updates() != self._seen
+
+    def take(self, count: int) -> Tensor | None:
+        """Return the losses of the last step's first `count` examples. None if there was no step since last time."""
+        if not self.is_new:
+            return None
+        self._seen = self._updates()
+        return torch.from_numpy(np.array(to_numpy(self.metric.losses.value)[:count]))
+
+    def _updates(self) -> int:
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()  # in the midst of fit, variables are in a state on their way from step to step
+        return int(to_numpy(self.metric.updates.value))
+
+
+def give_back_compute_loss(model: keras.Model) -> None:
+    """Give the model its own compute_loss back, if an earlier data set has set a RecordedLoss."""
+    recorded = vars(model).get("compute_loss")
+    if isinstance(recorded, RecordedLoss):
+        del model.compute_loss
+        model._metrics.remove(recorded.metric)
+        model.train_function = None
+
+
+@contextlib.contextmanager
+def _unnoticed(outputs: Any) -> Iterator[None]:
+    """Let a second call of a loss of the user's own leave no trace in variables and random states."""
+    if not isinstance(outputs, Tensor):  # a compiled step of JAX can write to neither
+        yield
+        return
+    with preserved_rng(outputs.device), keras.StatelessScope():
+        yield
