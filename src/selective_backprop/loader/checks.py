@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from selective_backprop.batches.padding import PadToLongest
 from selective_backprop.description import describe, differences, differing
 from selective_backprop.distributed.agreement import gather
 from selective_backprop.distributed.ranks import Ranks
@@ -58,6 +59,32 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
     if max_epochs is not None and num_epochs is not None and num_epochs > max_epochs:
         raise ValueError(
             f"this {method.name} has scores for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}"
+        )
+
+
+def check_batch_tokens(
+    batch_tokens: int | None, *, batch_size: int | None, pad: Any, method: Method, ranks: Ranks
+) -> None:
+    """Raise if training batches cannot be made by tokens."""
+    _check_whole("batch_tokens", batch_tokens)
+    if batch_tokens is None:
+        return
+    if batch_size is not None:
+        raise ValueError(
+            f"a training batch has {batch_size} examples by batch_size= or {batch_tokens} tokens by batch_tokens=: "
+            "leave out one of them"
+        )
+    if not isinstance(pad, PadToLongest):
+        raise ValueError(
+            "batch_tokens= must know where padding is: pass pad=sb.pad_to_longest(...) with the fill value of each "
+            'sequence of a batch, such as {"input_ids": 0, "attention_mask": 0, "labels": -100}'
+        )
+    if method.scorer.needs.training_pass or method.batch_scale != 1:
+        raise ValueError(f"{method.name} decides the size of training batches itself: leave out batch_tokens=")
+    if ranks.size > 1:
+        raise ValueError(
+            f"batch_tokens= works in a single process, but this run has {ranks.size} ranks, which must take equally "
+            "many batches: pass batch_size= instead"
         )
 
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from selective_backprop.batches.layout import Column, take_rows
-from selective_backprop.batches.padding import Pad, ShapeCheck
+from selective_backprop.batches.padding import Pad, PadToLongest, ShapeCheck
 from selective_backprop.distributed.team import Choice, Contribution, Meeting, Team
 from selective_backprop.loader.loading import Loaded, Loading
 from selective_backprop.loader.queue import Queue
 from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.stats import Stats
+from selective_backprop.loader.token_queue import TokenQueue
 from selective_backprop.types import Candidates, Selection
 
 _logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Pipeline:
         device: where the candidates are.
         batch_size: B as the user asked for it; None for the size of the candidate batches.
         pad: gives examples of different lengths the same shape.
+        batch_tokens: tokens in a training batch, instead of B examples; None for batches of B.
         num_epochs: length of the run; None if not known.
     """
 
@@ -55,13 +57,15 @@ class Pipeline:
         device: torch.device,
         batch_size: int | None,
         pad: Pad | None,
+        batch_tokens: int | None,
         num_epochs: int | None,
     ) -> None:
         self._loading, self._runner, self._stats, self.team = loading, runner, stats, team
         self._num_epochs = num_epochs
         source, scale = loading.source, runner.method.batch_scale
         # Whether a candidate batch may become a training batch unchanged, as long as every candidate is kept.
-        self._passes_batches = batch_size is None and scale == 1
+        self._passes_batches = batch_size is None and batch_tokens is None and scale == 1
+        self._by_tokens = batch_tokens is not None
         self._in_training = runner.scorer.needs.training_pass  # selection happens in the training step
         self.epoch = 0
         self.fraction = 0.0
@@ -84,7 +88,11 @@ class Pipeline:
         self._most_waiting: int | None = None  # how many examples can wait on one rank, if none waits twice
         self._find_size_limits()
         size = batch_size or source.batch_size
-        self.queue = Queue(self._training_size(size) if size is not None else None, pad, team.ranks, device)
+        if batch_tokens is not None:
+            assert isinstance(pad, PadToLongest)
+            self.queue: Queue = TokenQueue(batch_tokens, pad, device)
+        else:
+            self.queue = Queue(self._training_size(size) if size is not None else None, pad, team.ranks, device)
         self._shapes_differ = ShapeCheck()
         if pad is not None:
             self._shapes_differ.stop()
@@ -99,7 +107,7 @@ class Pipeline:
             self.num_batches,
             waiting=waiting,
             num_waiting=self._num_carried,
-            batch_size=self.queue.batch_size,
+            batch_size=None if self._by_tokens else self.queue.batch_size,
         )
         self._loading.begin(plan, waiting)
 
@@ -238,7 +246,8 @@ class Pipeline:
         if any(meeting.offered):
             self._keeps_everything = False
         self.fraction = 1.0
-        self.drains = self._keeps_everything and (self._starts_empty or self._all_passed())
+        # Batches by tokens end with what is left in every epoch: it would wait long for others of its length.
+        self.drains = self._by_tokens or (self._keeps_everything and (self._starts_empty or self._all_passed()))
         if self.drains or self.epoch + 1 == self._num_epochs:
             self.queue.even_out()
         else:

@@ -88,6 +88,11 @@ class Queue:
         """Number of examples that remain on each rank after the last full batch, once queues are evened out."""
         return sum(self.lengths) // len(self.lengths) % self.batch_size if self.batch_size else 0
 
+    @property
+    def num_rest_batches(self) -> int:
+        """Number of smaller batches that `flush` gives out after the last full one."""
+        return int(self.rest > 0)
+
     def waiting_ids(self) -> Tensor:
         """Return the ids of the examples that wait on this rank, in no particular order."""
         known = [rows.ids for rows in (*self._whole, *self._pieces) if rows.ids is not None]

@@ -28,6 +28,7 @@ from selective_backprop.loader.checks import (
     STATE_VERSION,
     agree,
     check_arguments,
+    check_batch_tokens,
     check_numbers,
     check_ranks,
     check_source,
@@ -94,6 +95,10 @@ class SelectiveLoader(LoaderAttributes):
         method: how to select, for example `selective_backprop(selectivity=1/3)`.
         batch_size: examples in a training batch; by default your loader's batch size. Candidate batches may be larger
             than training batches.
+        batch_tokens: instead of batch_size, the most tokens in a training batch, padding included. Examples of similar
+            length share a batch, so little is padded, and a batch of short examples has many of them. It needs
+            pad=pad_to_longest(...), which tells where padding is. Every epoch ends with smaller batches of what is
+            left. For a single process.
         forward: how a batch goes through the model: `forward(model, batch) -> (outputs, targets)`. These two are the
             arguments of loss_fn. The default is `model(inputs), targets` for a pair and `model(**batch), labels` for a
             dict. There, labels is the dict's "labels" entry, or the whole dict if it has none.
@@ -134,6 +139,7 @@ class SelectiveLoader(LoaderAttributes):
         method: Method,
         *,
         batch_size: int | None = None,
+        batch_tokens: int | None = None,
         forward: Forward | None = None,
         transform: Callable[[Any], Any] | None = None,
         reducer: str | Reducer | None = None,
@@ -147,6 +153,7 @@ class SelectiveLoader(LoaderAttributes):
         ranks = current_ranks()
         with together(ranks, "could not start"):  # if one rank raises, all do, so that none waits for it forever
             check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
+            check_batch_tokens(batch_tokens, batch_size=batch_size, pad=pad, method=method, ranks=ranks)
             check_numbers(seed=seed, scope=scope, total_batches=total_batches, loader=loader)
             self._source = Source(loader, method.keep, total_batches)
             check_source(self._source, method, ranks)
@@ -184,8 +191,10 @@ class SelectiveLoader(LoaderAttributes):
             device=self._device,
             batch_size=batch_size,
             pad=pad,
+            batch_tokens=batch_tokens,
             num_epochs=num_epochs,
         )
+        self._batch_tokens = batch_tokens
         self.queue = self._pipeline.queue
         """Selected examples that wait for their batch to fill. Read it, but do not change it."""
         self._feedback = Feedback(self._runner, self._device)
@@ -222,6 +231,10 @@ class SelectiveLoader(LoaderAttributes):
                 "your loader has no length, so SelectiveLoader has none: pass total_batches= to SelectiveLoader, the "
                 "number of candidate batches per epoch"
             )
+        if self._batch_tokens is not None:
+            if candidates is None:
+                raise TypeError("with batch_tokens=, the number of batches follows from lengths and is not known")
+            return candidates  # each may be a batch of its own, if it is long
         if self.batch_size and candidates:
             batches = math.ceil(candidates / self.batch_size)
         # Examples that waited when the last epoch began may come on top of its candidates.
@@ -244,7 +257,10 @@ class SelectiveLoader(LoaderAttributes):
 
     @property
     def batch_size(self) -> int | None:
-        """Examples in a full training batch. None before the first batch if your loader does not say its batch size."""
+        """Examples in a full training batch; with batch_tokens=, the most that there can be.
+
+        None before the first batch if your loader does not say its batch size.
+        """
         return self.queue.batch_size
 
     @property
@@ -406,7 +422,7 @@ class SelectiveLoader(LoaderAttributes):
     @property
     def num_left(self) -> int:
         """Number of training batches that can still be taken after the epoch has ended, a smaller last one included."""
-        return self.queue.num_ready + (self.ends_with_rest and self.queue.rest > 0)
+        return self.queue.num_ready + (self.queue.num_rest_batches if self.ends_with_rest else 0)
 
     @property
     def ends_with_rest(self) -> bool:
