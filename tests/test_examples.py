@@ -98,7 +98,7 @@ def test_keras_digits():
     pytest.importorskip("keras", reason="needs the extra keras")
     printed = run("keras_digits.py", "--epochs", 4)
     offered, trained, batches = counts(printed)
-    assert offered == 4 * 1437 and 0.1 < trained / offered < 0.5
+    assert offered == 4 * 1437 and 0.25 < trained / offered < 0.9  # the first epoch trains on everything
     assert "Epoch 4/4" in printed and "selection/selectivity" in printed
     assert float(re.search(r"test error ([\d.]+)%", printed)[1]) < 15
     assert f"after {batches} steps" in printed

@@ -35,4 +35,7 @@ def _check_scorer(scorer: Scorer, name: str) -> None:
             what = "scoring='eval'" if not exact else "the loss for a score"
             raise ValueError(f"{name} in Keras works with {what} only: other selection passes are written in torch")
     elif scorer.needs.selection_pass:
-        raise ValueError(f"{type(scorer).__name__} runs torch modules; in Keras, {name} works with scoring='eval' only")
+        raise ValueError(
+            f"{type(scorer).__name__} runs torch modules, so this {name} does not work in Keras: use a method with "
+            "scoring='eval', such as selective_backprop, or ledger_backprop"
+        )
