@@ -95,6 +95,9 @@ METHODS = {
     "top_k, cost": some("top_k", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),
     "ledger_backprop, cost": some("ledger_backprop", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),
     "diverse": some("diverse"),
+    "top_k, proxy that learns from its selection": some(
+        "top_k", scoring=proxy(make_model(seed=8), train_every=2, train_share=0.4)
+    ),
     "top_k, proxy": some("top_k", scoring=proxy(make_model(seed=8), train_every=2)),
     "reducible_loss": lambda selectivity: methods.reducible_loss(make_model(seed=7), selectivity),
     "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(SCORES, selectivity),

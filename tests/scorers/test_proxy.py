@@ -52,6 +52,26 @@ def test_scores_are_the_proxys_losses_as_it_is_before_it_learns_from_the_batch()
         assert not torch.equal(losses(scorer.model, candidates(start)), expected)
 
 
+def test_it_can_learn_from_its_own_selection_alone():
+    """The step is that of plain training on the third of the batch with the highest losses of the proxy."""
+    batch, plain = candidates(size=30), small()
+    with torch.no_grad():
+        plain[1].p = 0.0
+    scorer = sb.proxy(copy.deepcopy(plain), train_every=1, train_share=1 / 3)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    rows = losses(plain, batch).argsort(descending=True)[:10].sort().values
+    nn.functional.cross_entropy(plain(INPUTS[rows]), TARGETS[rows]).backward()
+    optimizer.step()
+    scorer.score(batch, task())
+    for key, value in plain.state_dict().items():
+        assert torch.allclose(scorer.model.state_dict()[key], value, atol=1e-7)
+    before = weights(scorer.model)
+    scorer.watch(batch, task())
+    assert not testing.same(before, weights(scorer.model)), "in a warm-up, from the whole batch"
+    with pytest.raises(ValueError, match=r"train_share must be in \(0, 1\], got 0"):
+        sb.proxy(small(), train_share=0)
+
+
 @pytest.mark.parametrize("train_every", [0, 1, 3])
 def test_it_learns_from_every_nth_batch(train_every):
     scorer, learned = sb.proxy(small(), train_every=train_every), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from selective_backprop.batches.layout import Layout, take_rows
 from selective_backprop.inference import device_of, seeded_rng, unwrap
 from selective_backprop.scorers.base import Audit, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
@@ -28,8 +30,9 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 class ProxyScorer(FreshScorer):
     """Scores candidates with a small model, a proxy, which is trained alongside the large model or was trained before.
 
-    After scoring every n-th candidate batch, the proxy makes one training step on the whole batch: in train mode, on
-    the mean loss. It also learns in the method's warm-up. The random numbers of that step (dropout) depend only on the
+    After scoring every n-th candidate batch, the proxy makes one training step on the whole batch, or on the part with
+    its highest scores: in train mode, on the mean loss. It also learns in the method's warm-up, from whole batches. The
+    random numbers of that step (dropout) depend only on the
     number of batches, and neither the large model nor any global random state is touched. A batch of a single candidate
     is scored but not trained on, because of BatchNorm.
 
@@ -43,6 +46,8 @@ class ProxyScorer(FreshScorer):
     Args:
         model: the small model. It takes the same batches, and its outputs fit the same loss.
         train_every: n. 0 is for a proxy that was trained before and does not change.
+        train_share: the share of the candidates, those with its highest scores, that the proxy learns from. With the
+            selectivity of a `top_k`, it learns from its own selection.
         optimizer: makes the proxy's optimizer from its parameters, such as `torch.optim.AdamW`. The default is SGD with
             learning rate 0.1, Nesterov momentum 0.9 and weight decay 5e-4.
         scoring: how the proxy makes its selection pass, as for `selective_backprop`.
@@ -58,6 +63,7 @@ class ProxyScorer(FreshScorer):
         model: nn.Module,
         *,
         train_every: int = 4,
+        train_share: float = 1.0,
         optimizer: MakeOptimizer = _sgd,
         scoring: Scoring = "eval",
         audit_every: int = 100,
@@ -66,6 +72,8 @@ class ProxyScorer(FreshScorer):
             raise TypeError(f"a proxy must be a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(train_every, int) or train_every < 0:
             raise ValueError(f"train_every must be a whole number of candidate batches >= 0, got {train_every!r}")
+        if not 0 < train_share <= 1:
+            raise ValueError(f"train_share must be in (0, 1], got {train_share}")
         fresh = scorer_from(scoring)
         if not isinstance(fresh, FreshScorer):
             raise TypeError(
@@ -73,7 +81,7 @@ class ProxyScorer(FreshScorer):
                 f"{type(fresh).__name__}"
             )
         self.model = unwrap(model)
-        self.train_every = train_every
+        self.train_every, self.train_share = train_every, train_share
         self.optimizer = _optimizer_of(self.model, optimizer) if train_every else None
         self.fresh = fresh
         self.audit_every = audit_every
@@ -88,7 +96,7 @@ class ProxyScorer(FreshScorer):
         self._move_to(device_of(task.model))
         scores = self._score(candidates, task)
         self._audit(scores, candidates, task)
-        self._learn(candidates, task)
+        self._learn(candidates, task, scores)
         return scores
 
     def watch(self, candidates: Candidates, task: Task) -> None:
@@ -96,9 +104,13 @@ class ProxyScorer(FreshScorer):
         self._move_to(device_of(task.model))
         self._learn(candidates, task)
 
-    def _learn(self, candidates: Candidates, task: Task) -> None:
+    def _learn(self, candidates: Candidates, task: Task, scores: Tensor | None = None) -> None:
         self._batches += 1
-        if self.optimizer is not None and self._batches % self.train_every == 0 and candidates.size > 1:
+        if self.optimizer is None or self._batches % self.train_every:
+            return
+        if scores is not None and self.train_share < 1:
+            candidates = _highest(candidates, scores, math.ceil(self.train_share * candidates.size - 1e-9))
+        if candidates.size > 1:
             self._train(self.optimizer, candidates, task)
 
     def _score(self, candidates: Candidates, task: Task) -> Tensor:
@@ -150,6 +162,14 @@ class ProxyScorer(FreshScorer):
         self._audit.load_state_dict(state["audit"])
 
 
+def _highest(candidates: Candidates, scores: Tensor, count: int) -> Candidates:
+    """Return the candidates with the highest scores, in the order of the batch, without their ids."""
+    rows = scores.topk(count).indices.sort().values  # stays on the device: nobody waits for it
+    layout = Layout.of(candidates.data, candidates.size)
+    columns = [take_rows(column, rows) for column in layout.columns(candidates.data, candidates.size)]
+    return Candidates(layout.batch(columns), None, count)
+
+
 def _optimizer_of(model: nn.Module, make: MakeOptimizer) -> Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -170,6 +190,7 @@ def proxy(
     model: nn.Module,
     train_every: int = 4,
     *,
+    train_share: float = 1.0,
     optimizer: MakeOptimizer = _sgd,
     scoring: Scoring = "eval",
     audit_every: int = 100,
@@ -181,6 +202,13 @@ def proxy(
     2
 
     The script that is fastest to 96% on CIFAR-10 filters its data by a small proxy: airbench96_faster in
-    https://github.com/KellerJordan/cifar10-airbench.
+    https://github.com/KellerJordan/cifar10-airbench. It is `top_k(0.5, scoring=proxy(small, train_share=0.5))`.
     """
-    return ProxyScorer(model, train_every=train_every, optimizer=optimizer, scoring=scoring, audit_every=audit_every)
+    return ProxyScorer(
+        model,
+        train_every=train_every,
+        train_share=train_share,
+        optimizer=optimizer,
+        scoring=scoring,
+        audit_every=audit_every,
+    )

@@ -107,9 +107,10 @@ def make_method(
     """Make a method from its name, its selectivity (if it has one) and its other options.
 
     Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
-    and train_every=, how often that network learns. reducible_loss takes reference=MODEL and reference_epochs=, the
-    network whose losses count as those that cannot be reduced. A run passes make_network and reference_losses, which
-    know its data. Without them, the call only checks that the method can be made.
+    train_every=, how often that network learns, and train_share=, from how much of a batch. reducible_loss takes
+    reference=MODEL and reference_epochs=, the network whose losses count as those that cannot be reduced. A run passes
+    make_network and reference_losses, which know its data. Without them, the call only checks that the method can be
+    made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
@@ -142,7 +143,7 @@ def _option_names(method: Callable[..., sb.Method]) -> list[str]:
 def _with_proxy(options: dict[str, Any], make_network: MakeNetwork) -> dict[str, Any]:
     if "proxy" not in options:
         return options
-    of_proxy = {key: options[key] for key in ("train_every", "scoring") if key in options}
+    of_proxy = {key: options[key] for key in ("train_every", "train_share", "scoring") if key in options}
     rest = {key: value for key, value in options.items() if key not in ("proxy", *of_proxy)}
     if not isinstance(options["proxy"], str):
         raise ValueError(f"proxy= takes the name of a model, got {options['proxy']!r}")

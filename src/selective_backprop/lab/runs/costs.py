@@ -39,7 +39,9 @@ def scoring_cost(scorer: Scorer, model: nn.Module, example: Tensor) -> ScoringCo
     if not isinstance(scorer, ProxyScorer):
         return ScoringCost()
     share = forward_operations(scorer.model, example) / forward_operations(model, example)
-    return ScoringCost(share + 1 / scorer.audit_every, 3 * share / scorer.train_every if scorer.train_every else 0.0)
+    step = 3 * share / scorer.train_every if scorer.train_every else 0.0
+    # After scoring it may learn from a part of the batch alone.
+    return ScoringCost(share + 1 / scorer.audit_every - (1 - scorer.train_share) * step, step)
 
 
 @torch.no_grad()
