@@ -15,7 +15,7 @@ check: $(INSTALLED)
 
 # The site, in site/: open site/index.html. Broken links, missing references and pages without a place are errors.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # make torture KILLS=1000 LAYOUTS=1000 takes hours; the same command goes on where it was stopped.
 torture: $(INSTALLED)

@@ -1,30 +1,48 @@
-"""The README's Python, run as a reader would paste it: one block after the other."""
+"""The README: short, right on the package index too, and true."""
 
 import re
-from pathlib import Path
 
 import torch
 
-from selective_backprop import methods
+from tests.pages import ROOT, blocks
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+README = (ROOT / "README.md").read_text()
 
 
-def test_the_examples_run(tmp_path, monkeypatch, capsys):
+def test_it_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_example_does_what_the_text_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) >= 3
+    code = [block.code for block in blocks(README) if block.language == "python"]
+    assert len(code) == 1
     names = {}
-    for block in BLOCKS:
-        exec(compile(block, "README.md", "exec"), names)
+    exec(compile(code[0], "README.md", "exec"), names)
     printed = capsys.readouterr().out
     assert re.search(r"offered 10,240, scored 0, trained 7,\d\d\d in \d+ batches.*selectivity 0\.7", printed)
-    assert names["loader"].progress == 1
-    assert names["scheduler"].last_epoch == names["total_steps"]
-    assert (tmp_path / "loader.pt").exists()
     assert isinstance(names["model"], torch.nn.Module)
 
 
-def test_every_method_is_in_the_table():
-    for name in methods.__all__:
-        assert f"| `{name}(" in README
+def test_links_and_pictures_are_absolute():
+    """The package index shows the README without the files beside it."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", README)
+    assert len(targets) > 30
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+
+
+def test_links_to_the_site_lead_to_pages_and_their_headings():
+    site = "https://selective-backprop.github.io/selective-backprop/"
+    checked = 0
+    for path, heading in re.findall(rf"{site}([\w/-]+)\.html(?:#([\w-]+))?", README):
+        page = ROOT / "docs" / f"{path}.md"
+        assert page.is_file(), f"the site has no page {path}"
+        titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)]
+        assert not heading or heading in titles, f"{path} has no heading {heading}"
+        checked += 1
+    assert checked > 25
+
+
+def test_the_recommended_method_comes_first():
+    assert README.index("ledger_backprop") < README.index("selective_backprop(")
+    assert README.index("<!-- results -->") < README.index("<!-- /results -->")

@@ -1,40 +1,21 @@
-"""docs/lab/figures.md, done at the smallest size: every command runs, and its report has every table and figure named."""
+"""docs/lab/figures.md at the smallest size: every command runs, and its report has every table and figure named."""
 
 import json
 import re
 import shlex
 from pathlib import Path
 
-from selective_backprop.lab.runs.recipes import RECIPES
 from tests.lab.command_line import run, text_of
+from tests.pages import DOCS, commands, smallest
 
-PAGE = (Path(__file__).parents[3] / "docs" / "lab" / "figures.md").read_text()
-NETWORKS = {
-    "resnet18": "small_cnn",
-    "densenet121": "small_resnet",
-    "mobilenet_v2": "small_cnn",
-    "googlenet": "small_resnet",
-}
-DROPPED = ("--recipe", "--data-dir", "--epochs", "--seeds")
-LENGTHS = {"compare": ["--epochs", "2", "--seeds", "1"], "sweep": ["--epochs", "1"], "train": ["--epochs", "1"]}
-LENGTHS["diet score"] = ["--epochs", "1", "--seeds", "1"]
+PAGE = (DOCS / "lab" / "figures.md").read_text()
 
 
-def smallest(command, folder):
-    """The same command on digits, for an epoch or two, with two values of each setting."""
-    program, *words = shlex.split(command)
+def at_smallest(words, folder):
+    """The same command at the smallest size, with its runs in this folder."""
+    program, *words = words
     assert program == "selective-backprop"
-    name = " ".join(words[:2]) if words[0] == "diet" else words[0]
-    kept = []
-    for option, word in zip(["", *words], words, strict=False):
-        if word in DROPPED or option in DROPPED:
-            assert option != "--recipe" or word in RECIPES
-            continue
-        if option == "--vary":
-            setting, _, values = word.partition("=")
-            word = f"{setting}={','.join(NETWORKS.get(value, value) for value in values.split(',')[:2])}"
-        kept.append(NETWORKS.get(word, word).replace("runs/", f"{folder}/runs/"))
-    return [*kept, *LENGTHS.get(name, [])]
+    return [word.replace("runs/", f"{folder}/runs/") for word in smallest(words)]
 
 
 def as_if_elsewhere(run_folder):
@@ -48,13 +29,13 @@ def test_every_command_makes_what_the_page_says(tmp_path):
     assert len(parts) >= 9
     missing = []
     for block, text in parts:
-        commands = [smallest(line, tmp_path) for line in block.strip().splitlines()]
-        for command in commands:
+        shrunk = [at_smallest(words, tmp_path) for words in commands(block)]
+        for command in shrunk:
             if command[0] == "report" and (tmp_path / "runs" / "machine-b").exists():
                 as_if_elsewhere(tmp_path / "runs" / "machine-b")
             result = run(*command)
             assert result.returncode == 0, f"{shlex.join(command)}\n{text_of(result)}"
-        out = Path(commands[-1][commands[-1].index("--out") + 1])
+        out = Path(shrunk[-1][shrunk[-1].index("--out") + 1])
         page = (out if out.suffix == ".html" else out / "report.html").read_text()
         rows = [line.split("|")[-2] for line in text.splitlines() if line.startswith("| ")][2:]
         names = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]

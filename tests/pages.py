@@ -1,0 +1,95 @@
+"""The pages of the docs, and their code blocks.
+
+A test runs each page from top to bottom, as a reader would. What each language means there:
+
+| block | what is done with it |
+| --- | --- |
+| python | run, all blocks of a page in one namespace |
+| diff | its new side is run as python; its old side must be Python too |
+| sh | each command is run at the smallest size, or checked: see `shell` in test_pages |
+| toml, json | parsed |
+| text, bibtex | nothing: for output, pictures, and what cannot run on the machine of the tests |
+
+What a page takes for granted, such as the reader's own model, stands in a comment that is not shown:
+`<!-- python ... -->`. It is run like the other blocks.
+"""
+
+import re
+import shlex
+import textwrap
+from dataclasses import dataclass
+
+from selective_backprop.lab.runs.recipes import RECIPES
+from tests.processes import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+_BLOCK = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$|^<!-- python\n(?P<hidden>.*?)^-->$",
+    re.DOTALL | re.MULTILINE,
+)
+
+# Networks and lengths at which the commands of a page take seconds.
+_NETWORKS = {
+    "resnet18": "small_cnn",
+    "resnet20": "small_resnet",
+    "densenet121": "small_resnet",
+    "mobilenet_v2": "small_cnn",
+    "googlenet": "small_resnet",
+}
+_DROPPED = ("--recipe", "--data-dir", "--epochs", "--seeds", "--seconds")
+_LENGTHS = {
+    "advise": ["--seconds", "0.1"],
+    "compare": ["--epochs", "2", "--seeds", "1"],
+    "demo": ["--epochs", "2", "--seeds", "1"],
+    "diet score": ["--epochs", "1", "--seeds", "1"],
+    "sweep": ["--epochs", "1"],
+    "train": ["--epochs", "1"],
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page. language is "python" also for blocks that are not shown."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks(text):
+    """All code blocks of a page, in order."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        hidden = match["hidden"] is not None
+        code = match["hidden"] if hidden else textwrap.dedent(match["code"])
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block("python" if hidden else match["language"], code, line))
+    return found
+
+
+def sides(diff):
+    """The old and the new side of a diff."""
+    lines = diff.splitlines()
+    return tuple("\n".join(line[1:] for line in lines if not line.startswith(other)) for other in "+-")
+
+
+def commands(shell):
+    """The commands of a shell block as lists of words, without comments."""
+    lines = shell.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def smallest(words):
+    """The same command on digits, for an epoch or two, with two values of each setting."""
+    name = " ".join(words[:2]) if words[0] == "diet" else words[0]
+    kept = []
+    for option, word in zip(["", *words], words, strict=False):
+        if word in _DROPPED or option in _DROPPED:
+            assert option != "--recipe" or word in RECIPES
+            continue
+        if option == "--vary":
+            setting, _, values = word.partition("=")
+            word = f"{setting}={','.join(_NETWORKS.get(value, value) for value in values.split(',')[:2])}"
+        kept.append(_NETWORKS.get(word, word))
+    return [*kept, *_LENGTHS.get(name, [])]
