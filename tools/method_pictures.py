@@ -49,14 +49,17 @@ MADE: dict[str, Callable[[], sb.Method]] = {
 }
 POOLS = {"diverse": 3 * BATCH, "kath18": 3 * BATCH, "reducible_loss": 6 * BATCH, "top_k": 3 * BATCH}
 """Methods that choose within a candidate batch want large ones."""
-MOVING = ("second_difference",)
-"""Methods that go by how losses change. Their losses wobble: by more where they are high."""
+MOVES: dict[str, Callable[[int, Tensor], Tensor]] = {
+    "second_difference": lambda epoch, logits: 0.3 * torch.sin(2.0 * epoch + 9 * logits),
+    "tail_sft": lambda epoch, logits: epoch * torch.sigmoid(logits) * torch.tensor([0.2, 0.0]),
+}
+"""What is added to the logits for methods that go by how losses change: they wobble, or fall, most for easy examples."""
 
 
 class Fixed(nn.Module):
     """Returns its inputs, so that losses stay as they are; or moves them a little from epoch to epoch."""
 
-    def __init__(self, moves: bool) -> None:
+    def __init__(self, moves: str) -> None:
         super().__init__()
         self.moves, self.epoch = moves, 0
         self.layer = nn.Linear(2, 2)  # the last layer, which `diverse` looks at
@@ -65,8 +68,7 @@ class Fixed(nn.Module):
             self.layer.bias.zero_()
 
     def forward(self, logits: Tensor) -> Tensor:
-        moved = logits + (0.3 * torch.sin(2.0 * self.epoch + 9 * logits) if self.moves else 0)
-        return self.layer(moved)
+        return self.layer(logits + MOVES[self.moves](self.epoch, logits) if self.moves else logits)
 
 
 def run(name: str) -> tuple[Tensor, sb.SelectiveLoader]:
@@ -75,7 +77,7 @@ def run(name: str) -> tuple[Tensor, sb.SelectiveLoader]:
     data = torch.utils.data.TensorDataset(LOGITS, torch.zeros(EXAMPLES, dtype=torch.int64))
     generator = torch.Generator().manual_seed(0)
     batches = torch.utils.data.DataLoader(data, POOLS.get(name, BATCH), shuffle=True, generator=generator)
-    model = Fixed(moves=name in MOVING)
+    model = Fixed(name if name in MOVES else "")
     loader = sb.SelectiveLoader(
         batches, model, nn.CrossEntropyLoss(), method, batch_size=SMALL, num_epochs=EPOCHS, seed=0
     )
