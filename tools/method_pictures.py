@@ -53,7 +53,7 @@ MOVES: dict[str, Callable[[int, Tensor], Tensor]] = {
     "second_difference": lambda epoch, logits: 0.3 * torch.sin(2.0 * epoch + 9 * logits),
     "tail_sft": lambda epoch, logits: epoch * torch.sigmoid(logits) * torch.tensor([0.2, 0.0]),
 }
-"""What is added to the logits for methods that go by how losses change: they wobble, or fall, most for easy examples."""
+"""What is added to the logits for methods that go by how losses change: they wobble, or they fall."""
 
 
 class Fixed(nn.Module):
