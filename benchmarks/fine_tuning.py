@@ -349,9 +349,9 @@ def report(runs, *, backward):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "selective-backprop-fine-tuning"))
-    parser.add_argument("--steps", type=int, default=1500, help="of pre-training")
-    parser.add_argument("--examples", type=int, default=480, help="to fine-tune on")
-    parser.add_argument("--held-out", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=400, help="of pre-training")
+    parser.add_argument("--examples", type=int, default=240, help="to fine-tune on")
+    parser.add_argument("--held-out", type=int, default=160)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=9, help="of the overhead")
     parser.add_argument("--lora", action=argparse.BooleanOptionalAction, default=None, help="only with, only without")

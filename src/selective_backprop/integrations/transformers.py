@@ -356,8 +356,16 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
             f"SelectiveTrainer works on one device per process, and this one has {trainer.args.n_gpu}: start it by "
             "torchrun, with a process for each GPU, or with one GPU in CUDA_VISIBLE_DEVICES"
         )
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ValueError("SelectiveTrainer scores with the whole model on each rank: DDP works, FSDP and DeepSpeed not")
+    if trainer.is_deepspeed_enabled:
+        raise ValueError(
+            "DeepSpeed runs its own engine, which scores no candidates: leave out deepspeed= and shard the model by "
+            "FSDP2 instead, with fsdp='full_shard' and fsdp_config={'version': 2}"
+        )
+    if trainer.is_fsdp_enabled and getattr(trainer.accelerator.state.fsdp_plugin, "fsdp_version", 1) != 2:
+        raise ValueError(
+            "selection works with FSDP2, but your arguments ask for FSDP1: set fsdp_config={'version': 2}, or "
+            "fsdp_version: 2 in Accelerate's configuration"
+        )
     if method.scorer.needs.training_pass:
         raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")
     if trainer.compute_loss_func is not None and loss_fn is None:
