@@ -23,13 +23,14 @@ class _Block(nn.Module):
         self.stride, self.new_channels = stride, channels - channels_in
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.norm1(self.conv1(x)))
+        # In place: a third of the memory traffic, and BatchNorm's backward pass needs its input, not its output.
+        out = F.relu(self.norm1(self.conv1(x)), inplace=True)
         out = self.norm2(self.conv2(out))
         if self.new_channels:
             before = self.new_channels // 2
             x = x[:, :, :: self.stride, :: self.stride]
             x = F.pad(x, (0, 0, 0, 0, before, self.new_channels - before))
-        return F.relu(out + x)
+        return F.relu(out + x, inplace=True)
 
 
 def cifar_resnet(
@@ -44,7 +45,7 @@ def cifar_resnet(
         raise ValueError(f"depth must be 6n + 2 with n >= 1 (8, 14, 20, 26, 32, ...), got {depth}")
     if width < 1:
         raise ValueError(f"width must be >= 1, got {width}")
-    layers: list[nn.Module] = [conv(channels, width, 3), normalisation(norm, width), nn.ReLU()]
+    layers: list[nn.Module] = [conv(channels, width, 3), normalisation(norm, width), nn.ReLU(inplace=True)]
     channels_in = width
     for stage in range(3):
         for block in range((depth - 2) // 6):
