@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from selective_backprop.advice.costs import Costs, measure_costs
+from selective_backprop.advice.evidence import evidence_of
 from selective_backprop.policies import LossSharePolicy
 
 SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
@@ -42,10 +43,21 @@ class Advice:
 
     @property
     def best(self) -> Option | None:
-        """The fastest option that keeps a third of the candidates; None if no option is worth it."""
-        third = [option for option in self.options[1:] if option.selectivity == 1 / 3]
-        fastest = min(third, key=lambda option: option.seconds)
-        return fastest if fastest.seconds < _WORTH_IT * self.options[0].seconds else None
+        """The fastest option that keeps a third of the candidates; None if no option is worth it.
+
+        Methods that lose against plain training or random subsets on our leaderboard are never recommended.
+        """
+        fastest = self._fastest(self._not_losing)
+        return fastest if fastest is not None and fastest.seconds < _WORTH_IT * self.options[0].seconds else None
+
+    @property
+    def _not_losing(self) -> list[Option]:
+        known = [(option, evidence_of(option.method)) for option in self.options[1:]]
+        return [option for option, evidence in known if evidence is None or not evidence.loses]
+
+    def _fastest(self, options: Iterable[Option]) -> Option | None:
+        third = [option for option in options if option.selectivity == 1 / 3]
+        return min(third, key=lambda option: option.seconds, default=None)
 
     @property
     def best_candidate_batch(self) -> int | None:
@@ -85,6 +97,15 @@ class Advice:
         return "\n".join([*lines, "", self._verdict()])
 
     def _verdict(self) -> str:
+        fastest = self._fastest(self.options[1:])
+        losing = fastest is not None and fastest.seconds < _WORTH_IT * self.options[0].seconds
+        if self.best is None and losing and fastest is not None:
+            return (
+                f"Nothing is recommended here: {fastest.method} would make epochs {fastest.speed_up:.2f}x as fast, but "
+                f"its compute multiplier on our leaderboard is {evidence_of(fastest.method)}, so plain training or "
+                "random subsets reach the same error with less. ledger_backprop does better, but needs a map-style "
+                "data set."
+            )
         if self.best is None:
             without = "" if self.costs.has_ids else " Those without a selection pass need a map-style data set."
             return (
@@ -97,8 +118,8 @@ class Advice:
         )
         return (
             f"At a third of the candidates the shortest epochs are those of {self.best.method}: "
-            f"{self.best.speed_up:.2f}x. {passes} Whether accuracy holds, only training tells: compare with plain "
-            "training and random subsets in the same budget."
+            f"{self.best.speed_up:.2f}x. {passes} {_evidence(self.best)}Whether accuracy holds for your data, only "
+            "training tells: compare with plain training and random subsets in the same budget."
         )
 
 
@@ -157,6 +178,11 @@ def _break_even(costs: Costs) -> float:
     if costs.loads_ahead and costs.loading >= costs.training:
         return 0.0  # loading takes the most time, and every candidate must be loaded
     return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
+
+
+def _evidence(option: Option) -> str:
+    found = evidence_of(option.method)
+    return "" if found is None else f"Its compute multiplier on our leaderboard is {found}. "
 
 
 def _backward(costs: Costs) -> str:

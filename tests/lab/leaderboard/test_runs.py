@@ -6,7 +6,7 @@ from torch import nn
 from selective_backprop.lab.leaderboard.arms import ARMS, TRIALS, own_arm
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_cell, run_missing, settings_of, shuffled_by_seed
-from selective_backprop.lab.leaderboard.tuning import tune
+from selective_backprop.lab.leaderboard.tuning import lengths_of, tune
 from selective_backprop.lab.leaderboard.workloads import DIGITS, WORKLOADS, find_workload
 from selective_backprop.lab.runs.choices import make_method
 from tests.lab.command_line import run, text_of
@@ -94,6 +94,8 @@ def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path
     assert chosen["plain"] in ARMS["plain"].trials
     assert chosen["ledger, default"] == chosen["plain"].replace("traditional", "ledger")
     assert {cell.seed for cell in store.outcomes} == {1000}
+    assert lengths_of(DIGITS, "plain", chosen["plain"], store) == (1, 2, 3)
+    assert lengths_of(DIGITS, "mine", chosen["mine"], store) == (1, 2, 3, 6)  # twice as long for half of the examples
 
 
 def test_the_commands_tune_run_and_show(tmp_path):

@@ -95,3 +95,13 @@ def test_an_arm_that_never_gets_there_is_never_near():
     assert performance_profile([poor], "middle", [math.inf])["poor"] == [1.0]
     assert performance_profile([poor], "middle", [1e9])["poor"] == [0.0]
     assert poor.cost("poor", "middle") is None
+
+
+def test_plain_training_continues_the_curve_of_random_subsets():
+    # Subsets end at 2 epochs of compute and an error of 0.3; lower errors are reached by plain training only.
+    random = [(1, 0.5, 0.5), (2, 1.0, 0.4), (4, 2.0, 0.3)]
+    runs = [*outcomes("plain", PLAIN), *outcomes("repeated random", random), *outcomes("same", PLAIN)]
+    found = standing("digits", runs).place("same").random["lossless"]
+    # Between 2 and 4 epochs the curve of subsets starts at a higher error, so that it is a little dearer.
+    assert found.multiple.value == pytest.approx(1, abs=0.01)
+    assert found.multiple.bound is Bound.EXACT

@@ -120,11 +120,14 @@ def tuning(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]
 
 
 def runs(one: Standing) -> TextTable:
-    """Mean error, its standard deviation over seeds, and compute of every arm at every length."""
+    """Mean error, its standard deviation over seeds, and compute of every arm at every length.
+
+    The last column has the run of as much compute as plain training's longest.
+    """
     lengths = find_workload(one.workload).lengths
-    rows = [[place.arm, *(_error(point) for point in place.points), f"{place.cpu_seconds:.1f}"] for place in one.places]
-    heading = ["error at compute", *(f"{length} epochs" for length in lengths), "seconds of the longest"]
-    return TextTable(heading, [row for row in rows if len(row) == len(heading)])
+    heading = ["error at compute", *(f"{length} epochs" for length in lengths), "as much compute"]
+    rows = [[place.arm, *(_error(point) for point in place.points)] for place in one.places]
+    return TextTable(heading, [row + [""] * (len(heading) - len(row)) for row in rows])
 
 
 def _error(arm: Arm) -> str:

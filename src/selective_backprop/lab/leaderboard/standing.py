@@ -77,8 +77,10 @@ def standing(workload: str, outcomes: Sequence[Outcome]) -> Standing:
     runs = {arm: _points([run for run in outcomes if run.cell.arm == arm]) for arm in _arms(outcomes)}
     if PLAIN not in runs or RANDOM not in runs:
         raise ValueError(f"{workload} has no runs of {PLAIN} or of {RANDOM}: nothing can be compared without both")
-    plain = Frontier(runs[PLAIN])
-    targets = _targets(plain)
+    targets = _targets(Frontier(runs[PLAIN]))
+    # Random subsets of everything are plain training: its longer runs go on where the longest run of a subset ends.
+    dearest = max(point.cost for point in runs[RANDOM])
+    random_subsets = [*runs[RANDOM], *(point for point in runs[PLAIN] if point.cost > dearest)]
     places = []
     for arm, points in runs.items():
         of_arm = [run for run in outcomes if run.cell.arm == arm]
@@ -91,7 +93,7 @@ def standing(workload: str, outcomes: Sequence[Outcome]) -> Standing:
                 min(len(point.errors) for point in points),
                 points,
                 {} if arm == PLAIN else _multipliers(runs[PLAIN], points, targets),
-                {} if arm in (PLAIN, RANDOM) else _multipliers(runs[RANDOM], points, targets),
+                {} if arm in (PLAIN, RANDOM) else _multipliers(random_subsets, points, targets),
                 sum(times) / len(times),
             )
         )

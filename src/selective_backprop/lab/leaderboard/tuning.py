@@ -55,7 +55,24 @@ def tune(
     for arm in by_name.values():
         runs = [outcome for outcome in tried if outcome.cell.arm == arm.name]
         chosen[arm.name] = max(arm.trials, key=lambda text, runs=runs: _merit(baseline, runs, text))  # type: ignore[misc]
-    return chosen | {DEFAULT.name: default_setting(chosen[PLAIN])}
+    chosen[DEFAULT.name] = default_setting(chosen[PLAIN])
+    # It is not tuned, but what it costs must be known.
+    run_missing(workload, cells(DEFAULT.name, [chosen[DEFAULT.name]], [workload.middle]), data, store, show)
+    return chosen
+
+
+def lengths_of(workload: Workload, arm: str, setting: str, store: Store) -> tuple[int, ...]:
+    """Lengths that an arm is trained at: the workload's, and one at which it costs as much as the longest plain run.
+
+    What an epoch costs is known from the arm's trial. An arm that costs nearly as much as plain training has no further
+    length.
+    """
+    trial = store.outcomes.get(Cell(arm, setting, workload.middle, TUNING_SEED, True))
+    if trial is None:
+        raise ValueError(f"{arm} has no trial of {setting!r} in {store.file}: run leaderboard tune first")
+    longest = workload.lengths[-1]
+    matched = round(longest * workload.middle / trial.compute)
+    return workload.lengths if matched <= longest else (*workload.lengths, matched)
 
 
 def default_setting(plain: str) -> str:
