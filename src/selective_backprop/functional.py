@@ -320,6 +320,38 @@ def is_highest(
     return chosen, chances
 
 
+def random_by_id(ids: Tensor, *, seed: int, epoch: int, count: int) -> Tensor:
+    """Draw `count` random numbers in [0, 1) for each id: (N, count) float64.
+
+    They follow from seed, epoch and id alone, whatever other ids are in the batch. So augmentation that draws from here
+    shows an example in the same view wherever it is loaded, and another run can repeat the view.
+
+    >>> together, alone = (random_by_id(torch.tensor(ids), seed=7, epoch=2, count=3) for ids in ([4, 9], [9]))
+    >>> bool((together[1] == alone[0]).all())
+    True
+    """
+    # A key of seed and epoch, then one number per id and place: each step scrambles all 64 bits (splitmix64).
+    key = _scrambled(_scrambled(torch.tensor(seed & _MASK_63)) + epoch)
+    of_ids = _scrambled(ids.to("cpu", torch.int64) + key)
+    numbers = _scrambled(of_ids[:, None] + _GOLDEN * torch.arange(1, count + 1))
+    return _shifted(numbers, 11).to(torch.float64).mul_(2.0**-53)
+
+
+_MASK_63 = 2**63 - 1
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed number: products wrap around
+
+
+def _scrambled(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shifted(bits, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    bits = (bits ^ _shifted(bits, 27)) * (0x94D049BB133111EB - 2**64)
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: Tensor, places: int) -> Tensor:
+    """Shift to the right and fill with zeros; >> alone would repeat the sign."""
+    return (bits >> places).bitwise_and(2 ** (64 - places) - 1)
+
+
 def groups_of_similar(values: Tensor, num_groups: int, max_steps: int = 1000) -> Tensor:
     """Cut values into groups by k-means: (N,) the number of each value's group. Group 0 has the lowest values.
 

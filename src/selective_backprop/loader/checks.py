@@ -117,8 +117,13 @@ def _check_whole(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-def check_source(source: Source, method: Method, ranks: Ranks) -> None:
-    """Raise if the method cannot work with the user's loader."""
+def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = None) -> None:
+    """Raise if the method or the transform cannot work with the user's loader."""
+    if getattr(transform, "takes_ids", False) and source.num_examples is None:
+        raise ValueError(
+            "your transform takes the ids of examples, and your loader has no ids: only a DataLoader over a map-style "
+            "data set, with automatic batching, has them. Use a transform of the batch alone"
+        )
     if method.needs_ids and source.num_examples is None:
         raise ValueError(
             f"{method.name} must know the id of each example, and your loader has no ids: only a DataLoader over a "

@@ -46,6 +46,8 @@ class Loading:
     ) -> None:
         self.source = source
         self.transform: Any = transform
+        self._transform_takes_ids: bool = getattr(transform, "takes_ids", False)
+        self._epoch = 0
         self._device = device
         self._stats = stats
         self._batches: Generator[tuple[Chunk | None, Any]] | None = None
@@ -59,11 +61,12 @@ class Loading:
             candidates = replace(self.ahead.candidates, data=move(self.ahead.candidates.data, device))
             self.ahead = self.ahead._replace(candidates=candidates)
 
-    def begin(self, plan: Plan | None, waiting: Tensor) -> None:
-        """Start the next epoch, or go on with the one that was under way when the state was saved.
+    def begin(self, epoch: int, plan: Plan | None, waiting: Tensor) -> None:
+        """Start this epoch, or go on with it if it was under way when the state was saved.
 
         waiting: rising ids of examples that already wait in the queue. They are not loaded.
         """
+        self._epoch = epoch
         self._batches = self.source.epoch(plan, waiting)
 
     def release(self) -> None:
@@ -94,7 +97,10 @@ class Loading:
         if loaded is not None:
             chunk, data = loaded
             data = move(data, self._device)
-            if self.transform is not None:
+            if self._transform_takes_ids:
+                assert chunk is not None  # checked when the loader was made
+                data = self.transform(data, chunk.ids, self._epoch)
+            elif self.transform is not None:
                 data = self.transform(data)
         self._stats.switch(phase)
         if loaded is None:

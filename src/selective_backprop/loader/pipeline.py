@@ -109,7 +109,7 @@ class Pipeline:
             num_waiting=self._num_carried,
             batch_size=None if self._by_tokens else self.queue.batch_size,
         )
-        self._loading.begin(plan, waiting)
+        self._loading.begin(self.epoch, plan, waiting)
 
     def _carry_over(self) -> Tensor:
         """Note which examples wait as the epoch begins. Returns the rising ids that it must not offer again."""

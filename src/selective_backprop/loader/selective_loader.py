@@ -104,7 +104,8 @@ class SelectiveLoader(LoaderAttributes):
             dict. There, labels is the dict's "labels" entry, or the whole dict if it has none.
         transform: called on each candidate batch when it is on the device, before it is scored; for example
             augmentation. The batch that is scored is the one that is trained on. If the transform has a state_dict,
-            it is saved with the loader's state.
+            it is saved with the loader's state. If it has a true attribute takes_ids, it is called with (batch, ids,
+            epoch), so that the view of an example can follow from its id; see `functional.random_by_id`.
         reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean" of those that
             are not ignored, "sum", "max" or a function, such as `mean_of_largest(8)`.
         pad: for examples of different lengths, such as `pad_to_longest({"input_ids": 0})`. It gives examples of
@@ -156,7 +157,7 @@ class SelectiveLoader(LoaderAttributes):
             check_batch_tokens(batch_tokens, batch_size=batch_size, pad=pad, method=method, ranks=ranks)
             check_numbers(seed=seed, scope=scope, total_batches=total_batches, loader=loader)
             self._source = Source(loader, method.keep, total_batches)
-            check_source(self._source, method, ranks)
+            check_source(self._source, method, ranks, transform)
             check_ranks(model, method, ranks)
             self._loss = PerExampleLoss(loss_fn, reducer)
             self._follows_model = device is None

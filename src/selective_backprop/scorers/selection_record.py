@@ -40,6 +40,8 @@ class SelectionRecord(Described):
 
     Args:
         num_examples: M.
+        view_seed: the seed from which the views of examples followed, by `functional.random_by_id`, if they did. A run
+            that repeats the selection can then repeat the views, too. It is kept and saved for that run to read.
 
     >>> record = SelectionRecord(5)
     >>> record.add_ids(torch.tensor([4, 0, 4]))
@@ -47,10 +49,12 @@ class SelectionRecord(Described):
     [True, False, False, False, True]
     """
 
-    def __init__(self, num_examples: int) -> None:
+    def __init__(self, num_examples: int, view_seed: int | None = None) -> None:
         if not isinstance(num_examples, int) or num_examples < 1:
             raise ValueError(f"num_examples must be a whole number >= 1, got {num_examples!r}")
-        self.num_examples = num_examples
+        if view_seed is not None and (isinstance(view_seed, bool) or not isinstance(view_seed, int)):
+            raise ValueError(f"view_seed must be a whole number or None, got {view_seed!r}")
+        self.num_examples, self.view_seed = num_examples, view_seed
         self._masks: list[Tensor] = []  # one bit per example, one tensor per epoch
         self._counts = torch.zeros(num_examples, dtype=torch.int32)  # the ledger's `selected` at the last call of add
 
@@ -105,7 +109,12 @@ class SelectionRecord(Described):
         with the record that was saved together with it.
         """
         masks = torch.stack(self._masks) if self._masks else torch.zeros(0, -(-self.num_examples // 8))
-        state = {"version": _FILE_VERSION, "masks": masks.to(torch.uint8), "counts": self._counts}
+        state = {
+            "version": _FILE_VERSION,
+            "masks": masks.to(torch.uint8),
+            "counts": self._counts,
+            "view_seed": self.view_seed,
+        }
         write_whole({Path(path): pack(state)})
 
     @classmethod
@@ -120,6 +129,9 @@ class SelectionRecord(Described):
             raise ValueError(not_a_record)
         if state.get("version") != _FILE_VERSION:
             raise ValueError(f"{os.fspath(path)} has version {state.get('version')}, expected {_FILE_VERSION}")
-        record = cls(len(state["counts"]))
+        seed = state.get("view_seed")
+        if seed is not None and type(seed) is not int:
+            raise ValueError(not_a_record)
+        record = cls(len(state["counts"]), seed)
         record._masks, record._counts = list(state["masks"]), state["counts"]
         return record

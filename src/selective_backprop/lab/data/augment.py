@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from selective_backprop.functional import random_by_id
 
 _CHUNK_VALUES = 2**24  # memory-mapped pixel values to hold in memory at a time
 _PADDING_MODES = ("zero", "reflect")
@@ -110,6 +112,22 @@ class Augment:
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, images: Tensor) -> Tensor:
+        size = len(images)
+        return self._view(
+            images, lambda ranges: [torch.randint(most, (size, 1), generator=self.generator) for most in ranges]
+        )
+
+    def by_id(self, images: Tensor, ids: Tensor, *, seed: int, epoch: int) -> Tensor:
+        """Augment with random numbers that follow from seed, epoch and the id of each image, not from the generator."""
+
+        def draw(ranges: Sequence[int]) -> list[Tensor]:
+            numbers = random_by_id(ids, seed=seed, epoch=epoch, count=len(ranges))
+            return list(torch.split((numbers * torch.tensor(ranges)).to(torch.int64), 1, dim=1))
+
+        return self._view(images, draw)
+
+    def _view(self, images: Tensor, draw: Callable[[Sequence[int]], list[Tensor]]) -> Tensor:
+        """Augment by the numbers that `draw` makes: for each range, one per image below it, (B, 1)."""
         _require_images(images)
         size, channels, height, width = images.shape
         if self.padding_mode == "reflect" and self.padding >= min(height, width):
@@ -119,8 +137,7 @@ class Augment:
         if not (self.padding or self.flip or self.cutout):
             return images
         ranges = (2 * self.padding + 1, 2 * self.padding + 1, 1 + self.flip, *((height, width) if self.cutout else ()))
-        draws = [torch.randint(most, (size, 1), generator=self.generator) for most in ranges]
-        top, left, mirrored, *centre = torch.stack(draws).to(images.device, non_blocking=True)  # one transfer
+        top, left, mirrored, *centre = torch.stack(draw(ranges)).to(images.device, non_blocking=True)  # one transfer
         if self.padding:
             mode = "constant" if self.padding_mode == "zero" else "reflect"
             images = F.pad(images, (self.padding,) * 4, mode=mode)

@@ -110,13 +110,13 @@ def make_method(
     train_every=, how often that network learns, and train_share=, from how much of a batch. reducible_loss takes
     reference=MODEL and reference_epochs=, the network whose losses count as those that cannot be reduced. A run passes
     make_network and reference_losses, which know its data. Without them, the call only checks that the method can be
-    made.
+    made. Every method takes views=SEED, from which the run draws its augmentation by id.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
     """
     name = full_name(name)
-    options = _with_proxy(options or {}, make_network)
+    options = _with_proxy(_without_views(name, options or {}), make_network)
     if name == "reducible_loss":
         options = _with_reference(options, make_network, reference_losses)
     try:
@@ -138,6 +138,18 @@ def _option_names(method: Callable[..., sb.Method]) -> list[str]:
         else:
             names.append(parameter.name)
     return [name for name in names if name != "selectivity"]
+
+
+def _without_views(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options without views=, which the run itself reads."""
+    if "views" not in options:
+        return options
+    seed = options["views"]
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"views= takes a seed, a whole number, got {seed!r}")
+    if name == "recorded_backprop":
+        raise ValueError("recorded_backprop sees the views of the run that it repeats: leave out views=")
+    return {key: value for key, value in options.items() if key != "views"}
 
 
 def _with_proxy(options: dict[str, Any], make_network: MakeNetwork) -> dict[str, Any]:

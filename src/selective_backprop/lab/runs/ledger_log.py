@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import selective_backprop as sb
+from selective_backprop.files.reading import read_json
 from selective_backprop.lab.probes.examples import last_known_loss
 from selective_backprop.lab.probes.files import (
     Array,
@@ -77,10 +78,18 @@ def read_ledger_log(folder: Path) -> LedgerHistory:
     return LedgerHistory(loss, probability, selected)
 
 
+def _view_seed(folder: Path) -> int | None:
+    """The seed of the views of the run in this folder; None if it drew its augmentation one batch after the other."""
+    file = folder / "config.json"
+    settings = read_json(file) if file.exists() else {}
+    options = settings.get("options", {}) if isinstance(settings, dict) else {}
+    return options.get("views") if isinstance(options, dict) else None
+
+
 def read_selections(folder: Path) -> sb.SelectionRecord:
-    """Read what the run in this folder selected in each epoch, for `recorded_backprop`."""
+    """Read what the run in this folder selected in each epoch, and the seed of its views, for `recorded_backprop`."""
     selected = torch.from_numpy(read_ledger_log(folder).selected.astype(bool))
-    record = sb.SelectionRecord(selected.shape[1])
+    record = sb.SelectionRecord(selected.shape[1], _view_seed(folder))
     for mask in selected:
         record.add_ids(mask.nonzero().flatten())
     return record

@@ -37,6 +37,7 @@ from selective_backprop.lab.runs.reference import Preparation, cross_fitted_loss
 from selective_backprop.lab.runs.settings import Settings as Settings
 from selective_backprop.loader.checks import check_ranks
 from selective_backprop.loader.stats import COMBINATIONS
+from selective_backprop.scorers import RecordedScorer
 
 Record = dict[str, Any]
 
@@ -44,14 +45,21 @@ Record = dict[str, Any]
 class Prepare:
     """Normalises and augments a candidate batch on the device. Its state is the augmentation's.
 
-    It normalises first, so that padded and cut-out pixels have the mean colour, not black.
+    It normalises first, so that padded and cut-out pixels have the mean colour, not black. With a view_seed, the view
+    of an image follows from this seed, its id and the epoch, so that other runs can show the same views.
     """
 
-    def __init__(self, augment: Augment, normalise: nn.Module) -> None:
-        self.augment, self.normalise = augment, normalise
+    def __init__(self, augment: Augment, normalise: nn.Module, view_seed: int | None = None) -> None:
+        self.augment, self.normalise, self.view_seed = augment, normalise, view_seed
+        self.takes_ids = view_seed is not None
 
-    def __call__(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.augment(self.normalise(batch[0])), batch[1]
+    def __call__(
+        self, batch: tuple[Tensor, Tensor], ids: Tensor | None = None, epoch: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        images = self.normalise(batch[0])
+        if self.view_seed is None or ids is None:
+            return self.augment(images), batch[1]
+        return self.augment.by_id(images, ids, seed=self.view_seed, epoch=epoch), batch[1]
 
     def state_dict(self) -> dict[str, Any]:
         return self.augment.state_dict()
@@ -139,7 +147,10 @@ class Training:
             collate_fn=dataset.collate,
         )
         augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=own_seed)
-        self.prepare = Prepare(augment, self.normalise)
+        view_seed = settings.options.get("views")
+        if isinstance(method.scorer, RecordedScorer):
+            view_seed = method.scorer.record.view_seed  # a run that repeats another one's selection sees its views
+        self.prepare = Prepare(augment, self.normalise, view_seed)
         self.loader = sb.SelectiveLoader(
             self.train_loader,
             self.trained_model,
