@@ -178,6 +178,7 @@ class PerExampleLoss:
         num_examples: int | None = None,
         *,
         record: bool = True,
+        token_weights: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the scalar to call backward on, and the detached loss of each example.
 
@@ -191,20 +192,33 @@ class PerExampleLoss:
             weights: (N,) weight of each example; None if all are 1.
             num_examples: N, to check the number of losses.
             record: whether the loss of each example is needed. If not, it is None if it would take a second call.
+            token_weights: a function from the losses (N, ...) to the weight of each, besides those of examples.
         """
-        if weights is None and not record and self.costs_extra:
+        if weights is None and token_weights is None and not record and self.costs_extra:
             loss = self.loss_fn(outputs, targets)
             return (loss if loss.dim() == 0 else loss.mean()), None
         found = self.evaluate(outputs, targets, num_examples)
-        if weights is None:
+        if weights is None and token_weights is None:
             return found.own(), found.losses
-        raw = found.raw
-        weighted = (raw * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))).mean()
+        raw = weighted = found.raw
+        if token_weights is not None:
+            weighted = weighted * token_weights(raw.detach())
+        if weights is not None:
+            weighted = weighted * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))
+        weighted = weighted.mean()
         if not self._has_reduction:
             return weighted, found.losses
         with torch.no_grad():
             scale = _ratio(found.own(), raw)
         return weighted * scale, found.losses
+
+    def unreduced(self, outputs: Any, targets: Any) -> Tensor:
+        """Compute losses without any reduction, (N, ...), with a copy of the user's loss."""
+        return self._unreduced(self._private())(outputs, targets)
+
+    def counted(self, raw: Tensor, targets: Any) -> Tensor | None:
+        """Return which of the losses count, such as those of tokens that are not padding; None if all do."""
+        return self._mask(raw, targets)
 
     def scale(self, outputs: Any, targets: Any, raw: Tensor) -> Tensor | float:
         """Return the user's own reduced loss divided by the plain mean of the raw losses, without changing the loss."""

@@ -88,6 +88,16 @@ def check_batch_tokens(
         )
 
 
+def check_token_share(token_share: float | None, token_reference: Any, method: Method) -> None:
+    """Raise if the loss cannot be masked by tokens."""
+    if token_share is None and token_reference is not None:
+        raise ValueError("token_reference ranks tokens, and all are trained on: pass token_share= too, such as 0.6")
+    if token_share is not None and method.scorer.needs.training_pass:
+        raise ValueError(
+            f"{method.name} with forward reuse cannot mask tokens: leave out token_share= or scoring='reuse'"
+        )
+
+
 def check_numbers(*, seed: Any, scope: Any, total_batches: Any, loader: Any) -> None:
     """Raise if one of these options has a wrong type or value."""
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -33,6 +33,7 @@ from selective_backprop.loader.checks import (
     check_ranks,
     check_source,
     check_state,
+    check_token_share,
     to_agree_on,
 )
 from selective_backprop.loader.feedback import Feedback
@@ -43,6 +44,7 @@ from selective_backprop.loader.pipeline import Pipeline
 from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.source import Source
 from selective_backprop.loader.stats import Stats
+from selective_backprop.loader.token_share import TokenShare
 from selective_backprop.loader.training_loss import ReusedForward, TrainingLoss
 from selective_backprop.loader.undoing import unchanged_on_error
 from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
@@ -110,6 +112,10 @@ class SelectiveLoader(LoaderAttributes):
             are not ignored, "sum", "max" or a function, such as `mean_of_largest(8)`.
         pad: for examples of different lengths, such as `pad_to_longest({"input_ids": 0})`. It gives examples of
             different candidate batches the same shape, so that they can share a training batch.
+        token_share: train only on this share of each batch's tokens, those with the highest losses. It masks the loss
+            that `loss` returns, and saves no compute by itself. It needs a loss of each token, such as
+            `token_cross_entropy`.
+        token_reference: with token_share, rank tokens by their loss minus that of this model.
         device: where batches are given out. The default is the device of the model's parameters when an epoch begins.
         num_epochs: length of the run. `progress` and methods that select in a window of training need it. With it,
             the last epoch also gives out what is left, as one smaller batch. It does not if the DataLoader has
@@ -145,6 +151,8 @@ class SelectiveLoader(LoaderAttributes):
         transform: Callable[[Any], Any] | None = None,
         reducer: str | Reducer | None = None,
         pad: Pad | None = None,
+        token_share: float | None = None,
+        token_reference: nn.Module | None = None,
         device: torch.device | str | None = None,
         num_epochs: int | None = None,
         seed: int = 0,
@@ -160,6 +168,10 @@ class SelectiveLoader(LoaderAttributes):
             check_source(self._source, method, ranks, transform)
             check_ranks(model, method, ranks)
             self._loss = PerExampleLoss(loss_fn, reducer)
+            check_token_share(token_share, token_reference, method)
+            tokens = None
+            if token_share is not None:
+                tokens = TokenShare(token_share, token_reference, forward or default_forward, self._loss)
             self._follows_model = device is None
             self._device = torch.device(device) if device is not None else device_of(model)
             options: dict[str, Any] = {"num_epochs": num_epochs, "seed": seed, "scope": scope, "forward": forward}
@@ -199,7 +211,7 @@ class SelectiveLoader(LoaderAttributes):
         self.queue = self._pipeline.queue
         """Selected examples that wait for their batch to fill. Read it, but do not change it."""
         self._feedback = Feedback(self._runner, self._device)
-        self._training_loss = TrainingLoss(self._loss, self._runner)
+        self._training_loss = TrainingLoss(self._loss, self._runner, tokens)
         if method.scorer.needs.training_pass:
             self._training_loss = ReusedForward(self._loss, self._runner, model, self.stats)
         self._in_epoch = self._resumed = False

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from selective_backprop.forward_reuse.selected_loss import can_reuse_rows, selected_loss
 from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.stats import Stats
+from selective_backprop.loader.token_share import TokenShare
 from selective_backprop.losses import PerExampleLoss, WrongCountError
 from selective_backprop.scorers import TrainingPassScorer
 from selective_backprop.types import Batch, Candidates
@@ -21,14 +22,20 @@ Result = tuple[Tensor, Tensor | None, Batch]
 class TrainingLoss:
     """Computes the user's loss of a batch, with the weights of its examples applied."""
 
-    def __init__(self, loss: PerExampleLoss, runner: Runner) -> None:
-        self._loss, self._runner = loss, runner
+    def __init__(self, loss: PerExampleLoss, runner: Runner, token_share: TokenShare | None = None) -> None:
+        self._loss, self._runner, self._token_share = loss, runner, token_share
 
     def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, weights: Tensor | None) -> Result:
         """Compute the loss. weights: the batch's weights, on the device; None if all of them are 1."""
+        token_weights = None
+        if (token_share := self._token_share) is not None:
+
+            def token_weights(raw: Tensor) -> Tensor:
+                return token_share.weights(raw, targets, batch)
+
         try:
             loss, losses = self._loss.for_training(
-                outputs, targets, weights, len(batch), record=self._runner.learns_losses
+                outputs, targets, weights, len(batch), record=self._runner.learns_losses, token_weights=token_weights
             )
         except WrongCountError as error:
             raise ValueError(
