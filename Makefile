@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: test check docs torture demo benchmark clean
+.PHONY: test check docs floors release-check torture demo benchmark clean
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -q
@@ -16,6 +16,24 @@ check: $(INSTALLED)
 # The site, in site/: open site/index.html. Broken links, missing references and pages without a place are errors.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# All that a release needs, without publishing: build, check the files, try them in a fresh environment.
+release-check: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/check_release.py dist
+
+# The lowest versions that pyproject.toml allows, and this torch. 2.6.0 is its floor, where a build of it can be had.
+TORCH ?= 2.13.0
+FLOOR_TESTS ?= tests/integrations tests/contracts tests/loader tests/methods tests/policies tests/lab/test_cli.py
+floors:
+	rm -rf .venv-floors
+	$(PYTHON) -m venv .venv-floors
+	$(PYTHON) tools/floors.py $(TORCH) > .venv-floors/floors.txt
+	.venv-floors/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-floors/floors.txt \
+		--editable '.[keras,lab,lightning,tensorboard,transformers]' hypothesis jax playwright pytest pytest-xdist torchdata
+	.venv-floors/bin/python -m pytest -n auto --dist loadgroup -q $(FLOOR_TESTS)
 
 # make torture KILLS=1000 LAYOUTS=1000 takes hours; the same command goes on where it was stopped.
 torture: $(INSTALLED)
@@ -43,4 +61,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv dist site .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-floors dist site .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,82 @@
+"""All messages that the package raises, warns of or logs, from its source."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "selective_backprop"
+GAP = "…"
+"""Stands for a value in a message."""
+_LOGS = {"warning": "warning in the log", "info": "line in the log", "warn": "warning"}
+_SHORTEST = 12  # letters of its own; less is only the frame of another message
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message with gaps for values, the kind of error, and the file that has it, relative to the package."""
+
+    text: str
+    kind: str
+    file: str
+
+
+def messages() -> list[Message]:
+    """All messages, by file and line."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (read := _message(node)) is not None:
+                text, kind = read
+                if len(text.replace(GAP, "")) >= _SHORTEST:
+                    found.append(Message(" ".join(text.split()), kind, path.relative_to(SOURCE).as_posix()))
+    return found
+
+
+def _message(node: ast.AST) -> tuple[str, str] | None:
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+        function = node.exc.func
+        return _text(node.exc.args[0]), getattr(function, "id", getattr(function, "attr", "error"))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        owner = getattr(node.func.value, "id", "")
+        if owner in ("_logger", "warnings") and node.func.attr in _LOGS:
+            return _text(node.args[0]), _LOGS[node.func.attr]
+    return None
+
+
+def _text(node: ast.AST) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text.replace("%s", GAP).replace("%d", GAP)
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part) if isinstance(part, ast.Constant) else GAP for part in parts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left) + _text(right)
+    return GAP
+
+
+TOPICS = {
+    "Arguments of methods": ("functional", "method", "methods", "policies", "schedules"),
+    "The loader and its data": ("loader", "batches", "losses", "ledger", "inference", "progress", "types"),
+    "Scoring": ("scorers", "model_copies", "forward_reuse"),
+    "Checkpoints, states and files": ("checkpoint", "files", "description"),
+    "Several ranks": ("distributed",),
+    "Advice and pruning": ("advice", "pruning", "testing"),
+    "Integrations": ("integrations",),
+    "The command line": ("lab",),
+}
+
+
+def as_markdown() -> str:
+    """A list of all messages, by topic."""
+    found, lines = messages(), []
+    for topic, packages in TOPICS.items():
+        own = {(m.text, m.kind) for m in found if m.file.partition("/")[0].removesuffix(".py") in packages}
+        lines += [f"## {topic}", ""]
+        lines += [f"- `{text.replace('`', chr(39))}` ({kind})" for text, kind in sorted(own)]
+        lines += [""]
+    missing = {m.file.partition("/")[0].removesuffix(".py") for m in found} - {p for ps in TOPICS.values() for p in ps}
+    if missing:
+        raise ValueError(f"tools/messages.py puts {', '.join(sorted(missing))} under no topic: add it to TOPICS")
+    return "\n".join(lines)
