@@ -62,6 +62,9 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
         "began": {name: deal_count([state["began"][name] for state in states], rank, size) for name in _BEGAN}
         | {"batches": first["began"]["batches"]},
         "stats": _stats([state["stats"] for state in states], rank, size, queued=_length(queues[rank])),
+        "reported": _reported(
+            [state["reported"] if "reported" in state else state["stats"] for state in states], rank, size
+        ),
         "feedback": {"steps": deal([step for state in states for step in state["feedback"]["steps"]], size)[rank]},
     }
 
@@ -197,6 +200,12 @@ def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
         return queued if how == "queue" else values[0]
 
     return {name: combine(name) for name in states[0]}
+
+
+def _reported(states: list[State], rank: int, size: int) -> State:
+    """Make the statistics that were reported already."""
+    queued = deal_count([state["queued"] for state in states], rank, size)
+    return _stats(states, rank, size, queued=queued)
 
 
 def _weighted_mean(values: list[float], weights: list[int]) -> float:

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map
 
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.pacing import PacedLoader
+from selective_backprop.loader.checks import check_reporting
+from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import Reducer, default_forward
 from selective_backprop.method import Method, require_method
@@ -45,7 +47,8 @@ class SelectiveBackprop(Callback):
         method: how to select, for example `sb.selective_backprop(selectivity=1/3)`.
         loss_fn: the loss of the training step: an nn loss module, a function that takes `reduction=`, or a callable
             that returns one loss per example.
-        batch_size, forward, transform, reducer, seed: as for `SelectiveLoader`; the model is the LightningModule.
+        batch_size, forward, transform, reducer, seed, on_stats, stats_every: as for `SelectiveLoader`; the model is
+            the LightningModule. What an epoch did also goes to the trainer's own logger, as selection/...
         num_epochs: length of the run; by default the trainer's max_epochs.
         random_state: also save torch's random state in checkpoints. Lightning does not save it, but shuffling and
             dropout depend on it, so no run could be resumed exactly.
@@ -67,6 +70,8 @@ class SelectiveBackprop(Callback):
         num_epochs: int | None = None,
         seed: int = 0,
         random_state: bool = True,
+        on_stats: OnStats | None = None,
+        stats_every: int | None = None,
     ) -> None:
         require_method(method)
         self._filters: list[Any] = []  # of warnings, while a fit goes on
@@ -76,7 +81,9 @@ class SelectiveBackprop(Callback):
         self.num_epochs = num_epochs
         self.seed = seed
         self.random_state = random_state
-        self._options = {"batch_size": batch_size, "transform": transform, "reducer": reducer}
+        check_reporting(on_stats, stats_every)
+        self._options: dict[str, Any] = {"batch_size": batch_size, "transform": transform, "reducer": reducer}
+        self._options |= {"on_stats": on_stats, "stats_every": stats_every}
         self._trainer: Trainer | None = None
         self._loader: PacedLoader | None = None
         self._saved: dict[str, Any] | None = None
@@ -162,6 +169,7 @@ class SelectiveBackprop(Callback):
             # batch_size: the last slot may have no batch to tell it
             pl_module.log(f"selection/{name}", value, prog_bar=in_bar, sync_dist=on_ranks, batch_size=1)
         self._epoch_began_with = self.loader.stats.copy()
+        self.loader.report_stats()
 
     # ---- checkpoints
 

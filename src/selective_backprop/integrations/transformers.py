@@ -23,6 +23,8 @@ from selective_backprop.files.states import pack, unpack
 from selective_backprop.files.writing import write_whole
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
+from selective_backprop.loader.checks import check_reporting
+from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.losses import Reducer, token_cross_entropy
 from selective_backprop.method import Method, require_method
@@ -59,6 +61,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             "max" or a function, such as `mean_of_largest(8)`.
         pad: how sequences of different lengths are padded to share a batch. By default the tokenizer passed as
             processing_class decides; without one, they are padded on the right.
+        on_stats, stats_every: as for `SelectiveLoader`. What `report_to` names gets the selectivity anyway.
     """
 
     def __init__(
@@ -68,9 +71,13 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         reducer: str | Reducer = "mean",
         pad: Pad | None = None,
+        on_stats: OnStats | None = None,
+        stats_every: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        check_reporting(on_stats, stats_every)
+        self.on_stats, self.stats_every = on_stats, stats_every
         _check(self, method, loss_fn)
         self.method, self.reducer = method, reducer
         self._by_labels = loss_fn is None
@@ -176,6 +183,8 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             device=self.candidate_device,
             num_epochs=None if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs),
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            on_stats=self.on_stats,
+            stats_every=self.stats_every,
         )
         steps = OptimizerSteps(loader, self._frame.set_epoch)
         if self._saved_steps is not None:

@@ -118,6 +118,15 @@ def check_numbers(*, seed: Any, scope: Any, total_batches: Any, loader: Any) -> 
         )
 
 
+def check_reporting(on_stats: Any, stats_every: Any) -> None:
+    """Raise if the function for statistics, or how often to call it, cannot work."""
+    if on_stats is not None and not callable(on_stats):
+        raise TypeError(f"on_stats must be a function of a dict, or one of sb.loggers, got {on_stats!r:.100}")
+    _check_whole("stats_every", stats_every)
+    if stats_every is not None and on_stats is None:
+        raise ValueError(f"stats_every={stats_every} says how often to call on_stats: pass on_stats= too")
+
+
 def _check_whole(name: str, value: Any) -> None:
     if value is None:
         return

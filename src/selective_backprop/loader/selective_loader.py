@@ -31,6 +31,7 @@ from selective_backprop.loader.checks import (
     check_batch_tokens,
     check_numbers,
     check_ranks,
+    check_reporting,
     check_source,
     check_state,
     check_token_share,
@@ -41,6 +42,7 @@ from selective_backprop.loader.forwarding import LoaderAttributes
 from selective_backprop.loader.index_stream import drops_last
 from selective_backprop.loader.loading import Loading
 from selective_backprop.loader.pipeline import Pipeline
+from selective_backprop.loader.reporting import OnStats, Reporting
 from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.source import Source
 from selective_backprop.loader.stats import Stats
@@ -125,6 +127,9 @@ class SelectiveLoader(LoaderAttributes):
             "local" on each rank alone. All ranks give out equally many batches, all of them full.
         total_batches: candidate batches per epoch, if your loader has no length. `len` and `progress` need it. If it
             is not quite right, `progress` still ends at 1, and the log says how many batches there were.
+        on_stats: called after every epoch with a flat dict of numbers: what the epoch did. It may be one of
+            `sb.loggers`. With several ranks, give it on all of them; it is called on rank 0, with sums over ranks.
+        stats_every: also call on_stats after this many training batches. Each call tells what is new since the last.
 
     No batch holds an example twice, unless the method draws with replacement, the sampler offers an example twice in an
     epoch, or your loader has no ids. Examples that wait in the queue when an epoch begins are given out in that epoch,
@@ -158,12 +163,15 @@ class SelectiveLoader(LoaderAttributes):
         seed: int = 0,
         scope: Scope = "global",
         total_batches: int | None = None,
+        on_stats: OnStats | None = None,
+        stats_every: int | None = None,
     ) -> None:
         ranks = current_ranks()
         with together(ranks, "could not start"):  # if one rank raises, all do, so that none waits for it forever
             check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
             check_batch_tokens(batch_tokens, batch_size=batch_size, pad=pad, method=method, ranks=ranks)
             check_numbers(seed=seed, scope=scope, total_batches=total_batches, loader=loader)
+            check_reporting(on_stats, stats_every)
             self._source = Source(loader, method.keep, total_batches)
             check_source(self._source, method, ranks, transform)
             check_ranks(model, method, ranks)
@@ -176,6 +184,7 @@ class SelectiveLoader(LoaderAttributes):
             self._device = torch.device(device) if device is not None else device_of(model)
             options: dict[str, Any] = {"num_epochs": num_epochs, "seed": seed, "scope": scope, "forward": forward}
             options |= {"transform": transform, "reducer": reducer, "pad": pad}
+            options |= {"on_stats": on_stats, "stats_every": stats_every}
             alike = to_agree_on(self._source, method, batch_size=batch_size, **options) if ranks.size > 1 else {}
         self.model = model
         self.method = method
@@ -214,6 +223,7 @@ class SelectiveLoader(LoaderAttributes):
         self._training_loss = TrainingLoss(self._loss, self._runner, tokens)
         if method.scorer.needs.training_pass:
             self._training_loss = ReusedForward(self._loss, self._runner, model, self.stats)
+        self._reporting = Reporting(on_stats, stats_every, self.stats, self.team)
         self._in_epoch = self._resumed = False
         self._batch: Batch | None = None
         self._step_under_way = False
@@ -379,6 +389,7 @@ class SelectiveLoader(LoaderAttributes):
         self._look.start()
         try:
             yield from self.epoch_batches()
+            self.report_stats()
         finally:
             if not sys.is_finalizing():  # at interpreter exit parts of torch are gone already
                 self._leave_iteration()
@@ -407,6 +418,9 @@ class SelectiveLoader(LoaderAttributes):
         """Start the next epoch, or go on with the one that was under way when the state was saved."""
         if self._in_epoch and not self._resumed:
             self._close_epoch()  # the caller left the last epoch early
+        if not self._resumed:
+            self.report_stats()
+        self._reporting.begin_epoch()
         self._follow_device()
         if not self._in_epoch:
             self._warn_beyond_the_end()
@@ -473,6 +487,7 @@ class SelectiveLoader(LoaderAttributes):
             self._runner.observe_step(self.batch, self.stats.seconds["training"] - self._seconds_before)
             self._look.trained = True  # the caller went on to the next batch
             self._feedback.step_is_over()
+            self._reporting.step_is_over(self.epochs_done)
 
     def end_epoch(self) -> None:
         """End the epoch. Candidates that have not been offered yet are dropped."""
@@ -483,6 +498,13 @@ class SelectiveLoader(LoaderAttributes):
         self._close_epoch()
         if not self.num_left:
             self._pipeline.note_silence()
+
+    def report_stats(self) -> None:
+        """Tell `on_stats` what this epoch did, if that has not been done yet. For a last epoch that was left early.
+
+        When a loop over an epoch ends by itself, and when the next epoch begins, this is done anyway.
+        """
+        self._reporting.epoch_is_over(self.epochs_done)
 
     def _close_epoch(self) -> None:
         self._feedback.learn()
@@ -616,6 +638,7 @@ class SelectiveLoader(LoaderAttributes):
             "selector": self._runner.state_dict(),
             "ledger": self.ledger.state_dict(),
             "stats": self.stats.state_dict(),
+            "reported": self._reporting.state_dict(),
             "feedback": feedback,
         }
 
@@ -625,12 +648,13 @@ class SelectiveLoader(LoaderAttributes):
         If the state does not fit this loader and its method, an error says what differs, and nothing is changed.
         """
         self.check_state_dict(state)
-        parts = [self, self._runner, self.stats, self._feedback, *self._pipeline.parts()]
+        parts = [self, self._runner, self.stats, self._feedback, self._reporting, *self._pipeline.parts()]
         transform = self._pipeline.transform
         stateful = [transform] if hasattr(transform, "load_state_dict") else []
         with unchanged_on_error(*parts, generators=self._source.generators(), stateful=stateful):
             self._pipeline.load_state_dict(state)
             self.stats.load_state_dict(state["stats"])
+            self._reporting.load_state_dict(state.get("reported"))
             self._feedback.load_state_dict(state["feedback"])
             self._batch = None
             self._look = _Look(self.model)

@@ -1,0 +1,93 @@
+"""Tells the user's `on_stats` what selection did since it was last told: in an epoch, or in n training batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from selective_backprop.distributed.team import Team
+from selective_backprop.loader.stats import COMBINATIONS, PHASES, Stats
+
+OnStats = Callable[[dict[str, float]], None]
+"""Called with a flat dict of numbers: what happened since the last call."""
+
+_COUNTS = tuple(name for name, how in COMBINATIONS.items() if how == "count")
+
+
+class Reporting:
+    """Calls `on_stats` on rank 0, with sums over all ranks. All ranks must call the methods at the same time.
+
+    Args:
+        on_stats: the user's function, or None.
+        every: training batches between two calls; None calls it after every epoch.
+        stats: the statistics that the loader counts.
+        team: the ranks that train together.
+    """
+
+    def __init__(self, on_stats: OnStats | None, every: int | None, stats: Stats, team: Team) -> None:
+        self.on_stats, self.every = on_stats, every
+        self._stats, self._team = stats, team
+        self._told = stats.copy()
+        self._due = False
+
+    def begin_epoch(self) -> None:
+        """An epoch begins, or goes on after a resume: it is to be reported."""
+        self._due = True
+
+    def step_is_over(self, epochs_done: float) -> None:
+        """Report if n training batches have passed since the last report."""
+        if self.on_stats is not None and self.every and self._stats.batches - self._told.batches >= self.every:
+            self._report(epochs_done)
+
+    def epoch_is_over(self, epochs_done: float) -> None:
+        """Report what has not been reported yet. A second call for the same epoch does nothing."""
+        due, self._due = self._due, False
+        if self.on_stats is not None and due:
+            self._report(epochs_done)
+
+    def _report(self, epochs_done: float) -> None:
+        assert self.on_stats is not None
+        sums = _since(self._stats, self._told)
+        shared = self._team.ranks.share(list(sums.values()))
+        if self._team.speaks:
+            by_name = dict(zip(sums, zip(*shared, strict=True), strict=True))
+            self.on_stats({"epoch": epochs_done, "step": float(self._stats.batches), **_flat(by_name)})
+        self._told = self._stats.copy()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._told.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on with what was reported before. None, from an older version, counts from now on."""
+        self._told = self._stats.copy()
+        if state is not None:
+            self._told.load_state_dict(state)
+
+
+def _since(stats: Stats, told: Stats) -> dict[str, float]:
+    """What this rank did since then, as sums that can be combined over ranks."""
+    sums = {name: float(getattr(stats, name) - getattr(told, name)) for name in _COUNTS}
+    sums["selected"] = stats.trained + stats.queued - told.trained - told.queued
+    sums |= {f"loss_{name}": stats.loss_sums[name] - told.loss_sums[name] for name in stats.loss_sums}
+    sums |= {f"seconds_{phase}": stats.seconds[phase] - told.seconds[phase] for phase in PHASES}
+    batches = float(stats.batches - told.batches)
+    return sums | {"batches": batches, "fidelity": stats.fidelity, "staleness": stats.staleness}
+
+
+def _flat(by_name: dict[str, tuple[float, ...]]) -> dict[str, float]:
+    """Combine the sums of all ranks. What is not known is left out."""
+    total = {name: sum(values) for name, values in by_name.items()}
+    ranks = len(by_name["batches"])
+    found = {name: total[name] for name in _COUNTS} | {"batches": by_name["batches"][0]}
+    found["selectivity"] = _ratio(total["selected"], total["offered"])
+    found["mean_trained_loss"] = _ratio(total["loss_trained"], total["loss_num_trained"])
+    found["mean_candidate_loss"] = _ratio(total["loss_candidates"], total["loss_num_candidates"])
+    if total["scored"]:
+        found |= {"fidelity": total["fidelity"] / ranks, "staleness": total["staleness"] / ranks}
+    found |= {f"seconds_{phase}": max(by_name[f"seconds_{phase}"]) for phase in PHASES}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else float("nan")

@@ -1,0 +1,138 @@
+"""The hook on_stats: what it is told, when, and that nothing is told twice or not at all."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import selective_backprop as sb
+
+COUNTS = ("offered", "scored", "reused", "trained", "skipped_before_loading", "batches")
+
+
+def make(method=None, *, num_epochs=3, **options):
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(100, 4, generator=generator), torch.randint(2, (100,), generator=generator))
+    model = torch.nn.Linear(4, 2)
+    batches = DataLoader(data, batch_size=10, shuffle=True, generator=torch.Generator().manual_seed(0))
+    method = method or sb.selective_backprop(0.5)
+    return sb.SelectiveLoader(batches, model, torch.nn.CrossEntropyLoss(), method, num_epochs=num_epochs, **options)
+
+
+def train(loader, epochs=3, stop_after=None):
+    steps = 0
+    for _ in range(epochs):
+        for inputs, targets in loader:
+            loader.loss(loader.model(inputs), targets).backward()
+            steps += 1
+            if steps == stop_after:
+                return
+
+
+@pytest.mark.parametrize("every", [None, 1, 4, 1000])
+@pytest.mark.parametrize(
+    "method", [sb.selective_backprop(0.5), sb.ledger_backprop(0.5), sb.traditional(), sb.random_backprop(0.3)], ids=str
+)
+def test_reports_add_up_to_the_statistics(method, every):
+    told = []
+    loader = make(method, on_stats=told.append, stats_every=every)
+    train(loader)
+    for name in COUNTS:
+        assert sum(values[name] for values in told) == getattr(loader.stats, name), name
+    for phase, seconds in loader.stats.seconds.items():
+        assert sum(values[f"seconds_{phase}"] for values in told) == pytest.approx(seconds)
+    assert [values["epoch"] for values in told if values["epoch"] == int(values["epoch"])][-1] == 3
+    assert told[-1]["step"] == loader.stats.batches
+    assert len(told) >= 3 if every else len(told) == 3
+    if every == 1:
+        assert all(values["batches"] <= 1 for values in told)
+    assert all(type(value) in (float, int) and math.isfinite(value) for values in told for value in values.values())
+
+
+def test_an_epoch_is_told_as_it_was():
+    told = []
+    loader = make(sb.selective_backprop(0.5), on_stats=told.append)
+    train(loader)
+    for epoch, values in enumerate(told, start=1):
+        assert values["epoch"] == epoch
+        assert values["offered"] == 100
+        assert 90 < values["scored"] <= 100, "but for those that wait for a batch of 10 when the epoch begins"
+        assert values["selectivity"] == pytest.approx(0.5, abs=0.2)
+    losses = sum(values["mean_candidate_loss"] * values["scored"] for values in told)
+    assert losses / loader.stats.scored == pytest.approx(loader.stats.mean_candidate_loss)
+
+
+def test_what_is_not_known_is_left_out():
+    told = []
+    loader = make(sb.random_backprop(0.5), on_stats=told.append)
+    train(loader)
+    assert "mean_candidate_loss" not in told[0] and "fidelity" not in told[0]
+    assert "mean_trained_loss" in told[0]
+
+
+def test_an_epoch_left_early_is_told_when_the_next_begins():
+    told = []
+    loader = make(on_stats=told.append)
+    train(loader, stop_after=2)
+    assert told == []
+    train(loader, epochs=1)
+    assert [values["epoch"] for values in told] == [1, 2]
+    train(loader, epochs=1, stop_after=1)
+    loader.report_stats()
+    loader.report_stats()
+    assert len(told) == 3
+    assert sum(values["trained"] for values in told) == loader.stats.trained
+
+
+def test_looking_at_a_batch_tells_nothing():
+    told = []
+    loader = make(on_stats=told.append)
+    next(iter(loader))
+    assert told == []
+    train(loader)
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize("steps", [1, 6, 11])
+def test_a_resumed_run_tells_the_same(steps):
+    whole, parts = [], []
+    loader = make(on_stats=whole.append)
+    train(loader)
+    first = make(on_stats=parts.append)
+    torch.manual_seed(0)
+    train(first, stop_after=steps)
+    state = first.state_dict()
+    second = make(on_stats=parts.append)
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(state)
+    train(second, epochs=3 - second.epoch)
+    for name in COUNTS:
+        assert sum(values[name] for values in parts) == getattr(second.stats, name)
+    assert [values["epoch"] for values in parts] == [1, 2, 3]
+
+
+def test_a_state_of_an_older_version_counts_from_now_on():
+    told = []
+    loader = make()
+    train(loader, epochs=1)
+    state = loader.state_dict()
+    del state["reported"]
+    resumed = make(on_stats=told.append)
+    resumed.load_state_dict(state)
+    train(resumed, epochs=1)
+    assert told[0]["offered"] == resumed.stats.offered - state["stats"]["offered"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"on_stats": "tensorboard"}, TypeError, "on_stats must be a function of a dict, .* got 'tensorboard'"),
+        ({"on_stats": print, "stats_every": 0}, ValueError, "stats_every must be at least 1, got 0"),
+        ({"on_stats": print, "stats_every": 1.5}, TypeError, "stats_every must be a whole number, got 1.5"),
+        ({"stats_every": 5}, ValueError, "stats_every=5 says how often to call on_stats: pass on_stats= too"),
+    ],
+)
+def test_bad_hooks_are_refused_at_once(options, error, message):
+    with pytest.raises(error, match=message):
+        make(**options)
