@@ -16,6 +16,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "selective_backprop.lab.cli",
+        "selective_backprop.lab.study.demo",  # which imports what most commands need
         "sklearn.datasets",
         "torch._dynamo",  # which the first optimizer imports
         "torch.distributed.checkpoint",

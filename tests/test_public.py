@@ -1,6 +1,7 @@
 """The public surface, the layers, and what importing the package does."""
 
 import ast
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -42,9 +43,20 @@ def test_packages_only_look_down():
 
 def test_all_is_sorted_and_complete():
     assert sb.__all__ == sorted(sb.__all__)
-    public = {name for name in vars(sb) if not name.startswith("_")}
-    modules = {name for name, value in vars(sb).items() if type(value).__name__ == "module"}
-    assert public - (modules - set(sb.__all__)) == set(sb.__all__)
+    (for_editors,) = (node for node in ast.parse((SOURCE / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    imported = [alias.name for node in for_editors.body for alias in node.names]
+    assert sorted(imported) == sb.__all__, "what type checkers see is what there is"
+    for node in for_editors.body:
+        for alias in node.names:
+            home = importlib.import_module(node.module)
+            assert getattr(sb, alias.name) is getattr(home, alias.name)
+    assert set(sb.__all__) <= set(dir(sb))
+
+
+def test_names_that_do_not_exist_are_refused():
+    for name in ("leger_backprop", "_HOME", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(sb, name)
 
 
 @pytest.mark.parametrize("module", [sb.policies, sb.pruning, sb.scorers, sb.types])
@@ -56,7 +68,7 @@ def test_modules_say_what_is_public(module):
 def test_importing_needs_torch_alone_and_touches_nothing():
     code = (
         "import sys, random, torch; state = torch.get_rng_state(); r = random.getstate(); before = set(sys.modules);"
-        "import selective_backprop;"
+        "import selective_backprop; selective_backprop.SelectiveLoader; selective_backprop.advise;"
         "assert torch.equal(state, torch.get_rng_state()) and r == random.getstate();"
         "new = {name.split('.')[0] for name in set(sys.modules) - before};"
         "print(sorted(new - set(sys.stdlib_module_names)))"
@@ -67,7 +79,8 @@ def test_importing_needs_torch_alone_and_touches_nothing():
 
 def test_importing_warns_of_nothing():
     """Without numpy torch does, so it is a dependency."""
-    command = [sys.executable, "-W", "error", "-c", "import selective_backprop"]
+    code = "from selective_backprop import *"
+    command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert any(name.startswith("numpy") for name in PROJECT["project"]["dependencies"])

@@ -4,39 +4,43 @@ Here is what a training script names. Parts to build methods of your own from ar
 `policies`, `pruning`, `schedules`, `scorers`, `testing` and `types`.
 """
 
-from selective_backprop import functional, losses, policies, pruning, schedules, scorers, testing, types
-from selective_backprop.advice.advise import advise
-from selective_backprop.batches.padding import pad_to_longest
-from selective_backprop.checkpoint.saving import load_checkpoint, save_checkpoint
-from selective_backprop.loader.selective_loader import SelectiveLoader
-from selective_backprop.losses import mean_of_largest, token_cross_entropy
-from selective_backprop.method import Method
-from selective_backprop.methods import (
-    composer_backprop,
-    diet,
-    distance_backprop,
-    diverse,
-    expected_selective_backprop,
-    infobatch,
-    kath18,
-    ledger_backprop,
-    predicted_selective_backprop,
-    random_backprop,
-    recorded_backprop,
-    reducible_loss,
-    repeated_random,
-    second_difference,
-    selective_backprop,
-    seta,
-    stale_selective_backprop,
-    tail_sft,
-    top_k,
-    traditional,
-)
-from selective_backprop.methods.length_cost import LengthCost
-from selective_backprop.progress import step_by_progress
-from selective_backprop.pruning import SelectionRecord, average_scores
-from selective_backprop.scorers import proxy
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getattr__ imports each name on first use
+    from selective_backprop import functional, loggers, losses, policies, pruning, schedules, scorers, testing, types
+    from selective_backprop.advice.advise import advise
+    from selective_backprop.batches.padding import pad_to_longest
+    from selective_backprop.checkpoint.saving import load_checkpoint, save_checkpoint
+    from selective_backprop.loader.selective_loader import SelectiveLoader
+    from selective_backprop.losses import mean_of_largest, token_cross_entropy
+    from selective_backprop.method import Method
+    from selective_backprop.methods import (
+        composer_backprop,
+        diet,
+        distance_backprop,
+        diverse,
+        expected_selective_backprop,
+        infobatch,
+        kath18,
+        ledger_backprop,
+        predicted_selective_backprop,
+        random_backprop,
+        recorded_backprop,
+        reducible_loss,
+        repeated_random,
+        second_difference,
+        selective_backprop,
+        seta,
+        stale_selective_backprop,
+        tail_sft,
+        top_k,
+        traditional,
+    )
+    from selective_backprop.methods.length_cost import LengthCost
+    from selective_backprop.progress import step_by_progress
+    from selective_backprop.pruning import SelectionRecord, average_scores
+    from selective_backprop.scorers import proxy
 
 __version__ = "0.1.0"
 
@@ -57,6 +61,7 @@ __all__ = [
     "kath18",
     "ledger_backprop",
     "load_checkpoint",
+    "loggers",
     "losses",
     "mean_of_largest",
     "pad_to_longest",
@@ -83,3 +88,51 @@ __all__ = [
     "traditional",
     "types",
 ]
+
+_HOMES = {
+    "LengthCost": "methods.length_cost",
+    "Method": "method",
+    "SelectionRecord": "pruning",
+    "SelectiveLoader": "loader.selective_loader",
+    "advise": "advice.advise",
+    "average_scores": "pruning",
+    "load_checkpoint": "checkpoint.saving",
+    "mean_of_largest": "losses",
+    "pad_to_longest": "batches.padding",
+    "proxy": "scorers",
+    "save_checkpoint": "checkpoint.saving",
+    "step_by_progress": "progress",
+    "token_cross_entropy": "losses",
+}
+"""The module of each public name. Names that are not here are modules themselves, or methods."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use. `import selective_backprop` alone stays quick, and so does --help."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    elif (module := _submodule(name)) is not None:
+        value = module
+    elif name in __all__:
+        value = getattr(importlib.import_module(f"{__name__}.methods"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def _submodule(name: str) -> Any:
+    """Import the module of this name inside the package. None if there is none."""
+    path = f"{__name__}.{name}"
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        return None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,7 +19,7 @@ def test_train_records_every_epoch(tmp_path):
         "train", *SHORT, "--method", "stale_selective_backprop", "--option", "every=2", "--out", tmp_path / "run"
     )
     assert result.returncode == 0, text_of(result)
-    assert "epoch 3/3" in result.stdout
+    assert "epoch 3/3" in result.stderr
     assert "stale_selective_backprop on digits: test error" in text_of(result)
     written = records(tmp_path / "run")
     assert [record["epoch"] for record in written] == [0, 1, 2]
@@ -69,9 +69,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate()
+        _, errors = process.communicate()
     assert process.returncode == 130
-    assert "stopped; to continue, add --resume to the command" in " ".join(output.split())
+    assert "stopped; to continue, add --resume to the command" in errors
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path):
@@ -127,7 +127,7 @@ def test_what_is_asked_for_is_written_beside_the_run(tmp_path):
     ("arguments", "message"),
     [
         (("--probe", "gradient"), "there is no probe 'gradient': did you mean gradients"),
-        (("--probe", "examples"), "--probe and --tensorboard need --out"),
+        (("--probe", "examples"), "--probe needs --out"),
         (("--probe", "examples", "--probe-at", "first"), "--probe-at takes epochs such as 0,5,9, got 'first'"),
         (("--probe-at", "1"), "--probe-at needs --probe"),
     ],
@@ -141,14 +141,14 @@ def test_wrong_probes_are_told_at_once(arguments, message):
 def test_advise_prints_costs_a_table_and_a_verdict():
     result = run("advise", "--seconds", 0.5)
     assert result.returncode == 0, text_of(result)
-    for part in ("Per example: loading", "s per epoch", "selective_backprop(0.33)", "ledger_backprop(loss_share=0.95)"):
+    for part in ("Per example: loading", "s per epoch", "sb@0.33", "ledger:loss_share=0.95"):
         assert part in text_of(result)
     assert "At a third of the candidates" in text_of(result) or "Nothing pays here" in text_of(result)
 
 
 def test_list_and_help():
     listed = text_of(run("list"))
-    for name in ("digits", "cifar10", "wrn_28_10", "ledger_backprop (ledger)", "composer", "svhn_small"):
+    for name in ("digits", "cifar10", "wrn_28_10", "ledger_backprop (short: ledger)", "composer", "svhn_small"):
         assert name in listed
     commands = (
         ("train",),

@@ -22,13 +22,36 @@ _LOSS_SHARE = 0.95
 class Option:
     """A method with a selectivity, and how long an epoch with it would take."""
 
-    method: str
-    """The call that makes the method."""
+    name: str
+    """Name of the function that makes the method."""
+    arguments: dict[str, Any]
+    """Arguments of that function."""
     selectivity: float
+    """Fraction of candidates trained on."""
     seconds: float
     """Seconds per epoch of candidates; per candidate if the loader has no length."""
     speed_up: float
     """Speed-up against plain training, per epoch. It does not say how soon an accuracy is reached."""
+
+    @property
+    def method(self) -> str:
+        """The call that makes the method.
+
+        >>> arguments = {"selectivity": 1 / 3, "every": 3}
+        >>> Option(name="stale", arguments=arguments, selectivity=1 / 3, seconds=1.0, speed_up=2.0).method
+        'stale(0.33, every=3)'
+        """
+        share = [f"{self.arguments['selectivity']:.2f}"] if "selectivity" in self.arguments else []
+        others = [
+            f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+            for name, value in self.arguments.items()
+            if name != "selectivity"
+        ]
+        return f"{self.name}({', '.join([*share, *others])})"
+
+
+Spelling = Callable[[Option], str]
+"""How to write a method in a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +92,16 @@ class Advice:
         return fastest if by_size[fastest] < _WORTH_IT * next(iter(by_size.values())) else None
 
     def __str__(self) -> str:
-        costs, width = self.costs, max(len(option.method) for option in self.options)
+        return self.text()
+
+    def text(self, spelled: Spelling = lambda option: option.method, scoring: str = 'scoring="{}"') -> str:
+        """The advice in words, for Python; or as the caller spells methods and ways of scoring.
+
+        Args:
+            spelled: writes a method.
+            scoring: how to write a way of scoring, with {} for its name.
+        """
+        costs, width = self.costs, max(len(spelled(option)) for option in self.options)
         unit = "s per epoch" if costs.num_candidates is not None else "s per candidate"
         lines = [
             f"Per example: loading {_time(costs.loading)}{' (by workers, ahead)' if costs.loads_ahead else ''}, "
@@ -77,7 +109,7 @@ class Advice:
             _backward(costs),
         ]
         lines += [
-            f'A selection pass by scoring="{name}" takes {way.seconds / costs.forward:.2f} of the forward, '
+            f"A selection pass by {scoring.format(name)} takes {way.seconds / costs.forward:.2f} of the forward, "
             f"rank correlation {way.fidelity:.2f}."
             for name, way in costs.scoring.items()
             if name != "exact"
@@ -86,7 +118,8 @@ class Advice:
             lines.append(_batches(costs.scoring_by_batch, self.best_candidate_batch))
         lines += ["", f"{'method':<{width}}  selectivity  {unit:>15}  speed-up"]
         lines += [
-            f"{option.method:<{width}}  {option.selectivity:>11.2f}  {option.seconds:>15.4g}  {option.speed_up:>7.2f}x"
+            f"{spelled(option):<{width}}  {option.selectivity:>11.2f}  {option.seconds:>15.4g}  "
+            f"{option.speed_up:>7.2f}x"
             for option in self.options
         ]
         if costs.has_ids:
@@ -94,15 +127,15 @@ class Advice:
                 "",
                 "loss_share goes by the losses of the model as it is; fewer examples carry them as it learns.",
             ]
-        return "\n".join([*lines, "", self._verdict()])
+        return "\n".join([*lines, "", self._verdict(spelled)])
 
-    def _verdict(self) -> str:
+    def _verdict(self, spelled: Spelling) -> str:
         fastest = self._fastest(self.options[1:])
         losing = fastest is not None and fastest.seconds < _WORTH_IT * self.options[0].seconds
         if self.best is None and losing and fastest is not None:
             return (
-                f"Nothing is recommended here: {fastest.method} would make epochs {fastest.speed_up:.2f}x as fast, but "
-                f"its compute multiplier on our leaderboard is {evidence_of(fastest.method)}, so plain training or "
+                f"Nothing is recommended here: {spelled(fastest)} would make epochs {fastest.speed_up:.2f}x as fast, "
+                f"but its compute multiplier on our leaderboard is {evidence_of(fastest.method)}, so plain training or "
                 "random subsets reach the same error with less. ledger_backprop does better, but needs a map-style "
                 "data set."
             )
@@ -117,7 +150,7 @@ class Advice:
             else "A selection pass for every candidate (SB) never saves time."
         )
         return (
-            f"At a third of the candidates the shortest epochs are those of {self.best.method}: "
+            f"At a third of the candidates the shortest epochs are those of {spelled(self.best)}: "
             f"{self.best.speed_up:.2f}x. {passes} {_evidence(self.best)}Whether accuracy holds for your data, only "
             "training tells: compare with plain training and random subsets in the same budget."
         )
@@ -146,24 +179,30 @@ def predict(costs: Costs) -> Advice:
     epoch = costs.num_candidates or 1
     plain = _seconds(costs, load=1, compute=costs.training) * epoch
 
-    def option(method: str, selectivity: float, *, load: float, scoring: float = 0.0) -> Option:
+    def option(
+        name: str, selectivity: float, arguments: dict[str, Any], *, load: float, scoring: float = 0.0
+    ) -> Option:
         seconds = _seconds(costs, load=load, compute=scoring + selectivity * costs.training) * epoch
-        return Option(method=method, selectivity=selectivity, seconds=seconds, speed_up=plain / seconds)
+        return Option(
+            name=name, arguments=arguments, selectivity=selectivity, seconds=seconds, speed_up=plain / seconds
+        )
 
     options, fresh = [], 1 / _STALE_EVERY
     for way in dict.fromkeys(["exact", costs.cheapest_scoring]):
-        named, cost = "" if way == "exact" else f', scoring="{way}"', costs.scoring[way].seconds
+        named, cost = {} if way == "exact" else {"scoring": way}, costs.scoring[way].seconds
         for share in SELECTIVITIES:
-            options.append(option(f"selective_backprop({share:.2f}{named})", share, load=1, scoring=cost))
+            at = {"selectivity": share}
+            options.append(option("selective_backprop", share, at | named, load=1, scoring=cost))
             if costs.has_ids:
-                stale = f"stale_selective_backprop({share:.2f}, every={_STALE_EVERY}{named})"
-                options.append(option(stale, share, load=fresh + (1 - fresh) * share, scoring=fresh * cost))
+                arguments = at | {"every": _STALE_EVERY} | named
+                part = fresh + (1 - fresh) * share
+                options.append(option("stale_selective_backprop", share, arguments, load=part, scoring=fresh * cost))
     if costs.has_ids:
-        options += [option(f"ledger_backprop({share:.2f})", share, load=share) for share in SELECTIVITIES]
+        options += [option("ledger_backprop", share, {"selectivity": share}, load=share) for share in SELECTIVITIES]
         by_share = LossSharePolicy(loss_share=_LOSS_SHARE).keep_fraction(costs.losses)
-        options.append(option(f"ledger_backprop(loss_share={_LOSS_SHARE})", by_share, load=by_share))
+        options.append(option("ledger_backprop", by_share, {"loss_share": _LOSS_SHARE}, load=by_share))
     options.sort(key=lambda option: option.seconds)
-    first = Option(method="traditional()", selectivity=1.0, seconds=plain, speed_up=1.0)
+    first = Option(name="traditional", arguments={}, selectivity=1.0, seconds=plain, speed_up=1.0)
     return Advice(costs=costs, options=[first, *options], break_even=_break_even(costs))
 
 

@@ -36,7 +36,7 @@ def kath18(
         variable_start: train on everything until the variance reduction tau exceeds the threshold. While selection is
             off, tau is estimated from training losses, if `loader.loss` gives them and the score is the loss; otherwise
             from the scores of one candidate batch in ten. While it is on, tau comes from pools. See `VariableStart`.
-        threshold: threshold of tau. By default (B + 3b) / (3b) for pools of B and batches of b: above it, sampling
+        threshold: threshold of tau; by default (B + 3b) / (3b) for pools of B and batches of b. Above it, sampling
             saves more than it costs.
         scoring, schedule: as for `selective_backprop`.
 

@@ -114,8 +114,8 @@ def ledger_backprop(
     Args:
         selectivity: expected share of candidates trained on, each with chance percentile ** beta.
         loss_share: instead of a selectivity, train on the hardest examples, as many as carry this share of the total
-            loss. So the more redundant the data is, the fewer examples are trained on. The default is 0.95 if neither
-            selectivity nor beta is given. No example counts for more than ten times the average, and outliers are
+            loss; 0.95 if neither selectivity nor beta is given. So the more redundant the data is, the fewer examples
+            are trained on. No example counts for more than ten times the average, and outliers are
             trained on no more often than others; see `LossSharePolicy`. If losses are negative, the share is that of
             their distance from the smallest loss.
         soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected

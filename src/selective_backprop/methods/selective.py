@@ -60,7 +60,7 @@ def stale_selective_backprop(
 
     Args:
         selectivity, scoring, options: as for `selective_backprop`.
-        every: n. With 1 this is Selective-Backprop; the paper tries 2 and 3.
+        every: n, make selection passes in every n-th epoch. With 1 this is Selective-Backprop; the paper tries 2 and 3.
 
     >>> stale_selective_backprop(0.25, every=2).scorer.every
     2
@@ -86,10 +86,13 @@ def predicted_selective_backprop(
 
     Args:
         selectivity, scoring, options: as for `selective_backprop`.
-        predictor: "average" is an average of past scores, exponentially weighted by `decay`. "gaussian_process" is a
-            Gaussian process over epochs with `length_scale` and `noise`.
+        predictor: "average", an exponentially weighted average of past scores, or "gaussian_process", a Gaussian
+            process over epochs.
         past_scores: number of past scores to predict from.
         max_age: number of epochs after which an example is scored anew.
+        decay: for the average, the weight of each score relative to the next newer one.
+        length_scale: for the Gaussian process, the number of epochs over which losses are alike.
+        noise: for the Gaussian process, the variance of the noise in a score, relative to that of the signal.
 
     >>> predicted_selective_backprop(predictor="gaussian_process").scorer.max_age
     3

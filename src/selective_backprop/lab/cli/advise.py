@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
 
-import selective_backprop as sb
-from selective_backprop.lab.cli.options import ModelOptions, told_plainly, with_option_groups
-from selective_backprop.lab.runs.choices import Choice
-from selective_backprop.lab.runs.training import Training, load_data
-from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop.lab.cli.command import command
+from selective_backprop.lab.cli.options import ModelOptions
+from selective_backprop.lab.cli.screen import OutputOptions, Screen
+
+if TYPE_CHECKING:
+    from selective_backprop.advice.advise import Advice, Option
 
 
-@with_option_groups
+@command
 def advise(
     options: ModelOptions,
+    output: OutputOptions,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to measure for, about.")] = 30.0,
 ) -> None:
     """Measure the cost of loading, scoring and training on this machine, and predict epoch times of the methods.
+
+    The methods are written as `train --method` takes them.
 
     Examples:
 
@@ -28,8 +30,8 @@ def advise(
 
     `selective-backprop advise --recipe svhn --model resnet20 --data-dir data`
 
-    Cheap ways to score, and where they help. Use one as in `train --method sb --option scoring=int8`, and join several
-    by +, as in `scoring=half+int8`:
+    Cheap ways to score, and where they help. Use one as in `train --method sb:scoring=int8`, and join several by +, as
+    in `sb:scoring=half+int8`:
 
     - `half`: images at half resolution; check its rank correlation
 
@@ -45,16 +47,59 @@ def advise(
 
     - `reuse`, only alone: networks without BatchNorm, if memory holds the graph of all candidates
     """
-    with told_plainly():
-        settings = settings_for(Choice.parse("traditional"), options.chosen())
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        training = Training(settings, load_data(settings, options.data_dir), device)
-        advice = sb.advise(
-            training.model,
-            torch.nn.CrossEntropyLoss(),
-            training.train_loader,
-            transform=training.prepare,
-            device=device,
-            seconds=seconds,
-        )
-    Console(soft_wrap=True).print(str(advice), markup=False, highlight=False)
+    import torch
+
+    import selective_backprop as sb
+    from selective_backprop.lab.runs.choices import Choice
+    from selective_backprop.lab.runs.training import Training, load_data
+    from selective_backprop.lab.study.comparison import settings_for
+
+    screen = Screen(output)
+    settings = settings_for(Choice.parse("traditional"), options.chosen())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    training = Training(settings, load_data(settings, options.data_dir), device)
+    screen.note(f"measuring for about {seconds:g} s")
+    advice = sb.advise(
+        training.model,
+        torch.nn.CrossEntropyLoss(),
+        training.train_loader,
+        transform=training.prepare,
+        device=device,
+        seconds=seconds,
+    )
+    screen.say(advice.text(spelled, ":scoring={}"))
+    screen.result(_as_json(advice))
+
+
+def spelled(option: Option) -> str:
+    """A method as `train --method` takes it.
+
+    >>> from selective_backprop.advice.advise import Option
+    >>> arguments = {"selectivity": 1 / 3, "every": 3, "scoring": "int8"}
+    >>> made = Option(name="stale_selective_backprop", arguments=arguments, selectivity=1 / 3, seconds=1, speed_up=2)
+    >>> spelled(made)
+    'stale@0.33:every=3,scoring=int8'
+    """
+    from selective_backprop.lab.runs.choices import SHORT_NAMES
+
+    short = next((name for name, full in SHORT_NAMES.items() if full == option.name), option.name)
+    share = f"@{option.arguments['selectivity']:.2f}" if "selectivity" in option.arguments else ""
+    others = ",".join(f"{name}={value}" for name, value in option.arguments.items() if name != "selectivity")
+    return f"{short}{share}{':' if others else ''}{others}"
+
+
+def _as_json(advice: Advice) -> dict[str, Any]:
+    costs, best = advice.costs, advice.best
+    return {
+        "seconds_per_example": {"loading": costs.loading, "forward": costs.forward, "training": costs.training},
+        "scoring": {
+            name: {"seconds": way.seconds, "rank_correlation": way.fidelity} for name, way in costs.scoring.items()
+        },
+        "methods": [
+            {"method": spelled(option), "selectivity": option.selectivity}
+            | {"seconds": option.seconds, "speed_up": option.speed_up}
+            for option in advice.options
+        ],
+        "best": None if best is None else spelled(best),
+        "break_even": advice.break_even,
+    }

@@ -1,33 +1,51 @@
-"""The command line: all commands in one app."""
+"""The command line: all commands in one app.
+
+Nothing here imports torch before a command runs, so that --help, --version and TAB answer at once.
+"""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from selective_backprop import __version__
 from selective_backprop.lab.cli.advise import advise
 from selective_backprop.lab.cli.compare import compare
+from selective_backprop.lab.cli.demo import demo
 from selective_backprop.lab.cli.diet import diet_app
 from selective_backprop.lab.cli.leaderboard import leaderboard_app
+from selective_backprop.lab.cli.listing import list_names
 from selective_backprop.lab.cli.report import report, watch
-from selective_backprop.lab.cli.show import demo, list_names
 from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
-from selective_backprop.lab.runs.ranks import number_of_ranks
+from selective_backprop.lab.runs.torchrun import number_of_processes
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,  # a fault of ours shows as Python shows it, without the values of all variables
     help="Train neural networks faster by choosing which examples to learn from.",
 )
 _ON_RANKS = ("train", "compare", "sweep")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"selective-backprop {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _refuse_ranks(context: typer.Context) -> None:
+def _begin(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     """Refuse to run commands on several ranks that would only do the same work several times."""
     name = context.invoked_subcommand
-    if number_of_ranks() > 1 and name not in _ON_RANKS:
+    if number_of_processes() > 1 and name not in _ON_RANKS:
         raise typer.BadParameter(
             f"{name} runs in one process: start it without torchrun. Only train, compare and sweep run on several ranks"
         )

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.cli.bars import Bars, stopping_says
-from selective_backprop.lab.cli.options import (
-    ComparisonOptions,
-    LabelNoise,
-    RunsFolder,
-    Seeds,
-    cached_loader,
-    told_plainly,
-    with_option_groups,
-)
+from selective_backprop.lab.cli import completion
+from selective_backprop.lab.cli.command import command, stopping_says
+from selective_backprop.lab.cli.options import ComparisonOptions, LabelNoise, RunsFolder, Seeds, cached_loader
 from selective_backprop.lab.cli.report import data_of, tell_left_out
-from selective_backprop.lab.report import write_report
-from selective_backprop.lab.runs.choices import Choice, make_method, name_choices
-from selective_backprop.lab.runs.ranks import is_first
-from selective_backprop.lab.runs.recipes import Recipe
-from selective_backprop.lab.study.comparison import Design, Results, settings_for
-from selective_backprop.lab.study.comparison import compare as run_comparison
-from selective_backprop.lab.study.curves import AXES, FACTORS
-from selective_backprop.lab.study.estimate import in_words, seconds_left
-from selective_backprop.lab.study.plan import write_plan
-from selective_backprop.lab.study.standing import alerts, standings, winner
-from selective_backprop.lab.study.tables import READING, SPEED_READING, TextTable, speed_up_table, standing_table
+from selective_backprop.lab.cli.screen import OutputOptions, Screen
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.runs.choices import Choice
+    from selective_backprop.lab.runs.recipes import Recipe
+    from selective_backprop.lab.study.comparison import Design, Results
+    from selective_backprop.lab.study.frontier import Interval
+    from selective_backprop.lab.study.standing import Standing
+    from selective_backprop.lab.study.tables import TextTable
 
 Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
-        help="A method as [LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable. Default: well-known ones.",
+        help="A method as [LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable; see `list`. Default: well-known "
+        "ones.",
+        autocompletion=completion.methods,
     ),
 ]
 
@@ -46,9 +37,10 @@ NO_BASELINES = (
 )
 
 
-@with_option_groups
+@command
 def compare(
     options: ComparisonOptions,
+    output: OutputOptions,
     method: Methods = None,
     seeds: Seeds = 3,
     baselines: Annotated[
@@ -82,58 +74,105 @@ def compare(
 
     `selective-backprop compare --recipe svhn_small --data-dir data --epochs 2,4,8 --out runs/svhn`
     """
-    console = Console()
-    with told_plainly():
-        chosen = options.chosen()
-        lengths, choices = options.lengths(chosen), parse_methods(method or DEFAULT_METHODS, chosen)
-        factors = check_targets(target)
-        more: dict[str, object] = {"label_noise": label_noise, "validation": options.validation}
-        design = Design(choices, chosen, lengths, baselines, more)
-        if not baselines and not design.methods:
-            raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
-        observers, load = options.observers(), cached_loader(options.data_dir)
-        entries = [entry for seed in range(seeds) for entry in design.entries(seed)]
-        num_test = len(load(entries[0].settings).test_labels)
-        epochs_left, seconds = seconds_left(entries, load, out)
-        console.print(
-            f"{len(entries)} runs. At most {epochs_left:.0f} epochs of compute are left to do, which takes about "
-            f"{in_words(seconds)}, estimated from a few measured steps",
-            highlight=False,
-        )
-        if is_first():
-            write_plan(out, entries)
-        with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
-            results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=bars.show)
-        split = "validation split" if options.validation else "test set"
-        texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
-        found = standings(results.arms())
-        first = standing_table(found)
-        speeds = _speed_tables(results, design, factors)
-        words = [winner(found), *alerts(found)] if baselines else [NO_BASELINES]
-        if is_first():
-            with_clock = standing_table(found, clock=baselines)
-            markdown = [*words, f"## Compute multipliers\n\n{with_clock.markdown()}", READING.format(**texts)]
-            markdown += [f"## {title}\n\n{table.markdown()}" for title, table in speeds.items()]
-            markdown += [SPEED_READING] if speeds else []
-            write_whole({out / "tables.md": "\n\n".join([*markdown, ""]).encode()})
+    from selective_backprop.files.writing import write_whole
+    from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.report import write_report
+    from selective_backprop.lab.runs.ranks import is_first
+    from selective_backprop.lab.study.comparison import Design
+    from selective_backprop.lab.study.comparison import compare as run_comparison
+    from selective_backprop.lab.study.estimate import in_words, seconds_left
+    from selective_backprop.lab.study.plan import write_plan
+    from selective_backprop.lab.study.standing import alerts, standings, winner
+    from selective_backprop.lab.study.tables import READING, SPEED_READING, standing_table
+
+    screen, chosen = Screen(output), options.chosen()
+    lengths, choices = options.lengths(chosen), parse_methods(method or DEFAULT_METHODS, chosen)
+    factors = check_targets(target)
+    more: dict[str, object] = {"label_noise": label_noise, "validation": options.validation}
+    design = Design(choices, chosen, lengths, baselines, more)
+    if not baselines and not design.methods:
+        raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
+    observers, load = options.observers(), cached_loader(options.data_dir)
+    entries = [entry for seed in range(seeds) for entry in design.entries(seed)]
+    num_test = len(load(entries[0].settings).test_labels)
+    epochs_left, seconds = seconds_left(entries, load, out)
+    screen.note(
+        f"{len(entries)} runs. At most {epochs_left:.0f} epochs of compute are left to do, which takes about "
+        f"{in_words(seconds)}, estimated from a few measured steps"
+    )
+    if is_first():
+        write_plan(out, entries)
+    with Bars(screen, seeds) as bars, stopping_says(f"run the same command to go on: {out}"):
+        results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=bars.show)
+    split = "validation split" if options.validation else "test set"
+    texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
+    found = standings(results.arms())
+    speeds = _speed_tables(results, design, factors)
+    words = [winner(found), *alerts(found)] if baselines else [NO_BASELINES]
+    report = out / "report.html"
+    if is_first():
+        with_clock = standing_table(found, clock=baselines)
+        markdown = [*words, f"## Compute multipliers\n\n{with_clock.markdown()}", READING.format(**texts)]
+        markdown += [f"## {title}\n\n{table.markdown()}" for title, table in speeds.items()]
+        markdown += [SPEED_READING] if speeds else []
+        write_whole({out / "tables.md": "\n\n".join([*markdown, ""]).encode()})
     title = f"{chosen.dataset}, {chosen.model}, {', '.join(map(str, sorted(lengths)))} epochs"
-    console.print(first.rich(f"Compute multipliers: {title}"))
+    table = standing_table(found)
+    screen.table(f"Compute multipliers: {title}", table.heading, table.rows)
     for sentence in words:
-        console.print(sentence.replace("**", ""), markup=False, highlight=False)
-    console.print(READING.format(**texts), highlight=False)
-    for name, table in speeds.items():
-        console.print(table.rich(f"{name}: {title}"))
+        screen.say(sentence.replace("**", ""))
+    screen.say(READING.format(**texts))
+    screen.say()
+    for name, speed in speeds.items():
+        screen.table(f"{name}: {title}", speed.heading, speed.rows)
     if speeds:
-        console.print(SPEED_READING, highlight=False)
-    console.print(f"runs and tables: {out}")
-    if not is_first():
-        return
-    with told_plainly():  # last, so that an error in the report cannot hide the tables
-        tell_left_out(write_report([out], out / "report.html", load=data_of(options.data_dir)))
-    console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        screen.say(SPEED_READING)
+    screen.say(f"runs and tables: {out}")
+    screen.result(
+        {"dataset": chosen.dataset, "model": chosen.model, "epochs": sorted(lengths), "seeds": seeds}
+        | standings_as_json(found, words)
+        | {"out": out, "tables": out / "tables.md", "report": report}
+    )
+    if is_first():  # last, so that an error in the report cannot hide the tables
+        tell_left_out(write_report([out], report, load=data_of(options.data_dir)))
+        screen.say(f"report: {report}")
+
+
+def standings_as_json(found: list[Standing], words: list[str]) -> dict[str, Any]:
+    """The outcome of a comparison as plain data."""
+    verdict, *warnings = [sentence.replace("**", "") for sentence in words]
+    return {"verdict": verdict, "warnings": warnings, "arms": [_as_json(standing) for standing in found]}
+
+
+def _as_json(standing: Standing) -> dict[str, Any]:
+    arm = standing.named
+    return {
+        "label": standing.label,
+        "method": arm.method,
+        "error": arm.compute.error,
+        "errors": arm.compute.errors,
+        "compute": arm.compute.cost,
+        "seconds": None if arm.seconds is None else arm.seconds.cost,
+        "multiplier_to_plain": interval_as_json(standing.plain),
+        "multiplier_to_random": interval_as_json(standing.random),
+        "multiplier_in_seconds": interval_as_json(standing.seconds),
+        "verdict": str(standing.verdict),
+        "lossless": standing.lossless,
+    }
+
+
+def interval_as_json(interval: Interval | None) -> dict[str, Any] | None:
+    """A multiplier with its interval as plain data."""
+    if interval is None:
+        return None
+    low, high = (None if end is None else end.value for end in (interval.low, interval.high))
+    return {"value": interval.multiple.value, "bound": str(interval.multiple.bound), "low": low, "high": high}
 
 
 def _speed_tables(results: Results, design: Design, factors: list[float]) -> dict[str, TextTable]:
+    from selective_backprop.lab.study.curves import AXES
+    from selective_backprop.lab.study.tables import speed_up_table
+
     if design.reference not in results.curves:
         return {}
     return {f"Speed-up in {axis}": speed_up_table(results.curves, design.reference, axis, factors) for axis in AXES}
@@ -141,6 +180,8 @@ def _speed_tables(results: Results, design: Design, factors: list[float]) -> dic
 
 def check_targets(target: list[float] | None) -> list[float]:
     """Check the multiples of plain training's final error. Default: the usual ones."""
+    from selective_backprop.lab.study.curves import FACTORS
+
     if any(not factor >= 1 for factor in target or []):
         raise ValueError(f"--target must be a multiple of plain training's final error of at least 1, got {target}")
     return target or list(FACTORS)
@@ -148,6 +189,9 @@ def check_targets(target: list[float] | None) -> list[float]:
 
 def parse_methods(texts: list[str], recipe: Recipe) -> list[Choice]:
     """Parse all methods and make each once, so that a wrong one fails now and not after hours."""
+    from selective_backprop.lab.runs.choices import make_method, name_choices
+    from selective_backprop.lab.study.comparison import settings_for
+
     choices = name_choices(texts)
     for choice in choices:
         settings = settings_for(choice, recipe)

@@ -10,32 +10,21 @@ import shlex
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
 
-import selective_backprop as sb
-from selective_backprop.files.writing import make_subfolder, write_whole
-from selective_backprop.lab.cli.bars import Bars, stopping_says
-from selective_backprop.lab.cli.options import (
-    DataOptions,
-    ModelOptions,
-    Validation,
-    cached_loader,
-    told_plainly,
-    with_option_groups,
-)
-from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.models import make_model
-from selective_backprop.lab.runs.experiment import Entry
-from selective_backprop.lab.runs.recipes import Recipe
-from selective_backprop.lab.runs.training import Record, Settings, Training
-from selective_backprop.lab.study.diet import score_by_network, summarise, warning_about
-from selective_backprop.pruning.scores import Measure
+from selective_backprop.lab.cli.command import command, stopping_says
+from selective_backprop.lab.cli.options import DataOptions, ModelOptions, Validation, cached_loader
+from selective_backprop.lab.cli.screen import OutputOptions, Screen, warn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from selective_backprop.lab.data.datasets import ImageSet
+    from selective_backprop.lab.runs.recipes import Recipe
+    from selective_backprop.lab.runs.training import Record, Settings, Training
+    from selective_backprop.pruning.scores import Measure
 
 _FRACTION = 0.25  # Diet-SB prunes this much
 _COMPARED = (0.05, 0.1, 0.25, 0.5, 0.75)
@@ -56,9 +45,10 @@ class Score(StrEnum):
 
 
 @diet_app.command()
-@with_option_groups
+@command
 def score(
     options: ModelOptions,
+    output: OutputOptions,
     out: Annotated[Path, typer.Option(help="File for the scores.")],
     epochs: Annotated[int, typer.Option(min=0, help="Score after this many epochs of the recipe's schedule.")] = 10,
     seeds: Annotated[int, typer.Option(min=1, help="Number of networks whose scores are averaged.")] = 3,
@@ -81,26 +71,30 @@ def score(
 
     `selective-backprop diet score --score grand --networks scores.pt.networks --out grand.pt`
     """
-    with told_plainly():
-        _require_new(out)
-        chosen = options.chosen()
-        settings = _settings(chosen, validation)
-        data = cached_loader(options.data_dir)(settings)
-        # Fail before the folder is made: a folder made with a wrong name would be refused when the name is right.
-        make_model(chosen.model, num_classes=data.num_classes, channels=data.image_shape[0])
-        folder = networks or out.with_name(f"{out.name}.networks")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        found = _score_with_bars(settings, data, folder, epochs=epochs, seeds=seeds, measure=score.value)
-        scores = torch.stack(found).mean(0)
-        sb.pruning.save_scores(scores, out)
-    console = Console()
-    _show_classes(
-        console, scores, sb.pruning.keep_after_pruning(scores, _FRACTION), data, f"left out at {_FRACTION:.0%}"
+    import torch
+
+    import selective_backprop as sb
+    from selective_backprop.lab.models import make_model
+
+    screen = Screen(output)
+    _require_new(out)
+    chosen = options.chosen()
+    settings = _settings(chosen, validation)
+    data = cached_loader(options.data_dir)(settings)
+    # Fail before the folder is made: a folder made with a wrong name would be refused when the name is right.
+    make_model(chosen.model, num_classes=data.num_classes, channels=data.image_shape[0])
+    folder = networks or out.with_name(f"{out.name}.networks")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = _score_with_bars(screen, settings, data, folder, epochs=epochs, seeds=seeds, measure=score.value)
+    scores = torch.stack(found).mean(0)
+    sb.pruning.save_scores(scores, out)
+    classes = _show_classes(
+        screen, scores, sb.pruning.keep_after_pruning(scores, _FRACTION), data, f"left out at {_FRACTION:.0%}"
     )
-    if seeds > 1:
-        pairs = [sb.pruning.rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
-        console.print(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
-    typer.echo(
+    pairs = [sb.pruning.rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
+    if pairs:
+        screen.say(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
+    screen.say(
         f"{out}: {score} of {len(scores):,} examples after {epochs} epochs, mean of {seeds} networks. The networks are "
         f"in {folder}, which can be deleted."
     )
@@ -111,16 +105,21 @@ def score(
         "--validation": validation or None,
     }
     which = [str(word) for pair in data_options.items() if pair[1] is not None for word in pair]
-    typer.echo("next, look at the pruning, or train on the examples that it keeps:")
-    typer.echo("  " + shlex.join(["selective-backprop", "diet", "prune", str(out), *which]))
-    method = ["--method", "diet", "--option", f"scores={out}", "--option", f"prune={_FRACTION}"]
-    typer.echo("  " + shlex.join(["selective-backprop", "train", *which, *method]))
+    screen.note("next, look at the pruning, or train on the examples that it keeps:")
+    screen.note("  " + shlex.join(["selective-backprop", "diet", "prune", str(out), *which]))
+    method = ["--method", f"diet:scores={out},prune={_FRACTION}"]
+    screen.note("  " + shlex.join(["selective-backprop", "train", *which, *method]))
+    screen.result(
+        {"out": out, "networks": folder, "score": score.value, "examples": len(scores), "epochs": epochs}
+        | {"seeds": seeds, "rank_correlations": pairs, "classes": classes}
+    )
 
 
 @diet_app.command()
-@with_option_groups
+@command
 def prune(
     options: DataOptions,
+    output: OutputOptions,
     scores: Annotated[Path, typer.Argument(help="File of scores, made by `diet score`.")],
     fraction: Annotated[
         float, typer.Option(help="Leave out this fraction of the examples, those with the lowest scores.")
@@ -140,32 +139,37 @@ def prune(
 
     `selective-backprop diet prune el2n.pt --recipe diet --data-dir data --compare grand.pt`
     """
-    console = Console()
-    with told_plainly():
-        if out is not None:
-            _require_new(out)
-        chosen = options.chosen()
-        data = cached_loader(options.data_dir)(_settings(chosen, validation))
-        values, other = (
-            sb.pruning.load_scores(path, len(data.train_labels)) if path is not None else None
-            for path in (scores, compare)
-        )
-        assert values is not None
-        keep = sb.pruning.keep_after_pruning(values, fraction, highest=highest)
-        _show_classes(console, values, keep, data, "left out")
-        typer.echo(f"{int(keep.sum()):,} of {len(keep):,} examples stay, {int((~keep).sum()):,} are left out")
-        if warning := warning_about(
-            summarise(values, keep, data.train_labels, data.classes), float((~keep).float().mean())
-        ):
-            typer.echo(f"warning: some classes lose far more than others. {warning}", err=True)
-        if other is not None:
-            _show_agreement(console, values, other)
-        if out is not None:
-            write_whole({out: _as_csv(values, keep, data).encode()})
-            typer.echo(f"{out}: one line per id")
+    import selective_backprop as sb
+    from selective_backprop.files.writing import write_whole
+    from selective_backprop.lab.study.diet import summarise, warning_about
+
+    screen = Screen(output)
+    if out is not None:
+        _require_new(out)
+    chosen = options.chosen()
+    data = cached_loader(options.data_dir)(_settings(chosen, validation))
+    values = sb.pruning.load_scores(scores, len(data.train_labels))
+    other = None if compare is None else sb.pruning.load_scores(compare, len(data.train_labels))
+    keep = sb.pruning.keep_after_pruning(values, fraction, highest=highest)
+    classes = _show_classes(screen, values, keep, data, "left out")
+    kept, left_out = int(keep.sum()), int((~keep).sum())
+    screen.say(f"{kept:,} of {len(keep):,} examples stay, {left_out:,} are left out")
+    warning = warning_about(summarise(values, keep, data.train_labels, data.classes), left_out / len(keep))
+    if warning:
+        warn(f"warning: some classes lose far more than others. {warning}")
+    agreement = None if other is None else _show_agreement(screen, values, other)
+    if out is not None:
+        write_whole({out: _as_csv(values, keep, data).encode()})
+        screen.say(f"{out}: one line per id")
+    screen.result(
+        {"kept": kept, "left_out": left_out, "classes": classes, "warning": warning or None}
+        | {"agreement": agreement, "out": out}
+    )
 
 
 def _settings(recipe: Recipe, validation: float) -> Settings:
+    from selective_backprop.lab.runs.training import Settings
+
     return Settings(recipe=recipe, method="traditional", selectivity=1.0, validation=validation)
 
 
@@ -175,11 +179,16 @@ def _require_new(file: Path) -> None:
 
 
 def _score_with_bars(
-    settings: Settings, data: ImageSet, folder: Path, *, epochs: int, seeds: int, measure: Measure
+    screen: Screen, settings: Settings, data: ImageSet, folder: Path, *, epochs: int, seeds: int, measure: Measure
 ) -> list[Tensor]:
-    console, found = Console(), []
+    from selective_backprop.files.writing import make_subfolder
+    from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.runs.experiment import Entry
+    from selective_backprop.lab.study.diet import score_by_network
+
+    found = []
     going_on = f"run the same command to go on after the last epoch that was finished: {folder}"
-    with Bars(console, seeds) as bars, stopping_says(console, going_on):
+    with Bars(screen, seeds) as bars, stopping_says(going_on):
 
         def show(training: Training, record: Record) -> None:
             shown = dataclasses.replace(training.settings, length=epochs)  # the bar ends where the training is cut off
@@ -191,28 +200,44 @@ def _score_with_bars(
     return found
 
 
-def _show_classes(console: Console, scores: Tensor, keep: Tensor, data: ImageSet, last_heading: str) -> None:
+def _show_classes(
+    screen: Screen, scores: Tensor, keep: Tensor, data: ImageSet, last_heading: str
+) -> list[dict[str, Any]]:
+    """Print a table of the classes, and return it as plain data."""
+    from selective_backprop.lab.study.diet import summarise
+
     rows = summarise(scores, keep, data.train_labels, data.classes)
-    table = Table("class", title="scores by class, the lowest median first", title_justify="left")
-    for heading in ("examples", "lowest", "median", "highest", last_heading):
-        table.add_column(heading, justify="right")
-    for place, row in enumerate(rows):
-        hidden = len(rows) - _MOST_ROWS
-        if hidden > 0 and _MOST_ROWS // 2 <= place < _MOST_ROWS // 2 + hidden:
-            if place == _MOST_ROWS // 2:
-                table.add_row(f"... {hidden} more")
-            continue
-        spread = (f"{value:.4f}" for value in (row.lowest, row.median, row.highest))
-        table.add_row(row.name, f"{row.examples:,}", *spread, f"{row.pruned / row.examples:.1%}")
-    console.print(table)
+    cells = [
+        [
+            row.name,
+            f"{row.examples:,}",
+            *(f"{value:.4f}" for value in (row.lowest, row.median, row.highest)),
+            f"{row.pruned / row.examples:.1%}",
+        ]
+        for row in rows
+    ]
+    if (hidden := len(rows) - _MOST_ROWS) > 0:
+        half = _MOST_ROWS // 2
+        cells[half : half + hidden] = [[f"... {hidden} more", "", "", "", "", ""]]
+    heading = ["class", "examples", "lowest", "median", "highest", last_heading]
+    screen.table("scores by class, the lowest median first", heading, cells)
+    return [
+        {"class": row.name, "examples": row.examples, "left_out": row.pruned}
+        | {"lowest": row.lowest, "median": row.median, "highest": row.highest}
+        for row in rows
+    ]
 
 
-def _show_agreement(console: Console, scores: Tensor, other: Tensor) -> None:
-    console.print(f"rank correlation {sb.pruning.rank_correlation(scores, other):.3f}")
-    table = Table("lowest", "also lowest by the other", "by chance")
-    for fraction in _COMPARED:
-        table.add_row(f"{fraction:.0%}", f"{sb.pruning.overlap(scores, other, fraction):.1%}", f"{fraction:.0%}")
-    console.print(table)
+def _show_agreement(screen: Screen, scores: Tensor, other: Tensor) -> dict[str, Any]:
+    """Print how well two scores agree, and return it as plain data."""
+    import selective_backprop as sb
+
+    correlation = sb.pruning.rank_correlation(scores, other)
+    shared = {fraction: sb.pruning.overlap(scores, other, fraction) for fraction in _COMPARED}
+    screen.say(f"rank correlation {correlation:.3f}")
+    rows = [[f"{fraction:.0%}", f"{share:.1%}", f"{fraction:.0%}"] for fraction, share in shared.items()]
+    screen.table("examples with the lowest scores", ["lowest", "also lowest by the other", "by chance"], rows)
+    return {"rank_correlation": correlation, "overlap": shared}
 
 
 def _as_csv(scores: Tensor, keep: Tensor, data: ImageSet) -> str:

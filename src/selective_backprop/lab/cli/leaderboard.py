@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.cli.options import told_plainly
-from selective_backprop.lab.leaderboard.arms import ARMS, DEFAULT, PLAIN, own_arm
-from selective_backprop.lab.leaderboard.chart import frontier_chart
-from selective_backprop.lab.leaderboard.page import END, START, put_into, tables
-from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
-from selective_backprop.lab.leaderboard.running import run_missing
-from selective_backprop.lab.leaderboard.standing import Standing, standing
-from selective_backprop.lab.leaderboard.tuning import Chosen, lengths_of
-from selective_backprop.lab.leaderboard.tuning import tune as choose_settings
-from selective_backprop.lab.leaderboard.workloads import WORKLOADS, Workload, find_workload
-from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.cli.command import command
+from selective_backprop.lab.cli.compare import interval_as_json
+from selective_backprop.lab.cli.completion import names_in
+from selective_backprop.lab.cli.screen import OutputOptions, Screen
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
+    from selective_backprop.lab.leaderboard.standing import Standing
+    from selective_backprop.lab.leaderboard.tuning import Chosen
+    from selective_backprop.lab.leaderboard.workloads import Workload
+
+_WORKLOADS = names_in("lab/leaderboard/workloads.py", "WORKLOADS")  # read, not imported: --help must be quick
 
 leaderboard_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Tune and run every method on the same workloads."
 )
-WorkloadName = Annotated[str, typer.Argument(help=f"One of {', '.join(WORKLOADS)}; or digits, to try it out.")]
+WorkloadName = Annotated[str, typer.Argument(help=f"One of {', '.join(_WORKLOADS)}; or digits, to try it out.")]
 DataFolder = Annotated[
     Path | None,
     typer.Option(envvar="SELECTIVE_BACKPROP_DATA", help="Folder with the data sets. The digits need none."),
@@ -44,28 +44,41 @@ OwnArm = Annotated[
 
 
 @leaderboard_app.command()
+@command
 def tune(
-    workload: WorkloadName, data_dir: DataFolder = None, records: Records = Path("leaderboard"), arm: OwnArm = None
+    output: OutputOptions,
+    workload: WorkloadName,
+    data_dir: DataFolder = None,
+    records: Records = Path("leaderboard"),
+    arm: OwnArm = None,
 ) -> None:
     """Choose the settings of every arm on held-out training examples, with six trials each.
 
     Example: `selective-backprop leaderboard tune mnist --data-dir data`
     """
-    with told_plainly():
-        found = find_workload(workload)
-        data = found.load(data_dir, held_out=True)
-        store = Store(records / f"{workload}.tuning.jsonl")
-        arms = [ARMS[PLAIN], own_arm(arm)] if arm else list(ARMS.values())
-        chosen = choose_settings(found, arms, data, store, _tell)
-        file = records / f"{workload}.chosen.json"
-        both = _read_chosen(file) | chosen
-        write_whole({file: (json.dumps(both, indent=1) + "\n").encode()})
+    from selective_backprop.files.writing import write_whole
+    from selective_backprop.lab.leaderboard.arms import ARMS, PLAIN, own_arm
+    from selective_backprop.lab.leaderboard.records import Store
+    from selective_backprop.lab.leaderboard.tuning import tune as choose_settings
+    from selective_backprop.lab.leaderboard.workloads import find_workload
+
+    screen, found = Screen(output), find_workload(workload)
+    data = found.load(data_dir, held_out=True)
+    store = Store(records / f"{workload}.tuning.jsonl")
+    arms = [ARMS[PLAIN], own_arm(arm)] if arm else list(ARMS.values())
+    chosen = choose_settings(found, arms, data, store, lambda outcome, left: screen.note(_line(outcome, left)))
+    file = records / f"{workload}.chosen.json"
+    both = _read_chosen(file) | chosen
+    write_whole({file: (json.dumps(both, indent=1) + "\n").encode()})
     for name, setting in chosen.items():
-        typer.echo(f"{name}: {setting}")
+        screen.say(f"{name}: {setting}")
+    screen.result({"workload": workload, "chosen": chosen})
 
 
 @leaderboard_app.command()
+@command
 def run(
+    output: OutputOptions,
     workload: WorkloadName,
     data_dir: DataFolder = None,
     records: Records = Path("leaderboard"),
@@ -77,47 +90,74 @@ def run(
     After a stop, the same command does what is missing. Example: `selective-backprop leaderboard run mnist --data-dir
     data`
     """
-    with told_plainly():
-        found, file = find_workload(workload), records / f"{workload}.chosen.json"
-        chosen = _read_chosen(file)
-        if not chosen:
-            raise ValueError(f"{file} does not exist, so no settings are chosen: run leaderboard tune {workload} first")
-        if unknown := [name for name in arm or [] if name not in chosen]:
-            raise ValueError(f"no settings are chosen for {', '.join(unknown)}: there are {', '.join(chosen)}")
-        data = found.load(data_dir, held_out=False)
-        trials = Store(records / f"{workload}.tuning.jsonl")
-        cells = test_cells(found, {name: chosen[name] for name in arm or chosen}, seeds or found.seeds, trials)
-        run_missing(found, cells, data, Store(records / f"{workload}.jsonl"), _tell)
+    from selective_backprop.lab.leaderboard.records import Store
+    from selective_backprop.lab.leaderboard.running import run_missing
+    from selective_backprop.lab.leaderboard.workloads import find_workload
+
+    screen = Screen(output)
+    found, file = find_workload(workload), records / f"{workload}.chosen.json"
+    chosen = _read_chosen(file)
+    if not chosen:
+        raise ValueError(f"{file} does not exist, so no settings are chosen: run leaderboard tune {workload} first")
+    if unknown := [name for name in arm or [] if name not in chosen]:
+        raise ValueError(f"no settings are chosen for {', '.join(unknown)}: there are {', '.join(chosen)}")
+    data = found.load(data_dir, held_out=False)
+    trials = Store(records / f"{workload}.tuning.jsonl")
+    cells = test_cells(found, {name: chosen[name] for name in arm or chosen}, seeds or found.seeds, trials)
+    store = Store(records / f"{workload}.jsonl")
+    run_missing(found, cells, data, store, lambda outcome, left: screen.note(_line(outcome, left)))
+    screen.result({"workload": workload, "runs": len(cells), "records": records})
 
 
 @leaderboard_app.command()
+@command
 def show(
+    output: OutputOptions,
     records: Annotated[Path, typer.Argument(help="Folder of the records.")] = Path("leaderboard"),
     into: Annotated[
-        Path | None, typer.Option(help=f"A page whose part between {START} and {END} is replaced by the tables.")
+        Path | None,
+        typer.Option(
+            help="A page whose part between <!-- leaderboard --> and <!-- /leaderboard --> is replaced by the tables."
+        ),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for a chart of each workload, as SVG.")] = None,
     evidence: Annotated[Path | None, typer.Option(help="File for what `advise` knows of each method, as JSON.")] = None,
 ) -> None:
-    """Print the leaderboard of all records in a folder, or put it into a page.
+    """Print the leaderboard of all records in a folder as Markdown, or put it into a page.
 
     Example: `selective-backprop leaderboard show benchmarks/results/leaderboard --into docs/leaderboard.md`
     """
-    with told_plainly():
-        standings = read_standings(records)
-        names = [one.workload for one in standings]
-        trials = {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
-        text = tables(standings, trials)
-        if into is None:
-            typer.echo(text)
-        else:
-            write_whole({into: put_into(into.read_text(), text).encode()})
-            typer.echo(f"leaderboard: {into}")
-        if figures is not None:
-            figures.mkdir(parents=True, exist_ok=True)
-            write_whole({figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in standings})
-        if evidence is not None:
-            write_whole({evidence: (json.dumps(evidence_by_method(standings), indent=1) + "\n").encode()})
+    from selective_backprop.files.writing import write_whole
+    from selective_backprop.lab.leaderboard.chart import frontier_chart
+    from selective_backprop.lab.leaderboard.page import put_into, tables
+    from selective_backprop.lab.leaderboard.records import Store
+
+    screen, standings = Screen(output), read_standings(records)
+    names = [one.workload for one in standings]
+    trials = {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
+    text = tables(standings, trials)
+    if into is not None:
+        write_whole({into: put_into(into.read_text(), text).encode()})
+        screen.say(f"leaderboard: {into}")
+    elif not output.json:
+        typer.echo(text)  # as it is: lines of Markdown must not be broken
+    if figures is not None:
+        figures.mkdir(parents=True, exist_ok=True)
+        write_whole({figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in standings})
+    if evidence is not None:
+        write_whole({evidence: (json.dumps(evidence_by_method(standings), indent=1) + "\n").encode()})
+    screen.result({"workloads": [_as_json(one) for one in standings]})
+
+
+def _as_json(standing: Standing) -> dict[str, Any]:
+    arms = [
+        {"arm": place.arm, "setting": place.setting, "seeds": place.seeds, "cpu_seconds": place.cpu_seconds}
+        | {"points": [{"error": point.error, "compute": point.cost} for point in place.points]}
+        | {"multipliers_to_plain": {name: interval_as_json(one) for name, one in place.plain.items()}}
+        | {"multipliers_to_random": {name: interval_as_json(one) for name, one in place.random.items()}}
+        for place in standing.places
+    ]
+    return {"workload": standing.workload, "targets": dict(standing.targets), "arms": arms}
 
 
 def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, float]]:
@@ -125,6 +165,9 @@ def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, flo
 
     The last arm of the ledger is the one at its defaults.
     """
+    from selective_backprop.lab.leaderboard.arms import ARMS, DEFAULT
+    from selective_backprop.lab.runs.choices import Choice
+
     found: dict[str, dict[str, float]] = {}
     for one in standings:
         for arm in (*ARMS, DEFAULT.name):
@@ -138,6 +181,9 @@ def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, flo
 
 def test_cells(workload: Workload, chosen: Chosen, seeds: int, trials: Store) -> list[Cell]:
     """All runs on the test set."""
+    from selective_backprop.lab.leaderboard.records import Cell
+    from selective_backprop.lab.leaderboard.tuning import lengths_of
+
     return [
         Cell(arm, setting, length, seed, False)
         for seed in range(seeds)
@@ -148,8 +194,11 @@ def test_cells(workload: Workload, chosen: Chosen, seeds: int, trials: Store) ->
 
 def read_standings(records: Path) -> list[Standing]:
     """The standing of every workload that has runs on the test set."""
+    from selective_backprop.lab.leaderboard.records import Store
+    from selective_backprop.lab.leaderboard.standing import standing
+
     found = []
-    for name in (*WORKLOADS, "digits"):
+    for name in (*_WORKLOADS, "digits"):
         chosen = _read_chosen(records / f"{name}.chosen.json")
         outcomes = Store(records / f"{name}.jsonl").outcomes.values()
         current = [one for one in outcomes if chosen.get(one.cell.arm) == one.cell.setting]
@@ -174,10 +223,9 @@ def _read_chosen(file: Path) -> Chosen:
     return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
-def _tell(outcome: Outcome, left: int) -> None:
+def _line(outcome: Outcome, left: int) -> str:
     cell = outcome.cell
-    typer.echo(
+    return (
         f"{cell.arm} ({cell.setting}), {cell.length} epochs, seed {cell.seed}: error {outcome.error:.2%} with "
-        f"{outcome.compute:.2f} epochs of compute, {outcome.cpu_seconds:.1f} s; {left} runs left",
-        err=True,
+        f"{outcome.compute:.2f} epochs of compute, {outcome.cpu_seconds:.1f} s; {left} runs left"
     )

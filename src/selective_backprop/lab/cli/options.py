@@ -1,21 +1,20 @@
-"""Options that several commands share, and how errors in them are shown."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from selective_backprop.lab.cli.watching import watching
-from selective_backprop.lab.data.datasets import ImageSet
+from selective_backprop.lab.cli import completion
 from selective_backprop.lab.runs.recipes import Recipe, find_recipe
-from selective_backprop.lab.runs.training import Observer, Settings, load_data
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.data.datasets import ImageSet
+    from selective_backprop.lab.runs.training import Observer, Settings
 
 Seeds = Annotated[int, typer.Option(min=1, help="Runs per method, each with its own seed.")]
 LabelNoise = Annotated[float, typer.Option(help="Fraction of training labels to replace by wrong ones.")]
@@ -23,15 +22,23 @@ Validation = Annotated[
     float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder that holds NAME/train.parquet and NAME/test.parquet.")]
-RunsFolder = Annotated[Path, typer.Option("--out", help="Folder for all runs and the tables.")]
+RunsFolder = Annotated[Path, typer.Option("--out", help="Folder for all runs, the tables and the report.")]
 
 
 @dataclass(frozen=True)
 class DataOptions:
     """Options of every command that needs data."""
 
-    recipe: Annotated[str, typer.Option(help="Training setup by name; see `list`.")] = "digits"
-    dataset: Annotated[str | None, typer.Option(help="Data set by name or path. Default: the recipe's.")] = None
+    recipe: Annotated[
+        str, typer.Option(help="Training setup by name; see `list`.", autocompletion=completion.recipes)
+    ] = "digits"
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Data set by name, path of a folder, or package:name. Default: the recipe's.",
+            autocompletion=completion.datasets,
+        ),
+    ] = None
     data_dir: DataDir = None
 
     def chosen(self) -> Recipe:
@@ -46,7 +53,10 @@ class ModelOptions(DataOptions):
     """Options of every command that needs data and a model."""
 
     model: Annotated[
-        str | None, typer.Option(help="Model by name, or package.module:function. Default: the recipe's.")
+        str | None,
+        typer.Option(
+            help="Model by name, or package.module:function. Default: the recipe's.", autocompletion=completion.models
+        ),
     ] = None
 
 
@@ -61,11 +71,27 @@ class RunOptions(ModelOptions):
     probe_at: Annotated[
         str | None, typer.Option(help="Epochs to probe, from 0, such as 0,5,9. Default: first, middle, last.")
     ] = None
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="Dashboards to log to, such as tensorboard,wandb,mlflow. WANDB_MODE=offline and "
+            "MLFLOW_TRACKING_URI=sqlite:///mlflow.db keep them on this machine."
+        ),
+    ] = None
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --log tensorboard.")] = False
+
+    @property
+    def observes(self) -> str:
+        """The options given that need a folder to write to; "" if there are none."""
+        given = {"--probe": self.probe, "--log": self.log, "--tensorboard": self.tensorboard}
+        return " and ".join(name for name, asked in given.items() if asked)
 
     def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
         """A function that makes the observers of a run from its folder and settings. Wrong options fail at once."""
-        return watching(self.probe, self.probe_at, self.tensorboard)
+        from selective_backprop.lab.cli.watching import watching
+
+        dashboards = [*(self.log.split(",") if self.log else []), *(["tensorboard"] if self.tensorboard else [])]
+        return watching(self.probe, self.probe_at, dashboards)
 
 
 @dataclass(frozen=True)
@@ -107,40 +133,10 @@ class ComparisonOptions(RunOptions):
         return found
 
 
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a dataclass of options by the options in it."""
-    parameters, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
-    own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name not in groups]
-    shared = [
-        option for group in groups.values() for option in inspect.signature(group, eval_str=True).parameters.values()
-    ]
-    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (*own, *shared)]
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        made = {
-            name: group(**{item.name: values.pop(item.name) for item in fields(group)})
-            for name, group in groups.items()
-        }
-        command(**made, **values)
-
-    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    run.__annotations__ = {option.name: option.annotation for option in options}
-    return run
-
-
-@contextmanager
-def told_plainly() -> Iterator[None]:
-    """Show errors in the user's input as a message, without a traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def cached_loader(data_dir: Path | None) -> Callable[[Settings], ImageSet]:
     """Make a function that loads the data of a run. Runs with the same data share it in memory."""
+    from selective_backprop.lab.runs.training import load_data
+
     loaded: dict[tuple[str, int | None, float], ImageSet] = {}
 
     def load(settings: Settings) -> ImageSet:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from selective_backprop.lab.cli.options import DataDir, told_plainly
-from selective_backprop.lab.data.datasets import ImageSet, load_images, split_validation
-from selective_backprop.lab.report import Report, Run, build_report, find_runs, write_report
-from selective_backprop.lab.report.images import LoadData
+from selective_backprop.lab.cli.command import command
+from selective_backprop.lab.cli.options import DataDir
+from selective_backprop.lab.cli.screen import OutputOptions, Screen, warn
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.data.datasets import ImageSet
+    from selective_backprop.lab.report import Report, Run
+    from selective_backprop.lab.report.images import LoadData
 
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain them.")]
 Scores = Annotated[
@@ -27,7 +30,9 @@ Images = Annotated[
 ]
 
 
+@command
 def report(
+    output: OutputOptions,
     runs: Runs,
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the page.")] = Path("report.html"),
     export: Annotated[
@@ -50,26 +55,33 @@ def report(
 
     `selective-backprop report runs/svhn --data-dir data --images --scores el2n.pt`
     """
-    console = Console(soft_wrap=True)
-    with told_plainly():
-        made = write_report(runs, out, load=data_of(data_dir), images=images, scores=scores or [])
-        tell_left_out(made)
-        if export is not None:
-            from selective_backprop.lab.report.export import export as export_all
+    from selective_backprop.lab.report import write_report
 
-            files = export_all(made, export)
-            console.print(f"{len(files)} files in {export}", markup=False, highlight=False)
-    console.print(f"report: {out}", markup=False, highlight=False)
+    screen = Screen(output)
+    made = write_report(runs, out, load=data_of(data_dir), images=images, scores=scores or [])
+    if not output.json:
+        tell_left_out(made)
+    files = []
+    if export is not None:
+        from selective_backprop.lab.report.export import export as export_all
+
+        files = export_all(made, export)
+        screen.say(f"{len(files)} files in {export}")
+    screen.say(f"report: {out}")
+    left_out = [{"what": what, "reason": reason} for what, reason in made.left_out]
+    screen.result({"report": out, "files": files, "left_out": left_out})
 
 
 def tell_left_out(made: Report) -> None:
     """Print a line on stderr for each thing that the report leaves out."""
     for what, reason in made.left_out:
-        typer.echo(f"left out of the report: {what} ({reason})", err=True)
+        warn(f"left out of the report: {what} ({reason})")
 
 
 def data_of(data_dir: Path | None) -> LoadData:
     """Make a function that loads the data of a run if it is on this machine. A report downloads nothing."""
+    from selective_backprop.lab.data.datasets import load_images, split_validation
+
     loaded: dict[str, ImageSet] = {}
 
     def load(run: Run) -> ImageSet:
@@ -86,6 +98,7 @@ def data_of(data_dir: Path | None) -> LoadData:
     return load
 
 
+@command
 def watch(
     runs: Runs,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 takes any free one.")] = 0,
@@ -101,6 +114,7 @@ def watch(
 
     `selective-backprop watch runs/compare`
     """
+    from selective_backprop.lab.report import build_report, find_runs
     from selective_backprop.lab.report.page import render
     from selective_backprop.lab.report.progress import progress_of
     from selective_backprop.lab.report.serving import Server, waiting
@@ -119,13 +133,12 @@ def watch(
         except (ValueError, OSError) as error:
             return waiting(str(error))
 
-    with told_plainly():
-        for path in runs:
-            if not path.is_dir():
-                raise NotADirectoryError(f"{path} is no folder of runs")
-        server = Server(port, runs, make)
+    for path in runs:
+        if not path.is_dir():
+            raise NotADirectoryError(f"{path} is no folder of runs")
+    server = Server(port, runs, make)
     with server:
-        Console(soft_wrap=True).print(f"{server.url} (stop with Ctrl-C)", markup=False, highlight=False)
+        Screen().say(f"{server.url} (stop with Ctrl-C)")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.cli.bars import Bars, stopping_says
+from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.compare import Methods, parse_methods
-from selective_backprop.lab.cli.options import (
-    RunsFolder,
-    Seeds,
-    TrainingOptions,
-    cached_loader,
-    told_plainly,
-    with_option_groups,
-)
-from selective_backprop.lab.runs.experiment import run_in_turns
-from selective_backprop.lab.runs.ranks import is_first
-from selective_backprop.lab.study.comparison import Curves
-from selective_backprop.lab.study.curves import AXES, Curve
-from selective_backprop.lab.study.plan import write_plan
-from selective_backprop.lab.study.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
-from selective_backprop.lab.study.tables import frontier_table, sweep_table
+from selective_backprop.lab.cli.options import RunsFolder, Seeds, TrainingOptions, cached_loader
+from selective_backprop.lab.cli.report import data_of, tell_left_out
+from selective_backprop.lab.cli.screen import OutputOptions, Screen
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.study.comparison import Curves
+
+DEFAULT_METHODS = ["traditional", "sb", "stale", "ledger"]
 
 
-@with_option_groups
+@command
 def sweep(
     options: TrainingOptions,
+    output: OutputOptions,
     vary: Annotated[
         list[str],
         typer.Option(
@@ -55,32 +47,62 @@ def sweep(
 
     `selective-backprop sweep --recipe svhn_small --vary model=small_resnet,resnet20 --vary schedule=linear,svhn`
     """
-    console = Console()
-    with told_plainly():
-        chosen = options.chosen()
-        choices = parse_methods(method or ["traditional", "sb", "stale", "ledger"], chosen)
-        points = list(grid([Vary.parse(text) for text in vary]))
-        by_seed = [
-            sweep_entries(choices, chosen, points, seed=seed, validation=options.validation) for seed in range(seeds)
-        ]
-        observers, load = options.observers(), cached_loader(options.data_dir)
-        curves: Curves = {}
-        if is_first():
-            write_plan(out, [entry for entries in by_seed for entry in entries])
-        with Bars(console, seeds) as bars, stopping_says(console, f"run the same command to go on: {out}"):
-            for entries in by_seed:
-                results = run_in_turns(entries, load, out, observers=observers, show=bars.show)
-                for entry, records in results.items():
-                    curves.setdefault(entry.label, []).append(Curve.of(records))
-        tables = {"Final errors": sweep_table(curves)}
-        for noise, group in comparable(by_seed[0]).items():
-            for axis in AXES:
-                shares = pareto_shares({entry.label: curves[entry.label] for entry in group}, axis)
-                with_noise = f", {noise:.0%} wrong labels" if noise else ""
-                tables[f"Pareto frontier of error against {axis}{with_noise}"] = frontier_table(shares)
-        text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
-        if is_first():
-            write_whole({out / "tables.md": f"{text}\n".encode()})
+    from selective_backprop.files.writing import write_whole
+    from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.report import write_report
+    from selective_backprop.lab.runs.experiment import run_in_turns
+    from selective_backprop.lab.runs.ranks import is_first
+    from selective_backprop.lab.study.curves import AXES, Curve
+    from selective_backprop.lab.study.plan import write_plan
+    from selective_backprop.lab.study.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
+    from selective_backprop.lab.study.tables import frontier_table, sweep_table
+
+    screen, chosen = Screen(output), options.chosen()
+    choices = parse_methods(method or DEFAULT_METHODS, chosen)
+    points = list(grid([Vary.parse(text) for text in vary]))
+    by_seed = [
+        sweep_entries(choices, chosen, points, seed=seed, validation=options.validation) for seed in range(seeds)
+    ]
+    observers, load = options.observers(), cached_loader(options.data_dir)
+    curves: Curves = {}
+    if is_first():
+        write_plan(out, [entry for entries in by_seed for entry in entries])
+    with Bars(screen, seeds) as bars, stopping_says(f"run the same command to go on: {out}"):
+        for entries in by_seed:
+            results = run_in_turns(entries, load, out, observers=observers, show=bars.show)
+            for entry, records in results.items():
+                curves.setdefault(entry.label, []).append(Curve.of(records))
+    tables, frontiers = {"Final errors": sweep_table(curves)}, []
+    for noise, group in comparable(by_seed[0]).items():
+        for axis in AXES:
+            shares = pareto_shares({entry.label: curves[entry.label] for entry in group}, axis)
+            with_noise = f", {noise:.0%} wrong labels" if noise else ""
+            tables[f"Pareto frontier of error against {axis}{with_noise}"] = frontier_table(shares)
+            frontiers.append({"axis": axis, "label_noise": noise, "points": shares})
+    text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
+    report = out / "report.html"
+    if is_first():
+        write_whole({out / "tables.md": f"{text}\n".encode()})
     for title, table in tables.items():
-        console.print(table.rich(title))
-    console.print(f"runs and tables: {out}")
+        screen.table(title, table.heading, table.rows)
+    screen.say(f"runs and tables: {out}")
+    screen.result(
+        {"dataset": chosen.dataset, "model": chosen.model, "epochs": chosen.epochs, "seeds": seeds}
+        | {"runs": _runs_as_json(curves), "frontiers": frontiers}
+        | {"out": out, "tables": out / "tables.md", "report": report}
+    )
+    if is_first():  # last, so that an error in the report cannot hide the tables
+        tell_left_out(write_report([out], report, load=data_of(options.data_dir)))
+        screen.say(f"report: {report}")
+
+
+def _runs_as_json(curves: Curves) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": label,
+            "errors": [curve.errors[-1] for curve in by_seed],
+            "seconds": [curve.seconds[-1] for curve in by_seed],
+            "compute": [curve.compute[-1] for curve in by_seed],
+        }
+        for label, by_seed in curves.items()
+    ]

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from selective_backprop.lab.cli.bars import Bars, stopping_says
-from selective_backprop.lab.cli.options import (
-    LabelNoise,
-    TrainingOptions,
-    told_plainly,
-    with_option_groups,
-)
-from selective_backprop.lab.runs.choices import Choice, full_name, make_method, parse_option, with_selectivity
-from selective_backprop.lab.runs.experiment import Entry
-from selective_backprop.lab.runs.ranked_folder import open_folder
-from selective_backprop.lab.runs.ranks import from_first
-from selective_backprop.lab.runs.training import Record, Settings, check, load_data
-from selective_backprop.lab.runs.training import train as train_run
-from selective_backprop.lab.study.comparison import settings_for
-from selective_backprop.lab.study.curves import Curve
+from selective_backprop.lab.cli import completion
+from selective_backprop.lab.cli.command import command, stopping_says
+from selective_backprop.lab.cli.options import LabelNoise, TrainingOptions
+from selective_backprop.lab.cli.screen import OutputOptions, Screen
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.runs.training import Record, Settings
 
 
-@with_option_groups
+@command
 def train(
     options: TrainingOptions,
+    output: OutputOptions,
     method: Annotated[
-        str | None, typer.Option(help="Method of selection, by name; see `list`. Default: the recipe's.")
+        str | None,
+        typer.Option(
+            help="Method of selection as NAME[@SELECTIVITY][:OPTION=VALUE,...], such as ledger or sb@0.25; see `list`. "
+            "Default: the recipe's, which is ledger unless the recipe repeats a published setup.",
+            autocompletion=completion.methods,
+        ),
     ] = None,
     selectivity: Annotated[float | None, typer.Option(help="Fraction of candidates to train on, in (0, 1].")] = None,
     option: Annotated[
@@ -53,49 +50,92 @@ def train(
 
     `selective-backprop train`
 
-    `selective-backprop train --method ledger --option loss_share=0.8 --epochs 10 --out runs/a`
+    `selective-backprop train --method ledger:loss_share=0.8 --epochs 10 --out runs/a`
 
     `selective-backprop train --recipe svhn --model resnet20 --epochs 20 --data-dir data --out runs/b`
 
     `torchrun --nproc-per-node 2 -m selective_backprop.lab train --out runs/c`
     """
-    with told_plainly():
-        chosen = options.chosen()
-        name, of_method = full_name(method or chosen.method), dict(parse_option(text) for text in option or [])
-        choice = Choice(name, *with_selectivity(name, selectivity, of_method))
-        settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
-        if resume and out is None:
-            raise ValueError("--resume needs --out, the folder of the run to continue")
-        if out is not None and not resume and from_first((out / "records.jsonl").exists):
-            raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another folder")
-        make_method(settings.method, settings.selectivity, settings.options)  # a wrong name fails at once
-        observers_of = options.observers()
-        if out is None and (options.probe is not None or options.tensorboard):
-            raise ValueError("--probe and --tensorboard need --out, the folder to write to")
-        data = load_data(settings, options.data_dir)
-        check(settings, data)
-        console, entry = Console(), Entry(name, settings)
-        how = f"to continue, add --resume to the command: {out}" if out is not None else "nothing was saved: no --out"
-        with ExitStack() as stack:
-            folder = open_folder(out, settings.as_json(), data.fingerprint) if out is not None else None
-            if folder is not None:
-                stack.callback(folder.close)
-            bars = stack.enter_context(Bars(console))
-            stack.enter_context(stopping_says(console, how))
-            observers = observers_of(out, settings) if out is not None else ()
-            records = train_run(
-                settings,
-                data,
-                folder=folder,
-                observers=[*observers, lambda training, record: bars.show(entry, record)],
-            )
-        console.print(_summary(settings, records), markup=False)
+    from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.runs.choices import Choice, make_method, parse_option, with_selectivity
+    from selective_backprop.lab.runs.experiment import Entry
+    from selective_backprop.lab.runs.ranked_folder import open_folder
+    from selective_backprop.lab.runs.ranks import from_first
+    from selective_backprop.lab.runs.training import check, load_data
+    from selective_backprop.lab.runs.training import train as train_run
+    from selective_backprop.lab.study.comparison import settings_for
+
+    screen, chosen = Screen(output), options.chosen()
+    named, given = Choice.parse(method or chosen.method), dict(parse_option(text) for text in option or [])
+    if selectivity is not None and named.selectivity is not None:
+        raise ValueError(f"the selectivity is given twice, by --method {method} and by --selectivity {selectivity}")
+    share = named.selectivity if selectivity is None else selectivity
+    choice = Choice(named.method, *with_selectivity(named.method, share, named.options | given))
+    settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
+    if resume and out is None:
+        raise ValueError("--resume needs --out, the folder of the run to continue")
+    if out is not None and not resume and from_first((out / "records.jsonl").exists):
+        raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another folder")
+    make_method(settings.method, settings.selectivity, settings.options)  # a wrong name fails at once
+    observers_of = options.observers()
+    if out is None and options.observes:
+        raise ValueError(f"{options.observes} needs --out, the folder to write to")
+    data = load_data(settings, options.data_dir)
+    check(settings, data)
+    entry = Entry(settings.method, settings)
+    how = f"to continue, add --resume to the command: {out}" if out is not None else "nothing was saved: no --out"
+    with ExitStack() as stack:
+        folder = open_folder(out, settings.as_json(), data.fingerprint) if out is not None else None
+        if folder is not None:
+            stack.callback(folder.close)
+            done = len(folder.records())
+            if resume:
+                screen.note(_where_it_goes_on(done, settings.epochs))
+        if not resume:
+            screen.note(f"training {settings.recipe.model} on {settings.recipe.dataset} with {settings.method}")
+        bars = stack.enter_context(Bars(screen))
+        stack.enter_context(stopping_says(how))
+        observers = observers_of(out, settings) if out is not None else ()
+        records = train_run(
+            settings,
+            data,
+            folder=folder,
+            observers=[*observers, lambda training, record: bars.show(entry, record)],
+        )
+    screen.say(_summary(settings, records))
+    screen.result(_totals(settings, records) | {"out": out, "records": records})
+
+
+def _where_it_goes_on(done: int, epochs: int) -> str:
+    if done == epochs:
+        return f"all {epochs} epochs of this run were done before: nothing is left to train"
+    if done == 0:
+        return f"this run has no finished epoch yet: it begins with epoch 1 of {epochs}"
+    return f"{done} of {epochs} epochs were done before: the run goes on with epoch {done + 1}"
+
+
+def _totals(settings: Settings, records: list[Record]) -> dict[str, Any]:
+    from selective_backprop.lab.study.curves import Curve
+
+    curve, recipe = Curve.of(records), settings.recipe
+    return {
+        "method": settings.method,
+        "selectivity": settings.selectivity,
+        "options": settings.options,
+        "dataset": recipe.dataset,
+        "model": recipe.model,
+        "epochs": settings.epochs,
+        "seed": settings.seed,
+        "test_error": curve.errors[-1],
+        "seconds": curve.seconds[-1],
+        "compute": curve.compute[-1],
+        **{name: sum(record[name] for record in records) for name in ("offered", "scored", "trained")},
+    }
 
 
 def _summary(settings: Settings, records: list[Record]) -> str:
-    curve = Curve.of(records)
-    scored, trained = (sum(record[name] for record in records) for name in ("scored", "trained"))
+    found = _totals(settings, records)
     return (
-        f"{settings.method} on {settings.recipe.dataset}: test error {curve.errors[-1]:.2%} after "
-        f"{curve.seconds[-1]:.1f} s, {scored:,} selection passes, {trained:,} examples trained on"
+        f"{found['method']} on {found['dataset']}: test error {found['test_error']:.2%} after "
+        f"{found['seconds']:.1f} s, {found['scored']:,} selection passes, {found['trained']:,} examples trained on"
     )

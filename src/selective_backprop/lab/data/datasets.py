@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset
 from selective_backprop.files.reading import read_json
 from selective_backprop.lab.data.decoding import NAMES as NAMES
 from selective_backprop.lab.data.decoding import AnyPath, check_labels, decode, import_extra, locate
+from selective_backprop.lab.plugins import load_plugin
 
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 _CACHE_VERSION = 1
@@ -169,7 +171,8 @@ def load_images(
     Args:
         name: one of `NAMES`; or a folder with train.parquet and test.parquet, or with train/<class>/<image> and
             test/<class>/<image>. Parquet files are as on the Hugging Face Hub: encoded images in a column image or
-            img, labels in label or fine_label.
+            img, labels in label or fine_label. Or package:name, a plug-in, or module:function, a function that is
+            called with image_size= and data_dir= and returns an ImageSet.
         image_size: resize to this height and width (bilinear). Needed if sizes differ, as in imagenet.
         data_dir: folder that holds <name>/train.parquet and <name>/test.parquet. If <name> is there, it is used
             instead of the Hub. Default: the environment variable SELECTIVE_BACKPROP_DATA.
@@ -188,6 +191,8 @@ def load_images(
         return _digits()
     if name == "imagenet" and image_size is None:
         raise ValueError("imagenet has images of many sizes: pass image_size=, the height and width to resize them to")
+    if isinstance(name, str) and ":" in name and not Path(name).is_dir():
+        return _of_plugin(name, image_size, data_dir)
     title, identity, open_splits = locate(name, data_dir)
     key = hashlib.sha256(repr((_CACHE_VERSION, identity, image_size)).encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -203,6 +208,18 @@ def load_images(
         raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
     train_images, train_labels, test_images, test_labels = tensors
     return ImageSet(title, train_images, train_labels, test_images, test_labels, classes)
+
+
+def _of_plugin(name: str, image_size: int | None, data_dir: AnyPath | None) -> ImageSet:
+    function = load_plugin("datasets", name)
+    try:
+        inspect.signature(function).bind(image_size=None, data_dir=None)
+    except TypeError as error:
+        raise ValueError(f"data set {name!r} must take image_size= and data_dir=: {error}") from error
+    images = function(image_size=image_size, data_dir=data_dir)
+    if not isinstance(images, ImageSet):
+        raise ValueError(f"data set {name!r} must return an ImageSet, got {type(images).__name__}")
+    return images
 
 
 def _digits() -> ImageSet:

@@ -6,7 +6,6 @@ Initial weights are torch's defaults unless a network's docstring says otherwise
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +21,7 @@ from selective_backprop.lab.models.mobilenet import mobilenet_v2
 from selective_backprop.lab.models.resnet import resnet18, resnet50
 from selective_backprop.lab.models.small import small_cnn, small_resnet, strided_cnn
 from selective_backprop.lab.models.wide_resnet import wide_resnet, wrn_10_1, wrn_16_2, wrn_16_4, wrn_28_10
+from selective_backprop.lab.plugins import load_plugin, names_of_plugins
 
 __all__ = [
     "MODELS",
@@ -82,7 +82,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_model(name: str, *, num_classes: int, channels: int, seed: int | None = None) -> nn.Module:
-    """Make a network by its name in MODELS, or your own as `package.module:function`.
+    """Make a network by its name in MODELS, a plug-in as `package:name`, or your own as `package.module:function`.
 
     The function is called with num_classes= and channels=. With a seed, the network is made on the CPU, its weights
     follow from the seed alone, and torch's global random state is left as it was.
@@ -107,30 +107,18 @@ def make_model(name: str, *, num_classes: int, channels: int, seed: int | None =
 def _named_function(name: str) -> Callable[..., object]:
     if name in MODELS:
         return MODELS[name]
-    nearest = difflib.get_close_matches(name.lower().replace("-", "_"), MODELS, n=1)
+    known = [*MODELS, *names_of_plugins("models")]
+    nearest = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
     hint = f", did you mean {nearest[0]!r}?" if nearest else "."
     raise ValueError(
-        f"there is no model {name!r}{hint} There are {', '.join(MODELS)}. Name your own as 'package.module:function'"
+        f"there is no model {name!r}{hint} There are {', '.join(known)}. Name your own as 'package.module:function'"
     )
 
 
 def _own_function(name: str) -> Callable[..., object]:
-    path, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in [*path.split("."), attribute]):
-        raise ValueError(f"name your own model as 'package.module:function', got {name!r}")
-    try:
-        module = importlib.import_module(path)
-    except ImportError as error:
-        raise ValueError(
-            f"cannot import {path!r} for model {name!r}: {error}. Install it, or put its folder on PYTHONPATH"
-        ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
-        raise ValueError(f"{path!r} has no function {attribute!r} for model {name!r}; its functions: {there}")
+    function = load_plugin("models", name)
     try:
         inspect.signature(function).bind(num_classes=1, channels=1)
     except TypeError as error:
         raise ValueError(f"model {name!r} must take num_classes= and channels=: {error}") from error
-    own: Callable[..., object] = function
-    return own
+    return function

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import json
 import re
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Unpack, get_type_hints
 
 from torch import Tensor, nn
 
@@ -19,6 +18,11 @@ import selective_backprop as sb
 from selective_backprop import methods
 from selective_backprop.files.reading import parse_json
 from selective_backprop.lab.models import make_model
+from selective_backprop.lab.plugins import load_plugin, names_of_plugins
+from selective_backprop.lab.runs.method_options import MethodOption, check_type, options_of, suggestion
+from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.methods.options import ScheduleOptions
+from selective_backprop.types import Scorer
 
 MakeNetwork = Callable[[str], nn.Module]
 """Makes a network by its name, for the run's data."""
@@ -35,40 +39,58 @@ def _diet(selectivity: float, /, **options: Any) -> sb.Method:
     return diet_from_file(selectivity, **options)
 
 
-def _recorded(selectivity: float, /, *, run: str | None = None, **options: Any) -> sb.Method:
+def _recorded(selectivity: float, /, *, run: str | None = None, **schedule: Unpack[ScheduleOptions]) -> sb.Method:
+    """Train in each epoch on what an earlier run selected in it, for example a run with a small proxy model.
+
+    Args:
+        run: folder of the earlier run, as `train --out` or `compare --out` made it.
+        schedule: as for `selective_backprop`.
+    """
     from selective_backprop.lab.runs.ledger_log import read_selections  # imported late, for the same reason
 
-    if not isinstance(run, str):
-        raise ValueError(f"recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats, got {run!r}")
-    return sb.recorded_backprop(read_selections(Path(run)), **options)
+    if run is None:
+        raise ValueError("recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats")
+    return sb.recorded_backprop(read_selections(Path(run)), **schedule)
+
+
+def _reducible(
+    selectivity: float,
+    /,
+    *,
+    reference: str | nn.Module | Tensor | None = None,
+    reference_epochs: int = 2,
+    scoring: str | Scorer = "eval",
+    **schedule: Unpack[ScheduleOptions],
+) -> sb.Method:
+    """RHO-loss: train on the candidates whose loss is highest compared with that of a reference model.
+
+    Args:
+        reference: name of the network whose losses count as those that cannot be reduced.
+        reference_epochs: number of epochs that it is trained for, before the run begins.
+        scoring, schedule: as for `selective_backprop`.
+    """
+    assert reference_epochs and isinstance(reference, nn.Module | Tensor)  # `_with_reference` has trained it
+    return sb.reducible_loss(reference, selectivity, scoring=scoring, **schedule)
 
 
 def _at(method: Callable[..., sb.Method]) -> Callable[..., sb.Method]:
     """Make a function whose first argument is a selectivity. A method that has none ignores it."""
     if "selectivity" in inspect.signature(method).parameters:
-        return method
+        return lambda selectivity, /, **options: method(selectivity=selectivity, **options)
     return lambda selectivity, /, **options: method(**options)
 
 
 _SPECIAL: dict[str, Callable[..., sb.Method]] = {
     # The loss share decides, unless the options name a selectivity.
     "ledger_backprop": lambda selectivity, /, **options: sb.ledger_backprop(**options),
-    "kath18": lambda selectivity, /, **options: sb.kath18(1 / selectivity, **options),
+    "kath18": lambda selectivity, /, **options: sb.kath18(**({"ratio": 1 / selectivity} | options)),
     "composer_backprop": lambda selectivity, /, **options: sb.composer_backprop(**({"keep": selectivity} | options)),
-    "reducible_loss": lambda selectivity, /, *, reference, **options: sb.reducible_loss(
-        reference, selectivity, **options
-    ),
     "recorded_backprop": _recorded,
+    "reducible_loss": _reducible,
     "diet": _diet,
 }
 METHODS = {name: _at(getattr(methods, name)) for name in methods.__all__} | _SPECIAL
-"""Methods by name, each a function of a selectivity and options."""
-
-_BY_OTHER_MEANS = {
-    *(name for name, make in METHODS.items() if name not in _SPECIAL and make is not getattr(methods, name)),
-    *("ledger_backprop", "recorded_backprop"),
-}
-"""Methods that have no selectivity, or use one only if the user gives it."""
+"""Methods of this package by name, each a function of a selectivity and options."""
 
 SHORT_NAMES = {
     "sb": "selective_backprop",
@@ -90,11 +112,35 @@ def full_name(name: str) -> str:
     'selective_backprop'
     """
     name = SHORT_NAMES.get(name, name)
-    if name not in METHODS:
-        nearest = difflib.get_close_matches(name, [*METHODS, *SHORT_NAMES], n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(METHODS)}"
-        raise ValueError(f"there is no method {name!r}: {hint}")
+    if ":" in name:
+        load_plugin("methods", name)
+    elif name not in METHODS:
+        known = [*METHODS, *SHORT_NAMES, *names_of_plugins("methods")]
+        hint = suggestion(name, known) or f": there are {', '.join([*METHODS, *names_of_plugins('methods')])}"
+        raise ValueError(f"there is no method {name!r}{hint}")
     return name
+
+
+def function_of(name: str) -> Callable[..., sb.Method]:
+    """The function whose signature and docstring tell the options of a method, by its full name."""
+    if ":" in name:
+        return load_plugin("methods", name)
+    if name == "diet":
+        from selective_backprop.lab.study.diet import diet_from_file  # imported late, because it imports this module
+
+        return diet_from_file
+    return _SPECIAL[name] if name in ("recorded_backprop", "reducible_loss") else getattr(methods, name)
+
+
+def has_selectivity(name: str) -> bool:
+    """Whether a method, by its full name, takes a selectivity, be it only as an option.
+
+    >>> has_selectivity("ledger_backprop"), has_selectivity("infobatch")
+    (True, False)
+    """
+    if name in _SPECIAL:
+        return name != "recorded_backprop"
+    return "selectivity" in inspect.signature(function_of(name)).parameters
 
 
 def make_method(
@@ -116,28 +162,78 @@ def make_method(
     2
     """
     name = full_name(name)
-    options = _with_proxy(_without_views(name, options or {}), make_network)
+    options = _without_views(name, dict(options or {}))
+    if isinstance(options.get("scoring"), float):
+        options["scoring"] = str(options["scoring"])  # a scale factor, such as 0.875
+    _check_options(name, options)
+    made = _with_proxy(options, make_network)
+    if name != "ledger_backprop":
+        selectivity = made.pop("selectivity", selectivity)
     if name == "reducible_loss":
-        options = _with_reference(options, make_network, reference_losses)
+        made = _with_reference(made, make_network, reference_losses)
     try:
-        return METHODS[name](selectivity, **options)
+        method = (METHODS[name] if name in METHODS else _at(function_of(name)))(selectivity, **made)
     except TypeError as error:
-        known = _option_names(getattr(sb, name)) + ["reference_epochs"] * (name == "reducible_loss")
-        unknown = [] if name in ("diet", "recorded_backprop") else [key for key in options if key not in known]
-        wrong = ", ".join(unknown) or error
-        raise ValueError(f"{name} does not take these options: {wrong}. It has {', '.join(known)}") from None
+        raise ValueError(f"{name} cannot be made with {_spelled(options) or 'its defaults'}: {error}") from error
+    if not isinstance(method, sb.Method):
+        raise ValueError(f"method {name!r} must return a selective_backprop.Method, got {method!r:.50}")
+    return method
 
 
-def _option_names(method: Callable[..., sb.Method]) -> list[str]:
-    """Options of a method besides its selectivity, with those that it shares with other methods."""
-    names: list[str] = []
-    for parameter in inspect.signature(method).parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            (shared,) = get_args(get_type_hints(method, include_extras=True)[parameter.name])
-            names += sorted(shared.__optional_keys__)
-        else:
-            names.append(parameter.name)
-    return [name for name in names if name != "selectivity"]
+def _spelled(options: dict[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in options.items())
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """Raise for an option that the method does not have, or that has a wrong type."""
+    known, function = known_options(name), function_of(name)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    forwards = takes_any and ":" in name and not options_of(function)
+    for key, value in options.items():
+        if key in known:
+            known[key].check(value)
+        elif key == "selectivity" and has_selectivity(name):
+            check_type(key, value, float)
+        elif name == "diet" and isinstance(options.get("method", "sb"), str):
+            inner = full_name(options.get("method", "sb"))
+            _check_options(inner, {key: value})
+        elif not forwards:
+            hint = suggestion(key, [*known, *recipe_settings()]) or "."
+            raise NoOptionError(f"{name} has no option {key!r}{hint} {_all_of(known)}")
+
+
+def _all_of(known: dict[str, MethodOption]) -> str:
+    return f"Its options are {', '.join(known)}" if known else "It has none"
+
+
+class NoOptionError(ValueError):
+    """A method was given an option that it does not have."""
+
+
+def known_options(name: str) -> dict[str, MethodOption]:
+    """Options of a method by name, those of a proxy included if it has a selection pass. `name` is a full name."""
+    found = dict(options_of(function_of(name)))
+    more = [*(PROXY_OPTIONS if "scoring" in found else ()), *([VIEWS] if name != "recorded_backprop" else ())]
+    return found | {option.name: option for option in more}
+
+
+PROXY_OPTIONS = (
+    MethodOption("proxy", str, None, "name of a smaller network that scores for the one being trained"),
+    MethodOption("train_every", int, 4, "with a proxy: it learns from every n-th training batch"),
+    MethodOption("train_share", float, None, "with a proxy: the share of candidates that it learns from instead"),
+)
+"""Options of every method with a selection pass, on the command line alone."""
+
+VIEWS = MethodOption(
+    "views", int, None, "a seed from which images are augmented by id, so that other runs see the same"
+)
+"""Option of every method, on the command line alone."""
+
+
+def recipe_settings() -> dict[str, Any]:
+    """Settings of a recipe that an option may change for one method, such as lr: their annotations by name."""
+    hints = get_type_hints(Recipe)
+    return {name: hints[name] for name in hints if name not in ("method", "selectivity", "options", "decay", "source")}
 
 
 def _without_views(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -154,11 +250,9 @@ def _without_views(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def _with_proxy(options: dict[str, Any], make_network: MakeNetwork) -> dict[str, Any]:
     if "proxy" not in options:
-        return options
+        return dict(options)
     of_proxy = {key: options[key] for key in ("train_every", "train_share", "scoring") if key in options}
     rest = {key: value for key, value in options.items() if key not in ("proxy", *of_proxy)}
-    if not isinstance(options["proxy"], str):
-        raise ValueError(f"proxy= takes the name of a model, got {options['proxy']!r}")
     return rest | {"scoring": sb.proxy(make_network(options["proxy"]), **of_proxy)}
 
 
@@ -169,9 +263,13 @@ def _with_reference(
     name, epochs = options.get("reference"), options.get("reference_epochs", 2)
     if not isinstance(name, str):
         raise ValueError(f"reducible_loss needs reference=MODEL, the name of the network to compare with, got {name!r}")
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+    if epochs < 1:
         raise ValueError(f"reference_epochs must be a whole number >= 1, got {epochs!r}")
     return rest | {"reference": make_network(name) if reference_losses is None else reference_losses(name, epochs)}
+
+
+_PLUGIN = re.compile(r"[\w.-]+:(?=[A-Za-z_]\w*(?:[@:]|$))")
+"""The package of a plug-in, such as mypackage: in mypackage:thing. Options have a = after the name."""
 
 
 @dataclass(frozen=True)
@@ -192,12 +290,18 @@ options={'every': 2, 'warmup_epochs': 1})
     def parse(cls, text: str) -> Choice:
         """Parse NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both, with an optional LABEL= before it.
 
+        NAME may also be package:thing, a plug-in.
+
         >>> Choice.parse("EL2N + SB=sb@0.5:warmup_epochs=1").label
         'EL2N + SB'
+        >>> Choice.parse("selective_backprop.methods:top_k@0.5:warmup_epochs=1").method
+        'selective_backprop.methods:top_k'
         """
         label, text = split_off_label(text)
-        head, _, tail = text.partition(":")
-        name, at, selectivity = head.partition("@")
+        plugin = _PLUGIN.match(text)
+        package, rest = (plugin[0], text[plugin.end() :]) if plugin else ("", text)
+        head, _, tail = rest.partition(":")
+        name, at, selectivity = (package + head).partition("@")
         try:
             share = float(selectivity) if at else None
         except ValueError:
@@ -234,35 +338,35 @@ def name_choices(texts: list[str]) -> list[Choice]:
     return named
 
 
-def has_selectivity(method: str) -> bool:
-    """Whether the method takes a selectivity, be it only as an option.
-
-    >>> has_selectivity("ledger_backprop"), has_selectivity("infobatch")
-    (True, False)
-    """
-    return method not in _BY_OTHER_MEANS or method == "ledger_backprop"
-
-
 def with_selectivity(
     method: str, selectivity: float | None, options: dict[str, Any]
 ) -> tuple[str, float | None, dict[str, Any]]:
     """Put the selectivity where the method reads it, or refuse it: it must never be ignored."""
-    if selectivity is None or method not in _BY_OTHER_MEANS:
+    if selectivity is None:
         return method, selectivity, options
-    if has_selectivity(method):
+    if not 0 < selectivity <= 1:
+        raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
+    if not has_selectivity(method):
+        raise ValueError(f"{method} has no selectivity, got {selectivity}: leave it out")
+    if method == "ledger_backprop":
         return method, None, options | {"selectivity": selectivity}
-    raise ValueError(f"{method} has no selectivity, got {selectivity}: leave it out")
+    return method, selectivity, options
+
+
+_AS_IN_PYTHON = {"True": True, "False": False, "None": None}
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """Parse name=value. The value is JSON or, if it is no JSON, a string.
+    """Parse name=value. The value is JSON, or True, False or None as in Python, or else a string.
 
-    >>> parse_option("every=3"), parse_option("mode=train")
-    (('every', 3), ('mode', 'train'))
+    >>> parse_option("every=3"), parse_option("mode=train"), parse_option("soft=True")
+    (('every', 3), ('mode', 'train'), ('soft', True))
     """
     name, separator, value = text.partition("=")
     if not separator:
         raise ValueError(f"an option must be name=value, got {text!r}")
+    if value in _AS_IN_PYTHON:
+        return name, _AS_IN_PYTHON[value]
     try:
         return name, parse_json(value)
     except json.JSONDecodeError:

@@ -18,13 +18,9 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from selective_backprop.distributed.ranks import current_ranks, lost_another
+from selective_backprop.lab.runs.torchrun import number_of_processes
 
 _PATIENCE = timedelta(seconds=5)  # how long to wait for rank 0 to meet the same error
-
-
-def alone() -> bool:
-    """Whether this process runs alone: without torchrun, or as its only process."""
-    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ
 
 
 def leave() -> NoReturn:
@@ -47,7 +43,7 @@ def joined() -> Iterator[None]:
     Only rank 0 prints. An error that all ranks have is shown by rank 0, an error that only another rank has is shown by
     that rank. All ranks end with an exit code that says so.
     """
-    if alone():
+    if number_of_processes() == 1:
         yield
         return
     store, rank, size = next(rendezvous("env://"))

@@ -76,8 +76,9 @@ class RunFolder:
                 f"{self.path} holds a run of {ranks} ranks, but this one has {settings.get('ranks', 1)}: continue it "
                 f"with {start}, or choose another folder"
             )
-        elif saved != settings:
-            different = sorted(key for key in saved.keys() | settings.keys() if saved.get(key) != settings.get(key))
+        elif _deciding(saved) != _deciding(settings):
+            before, now = _deciding(saved), _deciding(settings)
+            different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
             raise ValueError(
                 f"{self.path} holds a run with other settings ({', '.join(different)}): choose another folder, or give "
                 "the same settings to continue it"
@@ -167,6 +168,15 @@ class RunFolder:
         if not whole_lines or not (lines.startswith(found) or found.startswith(lines)):
             _logger.warning(f"{file} is damaged: written again from {checkpoint.name}")
         write_whole({file: lines})
+
+
+def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without defaults of the recipe that decide nothing: the run has a method and selectivity itself."""
+    recipe = settings.get("recipe")
+    if not isinstance(recipe, dict):
+        return settings
+    names = ("method", "selectivity", "source")
+    return settings | {"recipe": {key: value for key, value in recipe.items() if key not in names}}
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.choices import Choice, recipe_settings
 from selective_backprop.lab.runs.experiment import Entry, Show, run_in_turns
+from selective_backprop.lab.runs.method_options import check_type
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.curves import Curve
@@ -33,8 +34,10 @@ def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
     >>> settings.recipe.lr, settings.options
     (0.2, {'loss_share': 0.8})
     """
-    of_recipe = {field.name for field in dataclasses.fields(Recipe)} - {"method", "selectivity", "options"}
+    of_recipe = recipe_settings()
     changes = {name: value for name, value in choice.options.items() if name in of_recipe}
+    for name, value in changes.items():
+        check_type(name, value, of_recipe[name])
     options = {name: value for name, value in choice.options.items() if name not in of_recipe}
     if choice.method == recipe.method:
         options = recipe.options | options

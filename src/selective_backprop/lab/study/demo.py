@@ -7,19 +7,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from rich.console import Console
 
-from selective_backprop.lab.cli.bars import Bars
 from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.probes import make_probes
 from selective_backprop.lab.report import write_report
 from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.experiment import Show
 from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.comparison import Design, compare
-from selective_backprop.lab.study.standing import alerts, standings, winner
-from selective_backprop.lab.study.tables import READING, standing_table
+from selective_backprop.lab.study.standing import Standing, standings
 
 _OPTIONS = {"history_size": 512, "warmup_epochs": 1}
 METHODS = [
@@ -27,14 +25,8 @@ METHODS = [
     Choice("SB", "selective_backprop", 1 / 3, _OPTIONS),
     Choice("Stale-SB", "stale_selective_backprop", 1 / 3, _OPTIONS | {"every": 3}),
 ]
-SMALL = (
-    "These are 898 digits to train on and 899 to test on, where one test image is 0.11% of error: enough to see how a "
-    "comparison works, too small to decide anything. What to try next:"
-)
-NEXT = (
-    "selective-backprop compare --recipe fashion_mnist_small --data-dir DATA   # a published data set as parquet files",
-    "selective-backprop compare --dataset FOLDER --model resnet20             # your own images, a folder per class",
-)
+NUM_TEST = 899
+"""Images to test on."""
 
 
 def halves(settings: Settings) -> ImageSet:
@@ -51,27 +43,21 @@ def halves_of(seed: int) -> ImageSet:
     return ImageSet("digits", images[train], labels[train], images[test], labels[test], data.classes)
 
 
-def run(epochs: int, seeds: int, report: Path) -> None:
-    """Train, show the progress, print the verdict, and write the report to a file. The runs themselves are not kept."""
-    console, recipe = Console(), find_recipe("digits").with_(epochs=epochs)
+def run(epochs: int, seeds: int, report: Path, *, show: Show = lambda entry, record: None) -> list[Standing]:
+    """Train, and write the report to a file. The runs themselves are not kept.
+
+    Args:
+        epochs, seeds: length of the runs, and runs per method.
+        report: the file.
+        show: called after every epoch.
+    """
+    recipe = find_recipe("digits").with_(epochs=epochs)
     with TemporaryDirectory() as folder:
-        with Bars(console, seeds) as bars:
-            design = Design(METHODS, recipe, [epochs])
-            results = compare(
-                design, halves, Path(folder), seeds=seeds, observers=partial(_watch, epochs=epochs), show=bars.show
-            )
-        found = standings(results.arms())
-        console.print(standing_table(found).rich(f"digits, {epochs} epochs, {seeds} seeds"))
-        for sentence in [winner(found), *alerts(found)]:
-            console.print(sentence.replace("**", ""), markup=False, highlight=False)
-        size = len(halves_of(0).test_labels)
-        plural = "" if seeds == 1 else "s"
-        console.print(READING.format(split="test set", size=size, seeds=seeds, plural=plural), highlight=False)
-        console.print(SMALL, highlight=False)
-        for command in NEXT:
-            console.print(command, markup=False, highlight=False, soft_wrap=True)
+        design = Design(METHODS, recipe, [epochs])
+        observers = partial(_watch, epochs=epochs)
+        results = compare(design, halves, Path(folder), seeds=seeds, observers=observers, show=show)
         write_report([Path(folder)], report, load=lambda run: halves_of(run.seed))
-    console.print(f"report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
+    return standings(results.arms())
 
 
 def _watch(folder: Path, settings: Settings, epochs: int) -> list[Observer]:

@@ -39,7 +39,7 @@ def diet_from_file(
         scores: the file, as `diet score` or `save_scores` writes it.
         prune: fraction of examples with the lowest scores to leave out.
         highest: fraction with the highest scores to leave out as well.
-        method: name of the method; "traditional" for pruning alone.
+        method: name of the method for the rest, whose options can be given too; "traditional" for pruning alone.
         options: options of the method.
 
     >>> import tempfile

@@ -6,10 +6,21 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from selective_backprop.lab.runs.choices import Choice, has_selectivity, make_method, parse_option, with_selectivity
+from selective_backprop.lab.runs.choices import (
+    Choice,
+    NoOptionError,
+    has_selectivity,
+    known_options,
+    make_method,
+    parse_option,
+    recipe_settings,
+    with_selectivity,
+)
 from selective_backprop.lab.runs.experiment import Entry
-from selective_backprop.lab.runs.recipes import Decay, Recipe, find_recipe
+from selective_backprop.lab.runs.method_options import check_type, suggestion
+from selective_backprop.lab.runs.recipes import RECIPES, Decay, Recipe
 from selective_backprop.lab.runs.training import Settings
 from selective_backprop.lab.study.comparison import Curves, settings_for
 from selective_backprop.lab.study.curves import Axis, Curve, pareto_frontier
@@ -66,20 +77,28 @@ def sweep_entries(choices: Sequence[Choice], recipe: Recipe, points: Sequence[Po
             label = " ".join([choice.label, *(f"{name}={value}" for name, value in kept.items())])
             entries.setdefault(label, Entry(label, settings))
     for name in points[0].keys() - used:
-        raise ValueError(f"none of the methods has {name!r}, nor has the recipe")
+        options = {option for choice in choices for option in known_options(choice.method)}
+        known = sorted({*recipe_settings(), *options, "selectivity", "label_noise", "schedule"})
+        hint = suggestion(name, known) or f". What can be varied here: {', '.join(known)}"
+        raise ValueError(f"none of the methods has {name!r}, nor has the recipe{hint}")
     return list(entries.values())
+
+
+_KINDS: dict[str, Any] = recipe_settings() | {"label_noise": float, "selectivity": float, "schedule": str}
+"""Annotations of what can be varied for all methods."""
 
 
 def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -> tuple[Settings, Point]:
     """Settings of a method at a point, and the part of the point that applies to it."""
-    fields = {field.name for field in dataclasses.fields(Recipe)} - {"selectivity", "method", "options", "decay"}
     kept: Point = {}
     for name, value in point.items():
+        if name in _KINDS:
+            check_type(name, value, _KINDS[name])
         if name == "label_noise":
             more = more | {name: value}
         elif name == "schedule":
             recipe = recipe.with_(decay=_decay(str(value)))
-        elif name in fields:
+        elif name in _KINDS and name != "selectivity":
             recipe = recipe.with_(**{name: value})
         elif (changed := _with_option(choice, name, value, recipe)) is not None:
             choice = changed
@@ -100,15 +119,21 @@ def _with_option(choice: Choice, name: str, value: object, recipe: Recipe) -> Ch
     settings = settings_for(changed, recipe)
     try:
         make_method(settings.method, settings.selectivity, settings.options)
-    except ValueError as error:
-        if "does not take these options" in str(error):
-            return None
-        raise
+    except NoOptionError:
+        return None
     return changed
 
 
 def _decay(text: str) -> Decay:
-    return Decay(kind=text) if text in ("cosine", "linear", "constant") else find_recipe(text).decay  # type: ignore[arg-type]
+    if text in ("cosine", "linear", "constant"):
+        return Decay(kind=text)  # type: ignore[arg-type]
+    if text not in RECIPES:
+        known = ["cosine", "linear", "constant", *RECIPES]
+        raise ValueError(
+            f"schedule must be cosine, linear, constant or a recipe whose schedule is taken, got {text!r}"
+            f"{suggestion(text, known)}"
+        )
+    return RECIPES[text].decay
 
 
 def comparable(entries: Sequence[Entry]) -> dict[float, list[Entry]]:

@@ -6,10 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
-
 from selective_backprop.lab.study.comparison import Curves
 from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, Curve, speed_up
 from selective_backprop.lab.study.frontier import Interval
@@ -22,16 +18,6 @@ class TextTable:
 
     heading: list[str]
     rows: list[list[str]]
-
-    def rich(self, title: str) -> Table:
-        """For the terminal; the spread goes below its mean, to save width."""
-        table = Table(title=title, title_justify="left", box=SIMPLE, collapse_padding=True, pad_edge=False)
-        for index, words in enumerate(self.heading):
-            widest = max(len(row[index]) for row in self.rows)
-            table.add_column(words, justify="right" if index else "left", min_width=None if index else min(14, widest))
-        for row in self.rows:
-            table.add_row(*(escape(cell).replace(" (", "\n(").replace(" ±", "\n±") for cell in row))
-        return table
 
     def markdown(self) -> str:
         """

@@ -1,0 +1,90 @@
+"""What all commands share: groups of options, plain error messages, and a quiet end by Ctrl-C."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+import typer
+
+from selective_backprop.lab.cli.screen import warn
+from selective_backprop.lab.interrupts import INTERRUPTED, quiet_interrupts
+
+
+class CommandFailed(typer.Exit):
+    """Ends a command whose error has been shown. The message tells ranks whether they failed for the same reason."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function.
+
+    A parameter that is a dataclass of options is replaced by the options in it. Errors in what the user gave, and of
+    files, are shown as a message without a traceback. Ctrl-C ends the command quietly.
+    """
+    parameters, hints = inspect.signature(function).parameters, get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name not in groups]
+    shared = [
+        option for group in groups.values() for option in inspect.signature(group, eval_str=True).parameters.values()
+    ]
+    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (*own, *shared)]
+
+    @functools.wraps(function)
+    def run(**values: Any) -> None:
+        made = {
+            name: group(**{item.name: values.pop(item.name) for item in fields(group)})
+            for name, group in groups.items()
+        }
+        with quiet_interrupts():
+            import torch  # noqa: F401, here because it takes seconds
+        try:
+            with told_plainly():
+                function(**made, **values)
+        except KeyboardInterrupt:
+            warn("stopped")
+            raise CommandFailed("stopped", INTERRUPTED) from None
+
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """Show errors in the user's input, and of files, as a message without a traceback."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise failed(error, 2) from None
+    except (OSError, ImportError) as error:
+        raise failed(error, 1) from None
+
+
+def failed(error: Exception, code: int) -> CommandFailed:
+    """Show the error, and return what ends the command with this exit code."""
+    message = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        message = f"{error.filename}: {error.strerror}"  # without the number that Python puts before it
+    warn(f"Error: {message}")
+    return CommandFailed(message, code)
+
+
+@contextmanager
+def stopping_says(how_to_go_on: str) -> Iterator[None]:
+    """On Ctrl-C, end the command and print how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        warn(f"stopped; {how_to_go_on}")
+        raise CommandFailed("stopped", INTERRUPTED) from None
