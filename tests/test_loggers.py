@@ -93,12 +93,14 @@ for values in json.loads(sys.argv[2]):
     log(values)
 log.close()
 log.close()
+Path(sys.argv[1], "own").mkdir()
 own = wandb.init(project="own", dir=sys.argv[1] + "/own", mode="offline")
 other = WandbLogger(own, prefix="")
 other({"step": 1, "loss": 2.0})
 other.close()
 own.log({"mine": 1.0})  # still open
 own.finish()
+wandb.teardown()  # ends the process that writes the files
 print(json.dumps([read(sys.argv[1]), read(sys.argv[1] + "/own")]))
 """
 
@@ -147,7 +149,7 @@ def test_wandb_offline(tmp_path):
         {"selection/step": 9, "selection/epoch": 2.0, "selection/trained": 40.0},
     ]
     assert (info["project"], info["name"], info["config"]["lr"]) == ("mine", "a run", 0.1)
-    assert own == [{"step": 1, "loss": 2.0}, {"mine": 1.0}]
+    assert own == [{"step": 1, "loss": 2.0}, {"step": 1, "mine": 1.0}]
 
 
 def test_mlflow_offline(tmp_path):

@@ -75,6 +75,8 @@ try:
     app(train)
 except SystemExit as end:
     assert not end.code
+import wandb
+wandb.teardown()  # ends the process that writes the files
 rows, info = read("run")
 ids = json.loads(Path("run/dashboards.json").read_text())
 assert info["id"] == ids["wandb"]

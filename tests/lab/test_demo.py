@@ -17,7 +17,7 @@ def test_the_demo_prints_progress_a_table_and_a_verdict_and_writes_a_report(tmp_
     assert result.returncode == 0, result.stderr
     words = " ".join(result.stdout.split())
     for arm in ("traditional, 4 epochs", "repeated_random, 2 epochs of compute", "ledger", "SB", "Stale-SB"):
-        assert re.search(rf"{arm}: .*epoch 4/4  error [\d.]+%  selectivity [\d.]+", result.stdout)
+        assert re.search(rf"{arm}: .*epoch 4/4  error [\d.]+%  selectivity [\d.]+", result.stderr)
     assert "lossless" in words and "…" not in words, "it fits 80 columns"
     assert re.search(r"wins?: |Plain training is not beaten", words)
     assert "2 seeds only: differences may be chance." in words

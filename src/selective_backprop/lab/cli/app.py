@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from selective_backprop import __version__
+import selective_backprop as sb
 from selective_backprop.lab.cli.advise import advise
 from selective_backprop.lab.cli.compare import compare
 from selective_backprop.lab.cli.demo import demo
@@ -32,7 +32,7 @@ _ON_RANKS = ("train", "compare", "sweep")
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"selective-backprop {__version__}")
+        typer.echo(f"selective-backprop {sb.__version__}")
         raise typer.Exit
 
 

@@ -220,7 +220,7 @@ def known_options(name: str) -> dict[str, MethodOption]:
 PROXY_OPTIONS = (
     MethodOption("proxy", str, None, "name of a smaller network that scores for the one being trained"),
     MethodOption("train_every", int, 4, "with a proxy: it learns from every n-th training batch"),
-    MethodOption("train_share", float, None, "with a proxy: the share of candidates that it learns from instead"),
+    MethodOption("train_share", float, 1.0, "with a proxy: it learns from this share of the candidates, the hardest"),
 )
 """Options of every method with a selection pass, on the command line alone."""
 
