@@ -57,7 +57,7 @@ benchmark: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,keras,lab,lightning,tensorboard,transformers,trl]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,keras,lab,lightning,mlflow,tensorboard,transformers,trl,wandb]'
 	touch $@
 
 clean:
