@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,7 +136,8 @@ def show(
     screen, standings = Screen(output), read_standings(records)
     names = [one.workload for one in standings]
     trials = {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
-    text = tables(standings, trials)
+    images = os.path.relpath(figures, into.parent) if figures and into else None
+    text = tables(standings, trials, images)
     if into is not None:
         write_whole({into: put_into(into.read_text(), text).encode()})
         screen.say(f"leaderboard: {into}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import stdev
 
-from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
+from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.records import Outcome
 from selective_backprop.lab.leaderboard.standing import Place, Standing, performance_profile
-from selective_backprop.lab.leaderboard.workloads import find_workload
+from selective_backprop.lab.leaderboard.workloads import WORKLOADS, find_workload
 from selective_backprop.lab.study.frontier import Arm, Bound, Interval
 from selective_backprop.lab.study.tables import TextTable
 
@@ -23,21 +23,46 @@ _HEADINGS = {
 _FACTORS = (1.05, 1.1, 1.25, 1.5, 2.0)
 
 
-def tables(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]]) -> str:
+def tables(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]], images: str | None = None) -> str:
     """All tables of the leaderboard.
 
     Args:
         standings: one for each workload.
         trials: the runs on held-out examples, by workload.
+        images: folder of the charts, relative to the page; None for a page without charts.
     """
-    parts: list[str] = []
+    parts = [told(standings)]
     for target, heading in _HEADINGS.items():
         parts += [f"### {heading}", matrix(standings, target).markdown()]
     parts += ["### How often an arm is near the best", profile(standings).markdown()]
     parts += ["### What tuning chose and cost", tuning(standings, trials).markdown()]
     for one in standings:
-        parts += [f"### Runs: {one.workload}", f"{find_workload(one.workload).title}.", runs(one).markdown()]
+        title = find_workload(one.workload).title
+        parts += [f"### Runs: {one.workload}", f"{title}."]
+        if images is not None:
+            parts.append(f"![Error against compute of all arms: {title}]({images}/leaderboard-{one.workload}.svg)")
+        parts.append(runs(one).markdown())
     return "\n\n".join(parts) + "\n"
+
+
+def told(standings: Sequence[Standing]) -> str:
+    """A sentence on the state of the runs, and one on the recommended method."""
+    done = {one.workload: min(place.seeds for place in one.places) for one in standings}
+    missing = [name for name, seeds in done.items() if seeds < find_workload(name).seeds]
+    unrun = [name for name in WORKLOADS if name not in done]
+    parts = []
+    if missing or (unrun and len(done) > 1):
+        rest = f", and {', '.join(unrun)} has not been run" if unrun else ""
+        parts.append(
+            f"**The runs are not complete**: {', '.join(missing)} have fewer seeds than planned (last row){rest}. Take "
+            "differences below a fifth for chance until then."
+        )
+    found = {one.workload: place.against_both("middle") for one in standings if (place := one.place(DEFAULT.name))}
+    values = {name: interval.short() for name, interval in found.items() if interval is not None}
+    if values:
+        listed = ", ".join(f"{value} on {name}" for name, value in values.items())
+        parts.append(f"`ledger_backprop()` at its defaults, at the middle error: {listed}.")
+    return "\n\n".join(parts)
 
 
 def put_into(text: str, content: str) -> str:
@@ -62,7 +87,9 @@ def matrix(standings: Sequence[Standing], target: str) -> TextTable:
     for arm in in_order(standings, target):
         places = [one.place(arm) for one in standings]
         rows.append([arm, *("" if place is None else _cell(place, target) for place in places)])
-    seeds = ["seeds", *(str(min(place.seeds for place in one.places)) for one in standings)]
+    planned = (find_workload(one.workload).seeds for one in standings)
+    done = (min(place.seeds for place in one.places) for one in standings)
+    seeds = ["seeds", *(f"{have} of {all_}" for have, all_ in zip(done, planned, strict=True))]
     return TextTable(["M", *(one.workload for one in standings)], [*rows, seeds])
 
 
