@@ -1,0 +1,201 @@
+"""What people and scripts see: a terminal of 80 columns, pipes, JSON, --help, TAB, Ctrl-C."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import selective_backprop as sb
+from selective_backprop import methods
+from selective_backprop.lab.cli.screen import layout
+from selective_backprop.lab.runs.recipes import RECIPES
+from tests.lab.command_line import ENVIRONMENT, records, run, text_of
+from tests.processes import ROOT
+
+COMMAND = [sys.executable, "-m", "selective_backprop.lab"]
+BARE = [sys.executable, "-X", "importtime", "-m", "selective_backprop.lab"]
+FAST = ("--epochs", 2, "--model", "small_cnn")
+
+
+def in_terminal(*words, columns=80):
+    """What a terminal of this width shows, without colours, and the exit code."""
+    ours, theirs = pty.openpty()
+    environment = ENVIRONMENT | {"COLUMNS": str(columns), "LINES": "50", "TERM": "xterm"}
+    command = [*COMMAND, *map(str, words)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT)
+    os.close(theirs)
+    shown = bytearray()
+
+    def read():
+        try:
+            while part := os.read(ours, 65536):
+                shown.extend(part)
+        except OSError:  # how Linux says that the other end is closed
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    code = process.wait()
+    reader.join()
+    os.close(ours)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()), code
+
+
+def test_list_fits_a_terminal_and_names_everything_whole():
+    shown, code = in_terminal("list")
+    lines = shown.splitlines()
+    assert code == 0 and max(map(len, lines)) <= 80
+    assert "…" not in shown
+    words = set(re.findall(r"[\w.:@-]+", shown))
+    assert {*RECIPES, *methods.__all__} <= words
+    piped = run("list")
+    assert max(map(len, piped.stdout.splitlines())) > 120, "no limit in a pipe"
+    assert piped.stdout.split() == shown.split(), "the same words"
+
+
+def test_bars_and_results_fit_a_terminal():
+    shown, code = in_terminal("train", *FAST)
+    assert code == 0
+    # Bars are drawn again and again; each time the line holds the label, a bar and the state.
+    (last,) = re.findall(r"^ledger_backprop (━+) epoch 2/2  error [\d.]+% [\d:]+", shown.replace("\r", "\n"), re.M)[-1:]
+    assert len(last) == 12
+    assert max(len(line) for line in re.split(r"[\r\n]+", shown)) <= 80
+
+
+WIDE = (["method", "error", "M"], [["repeated_random, 2 epochs of compute", "12.50% ± 1.25", "1.25x (1.00 to 1.50)"]])
+
+
+@pytest.mark.parametrize("width", [None, 200, 72, 71, 45, 40, 20])
+def test_no_cell_is_lost_at_any_width(width):
+    lines = layout(*WIDE, width)
+    text = "\n".join(lines)
+    assert all(cell in text for row in WIDE[1] for cell in row)
+    assert all(word in text for word in WIDE[0][1:])
+    if width is not None and width >= 40:
+        assert max(map(len, lines)) <= width
+    assert len(lines) == {None: 3, 200: 3, 72: 5, 71: 5, 45: 5, 40: 5, 20: 3}[width]
+
+
+def test_train_tells_programs_in_json_and_is_quiet(tmp_path):
+    result = run("train", *FAST, "--out", tmp_path, "--json", "--quiet")
+    assert (result.returncode, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert (told["method"], told["dataset"], told["epochs"]) == ("ledger_backprop", "digits", 2)
+    assert told["records"] == records(tmp_path)
+    assert told["trained"] == sum(record["trained"] for record in told["records"])
+
+
+def test_resume_says_where_it_goes_on(tmp_path):
+    first = run("train", *FAST, "--out", tmp_path)
+    assert "training small_cnn on digits with ledger_backprop" in first.stderr
+    again = run("train", *FAST, "--out", tmp_path, "--resume")
+    assert "all 2 epochs of this run were done before: nothing is left to train" in again.stderr
+    assert again.stdout == first.stdout
+    (tmp_path / "records.jsonl").unlink()
+    for name in ("checkpoint.pt", "checkpoint-previous.pt"):
+        (tmp_path / name).unlink()
+    anew = run("train", *FAST, "--out", tmp_path, "--resume")
+    assert "no finished epoch yet: it begins with epoch 1 of 2" in anew.stderr
+
+
+def test_comparisons_and_sweeps_in_json_with_reports(tmp_path):
+    arguments = ("--seeds", 1, *FAST, "--json", "--quiet", "--method", "ledger")
+    compared = run("compare", *arguments, "--out", tmp_path / "compare")
+    assert compared.returncode == 0, text_of(compared)
+    told = json.loads(compared.stdout)
+    assert "ledger" in [arm["label"] for arm in told["arms"]]
+    assert all(0 <= arm["error"] <= 1 and arm["compute"] > 0 for arm in told["arms"])
+    assert (tmp_path / "compare" / "report.html").exists()
+    swept = run("sweep", *arguments, "--vary", "loss_share=0.8,0.9", "--out", tmp_path / "sweep")
+    assert swept.returncode == 0, text_of(swept)
+    told = json.loads(swept.stdout)
+    assert [each["label"] for each in told["runs"]] == ["ledger loss_share=0.8", "ledger loss_share=0.9"]
+    assert (tmp_path / "sweep" / "report.html").exists()
+    made = run("report", tmp_path / "sweep", "--out", tmp_path / "r.html", "--json")
+    assert json.loads(made.stdout)["report"] == str(tmp_path / "r.html")
+
+
+def test_list_in_json_tells_every_option_of_every_method():
+    told = json.loads(run("list", "methods", "--json").stdout)
+    found = {method["name"]: method for method in told["methods"]}
+    shared = {option["name"]: option for option in told["shared_options"]}
+    assert set(methods.__all__) <= set(found)
+    assert all(option["about"] for option in shared.values())
+    for method in found.values():
+        assert method["about"]
+        assert all(option["about"] for option in method["options"]), method["name"]
+        assert set(method["shared_options"]) <= set(shared)
+    own = {option["name"] for option in found["ledger_backprop"]["options"]}
+    assert {"loss_share", "soft", "max_age"} <= own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("train", "--method", "ledger:losshare=0.9"), 2, "has no option 'losshare': did you mean loss_share?"),
+        (("train", "--method", "ledger:loss_share=abc"), 2, "loss_share must be a number or null, got 'abc'"),
+        (("train", "--method", "stale:every=2.5"), 2, "every must be a whole number, got 2.5"),
+        (("train", "--method", "kath18:score=los"), 2, "score must be loss or gradient_norm, got 'los': did you mean"),
+        (("train", "--method", "sb:paper=maybe"), 2, "paper must be true or false, got 'maybe'"),
+        (("train", "--option", "lr=fast"), 2, "lr must be a number, got 'fast'"),
+        (("train", "--method", "sb@0.3", "--selectivity", 0.5), 2, "the selectivity is given twice"),
+        (("train", "--method", "infobatch@0.5"), 2, "infobatch has no selectivity, got 0.5: leave it out"),
+        (("train", "--log", "wand", "--out", "x"), 2, "there is no dashboard 'wand': did you mean wandb?"),
+        (("train", "--log", "tensorboard"), 2, "--log needs --out, the folder to write to"),
+        (("sweep", "--vary", "selectivty=0.2"), 2, "has 'selectivty', nor has the recipe: did you mean selectivity?"),
+        (("sweep", "--vary", "schedule=cosin"), 2, "got 'cosin': did you mean cosine?"),
+        (("train", "--method", "no_package:thing"), 2, "cannot import 'no_package' for method 'no_package:thing'"),
+        (("report", "/nowhere"), 1, "Error: /nowhere"),
+        (("diet", "prune", "/nowhere.pt"), 1, "Error: /nowhere.pt: No such file or directory"),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(arguments, code, message):
+    result = run(*arguments)
+    assert result.returncode == code, text_of(result)
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Usage" not in result.stderr and "Traceback" not in result.stderr
+
+
+def test_help_version_and_completion_do_not_import_torch():
+    for words in (["--help"], ["train", "--help"], ["diet", "score", "--help"], ["--version"]):
+        done = subprocess.run([*BARE, *words], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+        assert "typer" in imported and not {"torch", "numpy", "sklearn"} & imported
+    assert done.stdout.strip() == f"selective-backprop {sb.__version__}"
+
+
+def test_tab_completes_names():
+    asked = ENVIRONMENT | {"_SELECTIVE_BACKPROP_COMPLETE": "complete_bash", "COMP_CWORD": "3"}
+    code = "import sys; sys.argv = ['selective-backprop']; from selective_backprop.lab.__main__ import main; main()"
+    for option, begun, found in (
+        ("--method", "led", ["ledger", "ledger_backprop"]),
+        ("--recipe", "svhn_s", ["svhn_small"]),
+    ):
+        environment = asked | {"COMP_WORDS": f"selective-backprop train {option} {begun}"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.stdout.split() == found, done.stderr
+
+
+SLOW = "import sys, time\nprint('importing', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
+
+
+def test_ctrl_c_is_quiet_while_torch_is_imported(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(SLOW)  # so that the import is under way for sure
+    path = os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    react = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
+    with subprocess.Popen(
+        [*COMMAND, "train"], env=ENVIRONMENT | {"PYTHONPATH": path}, **pipes, preexec_fn=react, cwd=tmp_path
+    ) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (130, "stopped\n")
