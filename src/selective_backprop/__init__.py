@@ -1,17 +1,29 @@
 """Train neural networks faster by choosing which examples to learn from.
 
 Here is what a training script names. Parts to build methods of your own from are in the modules `functional`, `losses`,
-`policies`, `pruning`, `schedules`, `scorers`, `testing` and `types`.
+`policies`, `pruning`, `schedules`, `scorers`, `testing` and `types`, and those of audits in `dynamics`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getattr__ imports each name on first use
-    from selective_backprop import functional, loggers, losses, policies, pruning, schedules, scorers, testing, types
+    from selective_backprop import (
+        dynamics,
+        functional,
+        loggers,
+        losses,
+        policies,
+        pruning,
+        schedules,
+        scorers,
+        testing,
+        types,
+    )
     from selective_backprop.advice.advise import advise
     from selective_backprop.batches.padding import pad_to_longest
     from selective_backprop.checkpoint.saving import load_checkpoint, save_checkpoint
+    from selective_backprop.dynamics.auditing import audit
     from selective_backprop.loader.selective_loader import SelectiveLoader
     from selective_backprop.losses import mean_of_largest, token_cross_entropy
     from selective_backprop.method import Method
@@ -50,11 +62,13 @@ __all__ = [
     "SelectionRecord",
     "SelectiveLoader",
     "advise",
+    "audit",
     "average_scores",
     "composer_backprop",
     "diet",
     "distance_backprop",
     "diverse",
+    "dynamics",
     "expected_selective_backprop",
     "functional",
     "infobatch",
@@ -95,6 +109,7 @@ _HOMES = {
     "SelectionRecord": "pruning",
     "SelectiveLoader": "loader.selective_loader",
     "advise": "advice.advise",
+    "audit": "dynamics.auditing",
     "average_scores": "pruning",
     "load_checkpoint": "checkpoint.saving",
     "mean_of_largest": "losses",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.description import Described
+from selective_backprop.dynamics.log import Dynamics
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.losses import PerExampleLoss
 
@@ -180,6 +181,8 @@ class Needs:
     """The size that the data set must have; None for any."""
     max_epochs: int | None = None
     """The most epochs that the run may have; None for any number."""
+    dynamics: bool = False
+    """Whether the loader must record dynamics, and give them to `learn_dynamics` before every epoch."""
 
 
 class Scorer(Described):
@@ -242,6 +245,9 @@ class Scorer(Described):
 
     def watch(self, candidates: Candidates, task: Task) -> None:
         """Learn from candidates while selection is off, as in a warm-up. Called only if it watches."""
+
+    def learn_dynamics(self, dynamics: Dynamics) -> None:
+        """Learn from what was recorded so far, before an epoch begins. Called only if it needs dynamics."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the scorer has learned, such as the weights of a proxy; by default nothing."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from selective_backprop.dynamics.log import divide
 from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
 from selective_backprop.loader.queue import Rows
 from selective_backprop.loader.stats import COMBINATIONS
@@ -66,6 +67,7 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
             [state["reported"] if "reported" in state else state["stats"] for state in states], rank, size
         ),
         "feedback": {"steps": deal([step for state in states for step in state["feedback"]["steps"]], size)[rank]},
+        **({"dynamics": divide([state["dynamics"] for state in states], rank, size)} if "dynamics" in first else {}),
     }
 
 

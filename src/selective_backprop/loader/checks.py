@@ -175,6 +175,17 @@ def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = 
             )
 
 
+def check_record(record: Any, source: Source) -> None:
+    """Raise if what the loader is to record has no such name, or cannot be recorded for the user's loader."""
+    if record not in (None, "dynamics"):
+        raise ValueError(f"record must be 'dynamics' or None, got {record!r}")
+    if record is not None and source.num_examples is None:
+        raise ValueError(
+            "record='dynamics' writes down what training says about each example, so it must know their ids, and your "
+            "loader has none: only a DataLoader over a map-style data set, with automatic batching, has them"
+        )
+
+
 def _lengths(scorer: Scorer | None) -> list[int]:
     """List the data set sizes that a scorer, and the scorers inside it, were made for."""
     if scorer is None:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.loader.copying import MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.loader.runner import Runner
 from selective_backprop.types import Batch
 
 LOSS_CALL = "loader.loss(outputs, targets)"
 """What errors tell users to call. Integrations with frameworks replace it."""
 WEIGHTS_NAME = "loader.batch.weights"
-_MAX_WAITING = 16  # training steps whose losses may stay on a GPU before they are read
 
 
 class WatchedBatch(Batch):
@@ -55,14 +55,19 @@ class WatchedBatch(Batch):
 class Feedback:
     """Collects the losses of training steps, without waiting for the GPU at every step.
 
-    At the end of a step it raises if the step did not apply weights or report losses although the method needs them.
+    At the end of a step it raises if the step did not apply weights or report losses although they are needed.
+
+    Args:
+        runner: learns the losses.
+        device: the device of the model.
+        record: what the loader records, which needs losses too; None if nothing.
     """
 
-    def __init__(self, runner: Runner, device: torch.device) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, device: torch.device, *, record: str | None = None) -> None:
+        self._runner, self._record = runner, record
         self.device = device
         # For each step: ids, losses on their way to the CPU, epoch, whether every candidate was kept.
-        self._steps: list[tuple[Tensor | None, tuple[Tensor, Any], int, bool]] = []
+        self._steps: list[tuple[Tensor | None, Copy, int, bool]] = []
         self.weighted = False
         """Whether the current batch has weights other than 1."""
         self.weights_used = True
@@ -72,7 +77,7 @@ class Feedback:
 
     def expect_for(self, batch: Batch) -> Batch:
         """Begin a training step on this batch. Returns the batch to give to the caller."""
-        self._losses_given = not self._runner.scorer.needs.training_losses
+        self._losses_given = not self._runner.scorer.needs.training_losses and self._record is None
         self.weighted = not bool((batch.weights == 1).all())
         self.weights_used = not self.weighted
         return WatchedBatch.of(batch, self) if self.weighted else batch
@@ -86,7 +91,7 @@ class Feedback:
         if losses is not None:
             everything = self._runner.scorer.needs.training_pass  # losses of all candidates, not only of selected ones
             all_kept = self._runner.schedule.observes_losses and (everything or bool((batch.probabilities == 1).all()))
-            self._steps.append((batch.ids, _sent(losses), epoch, all_kept))
+            self._steps.append((batch.ids, begin_copy(losses), epoch, all_kept))
         self._losses_given = True
 
     def step_is_over(self) -> None:
@@ -98,51 +103,27 @@ class Feedback:
                 f"{self.loss_call}, or read {self.weights_name} and apply them yourself"
             )
         if not self._losses_given:
-            raise RuntimeError(
-                f"{name} selects by training losses, but got none from this batch: compute the loss with "
-                f"{self.loss_call}"
-            )
+            needed = self._runner.scorer.needs.training_losses
+            why = f"{name} selects by training losses" if needed else f"record={self._record!r} records training losses"
+            raise RuntimeError(f"{why}, but got none from this batch: compute the loss with {self.loss_call}")
         self.learn_if_due()
 
     def learn_if_due(self) -> None:
         """Learn at once on the CPU. On a GPU, learn only when many steps have piled up, because that waits for it."""
-        if self.device.type == "cpu" or len(self._steps) >= _MAX_WAITING:
+        if self.device.type == "cpu" or len(self._steps) >= MAX_WAITING:
             self.learn()
 
     def learn(self) -> None:
         """Hand the collected losses to the runner. This waits for the device unless it has already finished them."""
         steps, self._steps = self._steps, []
         for ids, losses, epoch, all_kept in steps:
-            self._runner.learn(ids, _received(losses), epoch, all_kept=all_kept)
+            self._runner.learn(ids, finish_copy(losses), epoch, all_kept=all_kept)
 
     def state_dict(self) -> dict[str, Any]:
         # Saving must not change when losses on a GPU are learned. Otherwise a run that saves would differ from others.
         self.learn_if_due()
-        return {"steps": [[ids, _received(losses), epoch, kept] for ids, losses, epoch, kept in self._steps]}
+        return {"steps": [[ids, finish_copy(losses), epoch, kept] for ids, losses, epoch, kept in self._steps]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = [(ids, (losses, None), epoch, all_kept) for ids, losses, epoch, all_kept in state["steps"]]
         self.weights_used = self._losses_given = True
-
-
-def _sent(losses: Tensor) -> tuple[Tensor, Any]:
-    """Begin to copy losses to the CPU. Returns them and an event for their arrival; None if they are there already.
-
-    On a GPU the copy is queued behind the training step. The next scores are waited for anyway, and they come later, so
-    reading these losses then costs no wait of its own.
-    """
-    if not losses.is_cuda:
-        return losses, None
-    with torch.cuda.device(losses.device):
-        arriving = losses.float().to("cpu", non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-    return arriving, arrived
-
-
-def _received(sent: tuple[Tensor, Any]) -> Tensor:
-    """Return losses that `_sent` began to copy, waiting for them if needed."""
-    losses, arrived = sent
-    if arrived is not None:
-        arrived.synchronize()
-    return losses.to("cpu", torch.float32)

@@ -23,6 +23,7 @@ from selective_backprop.distributed.agreement import together
 from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Scope, Team
+from selective_backprop.dynamics.log import Dynamics
 from selective_backprop.inference import device_of
 from selective_backprop.loader.checks import (
     STATE_VERSION,
@@ -31,6 +32,7 @@ from selective_backprop.loader.checks import (
     check_batch_tokens,
     check_numbers,
     check_ranks,
+    check_record,
     check_reporting,
     check_source,
     check_state,
@@ -42,6 +44,7 @@ from selective_backprop.loader.forwarding import LoaderAttributes
 from selective_backprop.loader.index_stream import drops_last
 from selective_backprop.loader.loading import Loading
 from selective_backprop.loader.pipeline import Pipeline
+from selective_backprop.loader.recording import Recorder
 from selective_backprop.loader.reporting import OnStats, Reporting
 from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.source import Source
@@ -130,6 +133,9 @@ class SelectiveLoader(LoaderAttributes):
         on_stats: called after every epoch with a flat dict of numbers: what the epoch did. It may be one of
             `sb.loggers`. With several ranks, give it on all of them; it is called on rank 0, with sums over ranks.
         stats_every: also call on_stats after this many training batches. Each call tells what is new since the last.
+        record: "dynamics" records what every training step says about its examples, for `sb.audit(loader)`: loss,
+            margin, probability of the label and best other class. It takes 16 bytes per example and epoch in which it
+            is trained on, here and in saved states.
 
     No batch holds an example twice, unless the method draws with replacement, the sampler offers an example twice in an
     epoch, or your loader has no ids. Examples that wait in the queue when an epoch begins are given out in that epoch,
@@ -165,6 +171,7 @@ class SelectiveLoader(LoaderAttributes):
         total_batches: int | None = None,
         on_stats: OnStats | None = None,
         stats_every: int | None = None,
+        record: str | None = None,
     ) -> None:
         ranks = current_ranks()
         with together(ranks, "could not start"):  # if one rank raises, all do, so that none waits for it forever
@@ -174,6 +181,7 @@ class SelectiveLoader(LoaderAttributes):
             check_reporting(on_stats, stats_every)
             self._source = Source(loader, method.keep, total_batches)
             check_source(self._source, method, ranks, transform)
+            check_record(record, self._source)
             check_ranks(model, method, ranks)
             self._loss = PerExampleLoss(loss_fn, reducer)
             check_token_share(token_share, token_reference, method)
@@ -184,7 +192,7 @@ class SelectiveLoader(LoaderAttributes):
             self._device = torch.device(device) if device is not None else device_of(model)
             options: dict[str, Any] = {"num_epochs": num_epochs, "seed": seed, "scope": scope, "forward": forward}
             options |= {"transform": transform, "reducer": reducer, "pad": pad}
-            options |= {"on_stats": on_stats, "stats_every": stats_every}
+            options |= {"on_stats": on_stats, "stats_every": stats_every, "record": record}
             alike = to_agree_on(self._source, method, batch_size=batch_size, **options) if ranks.size > 1 else {}
         self.model = model
         self.method = method
@@ -219,8 +227,10 @@ class SelectiveLoader(LoaderAttributes):
         self._batch_tokens = batch_tokens
         self.queue = self._pipeline.queue
         """Selected examples that wait for their batch to fill. Read it, but do not change it."""
-        self._feedback = Feedback(self._runner, self._device)
-        self._training_loss = TrainingLoss(self._loss, self._runner, tokens)
+        records = record is not None or method.scorer.needs.dynamics
+        self._recorder = Recorder(len(self.ledger)) if records else None
+        self._feedback = Feedback(self._runner, self._device, record=record)
+        self._training_loss = TrainingLoss(self._loss, self._runner, tokens, record=records)
         if method.scorer.needs.training_pass:
             self._training_loss = ReusedForward(self._loss, self._runner, model, self.stats)
         self._reporting = Reporting(on_stats, stats_every, self.stats, self.team)
@@ -319,6 +329,15 @@ class SelectiveLoader(LoaderAttributes):
         return min(1.0, self.epochs_done / self.num_epochs)
 
     @property
+    def dynamics(self) -> Dynamics:
+        """What `record="dynamics"` has recorded. With several ranks, all must read this: it is the log of all ranks."""
+        if self._recorder is None:
+            raise RuntimeError(
+                'this loader recorded no dynamics: pass record="dynamics" to SelectiveLoader when the run begins'
+            )
+        return self._recorder.whole(self.team.ranks)
+
+    @property
     def batch(self) -> Batch:
         """The batch given out last, with its ids, weights and probabilities."""
         if self._batch is None:
@@ -359,6 +378,9 @@ class SelectiveLoader(LoaderAttributes):
         self._feedback.add(batch, losses, epoch)
         if not self._step_under_way:  # the batch was taken ahead, and was the last: no end of a step will come
             self._feedback.learn_if_due()
+        if self._recorder is not None:
+            assert losses is not None
+            self._recorder.add(batch, outputs, targets, losses, epoch)
         return loss
 
     def call_in_errors(self, *, loss: str, weights: str) -> None:
@@ -428,6 +450,8 @@ class SelectiveLoader(LoaderAttributes):
         looked, self._look.put_back = self._look.put_back, False
         resumed, self._in_epoch, self._resumed = self._in_epoch, True, False
         if not looked:
+            if self._runner.scorer.needs.dynamics and not resumed:
+                self._runner.scorer.learn_dynamics(self.dynamics)
             self._pipeline.begin(resumed=resumed)
 
     def offer(self) -> bool:
@@ -640,6 +664,7 @@ class SelectiveLoader(LoaderAttributes):
             "stats": self.stats.state_dict(),
             "reported": self._reporting.state_dict(),
             "feedback": feedback,
+            **({"dynamics": self._recorder.state_dict()} if self._recorder is not None else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -649,6 +674,8 @@ class SelectiveLoader(LoaderAttributes):
         """
         self.check_state_dict(state)
         parts = [self, self._runner, self.stats, self._feedback, self._reporting, *self._pipeline.parts()]
+        if self._recorder is not None:
+            parts.append(self._recorder)
         transform = self._pipeline.transform
         stateful = [transform] if hasattr(transform, "load_state_dict") else []
         with unchanged_on_error(*parts, generators=self._source.generators(), stateful=stateful):
@@ -656,6 +683,8 @@ class SelectiveLoader(LoaderAttributes):
             self.stats.load_state_dict(state["stats"])
             self._reporting.load_state_dict(state.get("reported"))
             self._feedback.load_state_dict(state["feedback"])
+            if self._recorder is not None:
+                self._recorder.load_state_dict(state["dynamics"])
             self._batch = None
             self._look = _Look(self.model)
             self._in_epoch = self._resumed = state["in_epoch"]
@@ -669,3 +698,11 @@ class SelectiveLoader(LoaderAttributes):
         check_state(state, self.method, batch_size=self.batch_size, transform=self._pipeline.transform, team=self.team)
         self._runner.check_state_dict(state["selector"])
         self.ledger.check_state_dict(state["ledger"])
+        recorded = "dynamics" in state
+        if recorded != (self._recorder is not None):
+            raise ValueError(
+                f'the state was saved {"with" if recorded else "without"} record="dynamics", but this loader is '
+                f"{'without' if recorded else 'with'} it: pass the same record="
+            )
+        if self._recorder is not None:
+            self._recorder.check_state_dict(state["dynamics"])

@@ -20,10 +20,19 @@ Result = tuple[Tensor, Tensor | None, Batch]
 
 
 class TrainingLoss:
-    """Computes the user's loss of a batch, with the weights of its examples applied."""
+    """Computes the user's loss of a batch, with the weights of its examples applied.
 
-    def __init__(self, loss: PerExampleLoss, runner: Runner, token_share: TokenShare | None = None) -> None:
-        self._loss, self._runner, self._token_share = loss, runner, token_share
+    Args:
+        loss: the user's loss.
+        runner: says whether the loss of each example is needed.
+        token_share: weights of tokens, if only some of them are trained on.
+        record: whether the loss of each example is needed anyway.
+    """
+
+    def __init__(
+        self, loss: PerExampleLoss, runner: Runner, token_share: TokenShare | None = None, *, record: bool = False
+    ) -> None:
+        self._loss, self._runner, self._token_share, self._record = loss, runner, token_share, record
 
     def __call__(self, batch: Batch, outputs: Any, targets: Any, epoch: int, weights: Tensor | None) -> Result:
         """Compute the loss. weights: the batch's weights, on the device; None if all of them are 1."""
@@ -35,7 +44,12 @@ class TrainingLoss:
 
         try:
             loss, losses = self._loss.for_training(
-                outputs, targets, weights, len(batch), record=self._runner.learns_losses, token_weights=token_weights
+                outputs,
+                targets,
+                weights,
+                len(batch),
+                record=self._record or self._runner.learns_losses,
+                token_weights=token_weights,
             )
         except WrongCountError as error:
             raise ValueError(

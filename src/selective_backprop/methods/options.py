@@ -36,7 +36,7 @@ class PercentileOptions(BatchOptions, total=False):
     beta: float
     history_size: int
     fixed_size: bool
-    noise_guard: float
+    noise_guard: float | str
     unbiased: bool
     max_weight: float
     paper: bool

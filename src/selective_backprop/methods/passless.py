@@ -25,6 +25,7 @@ from selective_backprop.policies import (
 )
 from selective_backprop.schedules import NEVER, Schedule
 from selective_backprop.scorers import (
+    AuditedLossScorer,
     ConstantScorer,
     LeastSelectedScorer,
     RecordedScorer,
@@ -126,12 +127,22 @@ def ledger_backprop(
         ages: how losses that were recorded in different epochs are compared. "as_recorded" takes them as they are, so
             old losses look harder than they are while losses fall. "mean" scales each by the mean loss of the latest
             epoch over that of its own. "quantile" gives each the loss that has the same rank in the latest epoch.
-        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule`, classes and cost.
+        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule`, classes and cost. Besides,
+            noise_guard="audit" leaves alone examples whose label is probably wrong, by an audit of the run before
+            every epoch; see `sb.audit`. It is for classification, and does nothing while the network knows too little.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
     """
-    scorer = TrainingLossScorer(max_age=max_age, ages=ages)
+    guard = options.get("noise_guard")
+    if isinstance(guard, str):
+        del options["noise_guard"]  # the scorer's, not the policy's
+    if guard == "audit":
+        scorer: TrainingLossScorer = AuditedLossScorer(max_age=max_age, ages=ages)
+    elif isinstance(guard, str):
+        raise ValueError(f"noise_guard must be 'audit', or a percentile in (0, 1), got {guard!r}")
+    else:
+        scorer = TrainingLossScorer(max_age=max_age, ages=ages)
     if has_budget(options):
         given = {name: options[name] for name in OF_PERCENTILES if name in options}  # type: ignore[literal-required]
         refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **given)

@@ -4,6 +4,7 @@ from selective_backprop.model_copies.autocast import AutocastCopy
 from selective_backprop.model_copies.cheap_copy import CheapCopy
 from selective_backprop.model_copies.folded import FoldedCopy
 from selective_backprop.model_copies.int8 import Int8Copy
+from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.constant import ConstantScorer
 from selective_backprop.scorers.diverse import DiverseScorer
@@ -21,6 +22,7 @@ from selective_backprop.scorers.training_pass import TrainingPassScorer
 from selective_backprop.types import Scorer
 
 __all__ = [
+    "AuditedLossScorer",
     "AutocastCopy",
     "CheapCopy",
     "ConstantScorer",

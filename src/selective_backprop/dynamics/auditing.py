@@ -1,0 +1,305 @@
+"""The audit: what a run learned about each of its examples.
+
+# E = epochs, M = examples
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from selective_backprop.dynamics import statistics
+from selective_backprop.dynamics.export import write_table
+from selective_backprop.dynamics.log import FILE, Dynamics
+from selective_backprop.ledger import Ledger
+
+Array = NDArray[Any]
+_EASY, _AMBIGUOUS, _HARD, _UNKNOWN = "easy", "ambiguous", "hard", "unknown"
+KINDS = (_EASY, _AMBIGUOUS, _HARD, _UNKNOWN)
+"""Kinds of examples in the map of Swayamdipta et al. 2020."""
+FEWEST_EPOCHS = 2
+"""Epochs that are needed to say anything about labels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """One value per example in each column, in the order of ids. NaN, or -1 in columns of whole numbers: not known."""
+
+    id: Array
+    label: Array
+    """The class with which the example was trained."""
+    wrong: Array
+    """Probability that the label is wrong; see `statistics.wrong_probability`."""
+    suggested: Array
+    """The class that the label should probably be if it is wrong."""
+    label_score: Array
+    """How well the label fits. It is the AUM with epochs weighted by what the network knew in them."""
+    aum: Array
+    """Area under the margin: mean over epochs of the label's logit minus the highest other logit."""
+    confidence: Array
+    """Mean over epochs of the probability of the label."""
+    confidence_low: Array
+    """The least that the confidence can be, whatever the values were in epochs that skipped the example."""
+    confidence_high: Array
+    """The most that it can be."""
+    variability: Array
+    """Standard deviation of the probability of the label, over the epochs in which the example was seen."""
+    kind: Array
+    """easy, ambiguous (in the third with the highest variability), or hard (confidence below 1/2); unknown."""
+    forgotten: Array
+    """How often the prediction went from right to wrong, at least."""
+    learned: Array
+    """The epoch in which the prediction was first right, at the latest."""
+    mean_loss: Array
+    """Mean loss over epochs."""
+    last_loss: Array
+    """The last loss."""
+    age: Array
+    """Epochs between the last loss and the end of the run: 0 if it is from the last epoch."""
+    times_trained: Array
+    """How often the example was trained on."""
+    noise_rate: float = field(metadata={"column": False})
+    """The estimated share of wrong labels, from the examples on which the network is surest; NaN if it is not known."""
+    num_epochs: int = field(metadata={"column": False})
+    """Epochs that the run recorded."""
+    num_classes: int = field(metadata={"column": False})
+    """Number of classes; 0 if it is not known."""
+    notes: tuple[str, ...] = field(default=(), metadata={"column": False})
+    """What could not be computed, and why."""
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def __repr__(self) -> str:
+        wrong = f", {len(self.suspects())} labels probably wrong" if self.num_classes else ""
+        return f"Audit({len(self):,} examples, {self.num_epochs} epochs{wrong})"
+
+    def columns(self) -> dict[str, Array]:
+        """Return all columns by name."""
+        names = [item.name for item in dataclasses.fields(self) if item.metadata.get("column", True)]
+        return {name: getattr(self, name) for name in names}
+
+    def ranked(self) -> Array:
+        """Return all ids, those whose label is most probably wrong first; without labels, the highest loss first.
+
+        Examples that were never seen come last.
+        """
+        return np.argsort(self.label_score if self.num_classes else -self.mean_loss, kind="stable")
+
+    def suspects(self, above: float = 0.5) -> Array:
+        """Return the ids whose label is wrong with a probability above this, the worst first."""
+        order = self.ranked()
+        return order[np.nan_to_num(self.wrong[order]) > above]
+
+    def expected_wrong(self) -> float:
+        """Estimate how many labels are wrong in total. NaN if nothing is known."""
+        return float(np.nansum(self.wrong)) if not np.isnan(self.wrong).all() else float("nan")
+
+    def by(self, groups: Sequence[Any] | Array) -> list[dict[str, Any]]:
+        """Summarise groups of examples, such as classes or sources: one dict per group, in sorted order.
+
+        groups: one value per example.
+        """
+        groups = np.asarray(groups)
+        if len(groups) != len(self):
+            raise ValueError(f"there must be one group per example, got {len(groups)} for {len(self)} examples")
+        rows = []
+        for value in np.unique(groups):
+            mine = groups == value
+            kinds = {kind: float((self.kind[mine] == kind).mean()) for kind in KINDS[:3]}
+            means = {name: _mean(getattr(self, name)[mine]) for name in ("confidence", "variability", "mean_loss")}
+            wrong = {"wrong": _mean(self.wrong[mine]), "times_trained": _mean(self.times_trained[mine])}
+            rows.append({"group": value.item(), "examples": int(mine.sum())} | wrong | means | kinds)
+        return rows
+
+    def by_class(self) -> list[dict[str, Any]]:
+        """Summarise each class, by its label in training."""
+        if not self.num_classes:
+            raise ValueError(f"there are no classes in this audit: {' '.join(self.notes)}")
+        return self.by(self.label)
+
+    def diet_scores(self) -> Tensor:
+        """Return scores for `sb.diet`, which leaves out the lowest: 1 - confidence, or the mean loss if there is none.
+
+        Examples whose label is probably wrong have the highest scores; `highest=` of `diet` leaves them out too.
+        """
+        return torch.from_numpy(1 - self.confidence if self.num_classes else self.mean_loss.copy()).float()
+
+    def pred_probs(self) -> Array:
+        """Return (M, C) probabilities of classes, for cleanlab: `Datalab(...).find_issues(pred_probs=...)`.
+
+        The label has its confidence, the suggested class the most that is left, and the others share the rest. Examples
+        that were never seen have the same probability for all classes.
+        """
+        if not self.num_classes:
+            raise ValueError(f"there are no predictions in this audit: {' '.join(self.notes)}")
+        ids, label, other = np.arange(len(self)), np.maximum(self.label, 0), np.maximum(self.suggested, 0)
+        own = np.nan_to_num(self.confidence, nan=1 / self.num_classes)
+        # The margin is a difference of logits: the other class is exp(-margin) times as probable as the label.
+        ratio = np.exp(-np.clip(np.nan_to_num(self.label_score), -50, 50))
+        best = np.minimum(own * ratio, 1 - own)
+        rest = (1 - own - best) / max(1, self.num_classes - 2)
+        result = np.repeat(rest[:, None], self.num_classes, axis=1)
+        result[ids, other] = best
+        result[ids, label] = own
+        return np.asarray(result / result.sum(1, keepdims=True))
+
+    def save(self, file: str | Path) -> None:
+        """Write all columns to a .csv, .jsonl or .parquet file, one row per example."""
+        write_table(self.columns(), Path(file))
+
+
+def audit(source: Any, labels: Sequence[int] | Tensor | Array | None = None) -> Audit:
+    """Say what a run learned about each example: its kind, and whether its label is probably wrong.
+
+    Selection skips examples, and what is skipped has no fresh loss. AUM, confidence and mean loss count such an epoch
+    with the last value before it; `confidence_low` and `confidence_high` bound what it could have been. `forgotten` is
+    a lower and `learned` an upper bound. `age` says how old the last loss is.
+
+    Args:
+        source: a `SelectiveLoader` with `record="dynamics"`, its `dynamics`, the folder of a run or a file that
+            `Dynamics.save` wrote. A ledger works too, but knows last losses only.
+        labels: the labels of the run, one per example. By default those that the run recorded.
+
+    >>> dynamics = Dynamics(2)
+    >>> values = torch.tensor([[2.0, 0.9, 1.0, 0.0], [-3.0, 0.1, 0.0, 1.0]])  # margin, confidence, other class, label
+    >>> for epoch in range(2):
+    ...     dynamics.record(torch.tensor([0, 1]), torch.tensor([0.1, 2.3]), epoch, values)
+    >>> audit(dynamics).ranked().tolist()
+    [1, 0]
+    """
+    if isinstance(source, (str, Path)):
+        source = _from_path(Path(source))
+    elif hasattr(type(source), "dynamics"):  # a loader
+        source = source.dynamics
+    if isinstance(source, Ledger):
+        source = _from_ledger(source)
+    if not isinstance(source, Dynamics):
+        raise TypeError(
+            "audit needs a SelectiveLoader with record='dynamics', its dynamics or ledger, or the folder of a run, got "
+            f"{type(source).__name__}"
+        )
+    if not source.num_rows:
+        raise ValueError("the run has recorded nothing yet: train for at least one epoch before the audit")
+    return _audit(source, _labels(source, labels))
+
+
+def _audit(dynamics: Dynamics, labels: Array) -> Audit:
+    losses, margins = dynamics.matrix("loss"), dynamics.matrix("margin")
+    confidences, others = dynamics.matrix("confidence"), dynamics.matrix("other")
+    num_epochs, has_classes, notes = len(losses), not np.isnan(margins).all(), []
+    num_classes = int(max(labels.max(), np.nanmax(others))) + 1 if has_classes else 0
+    nothing, rate = np.full(len(dynamics), np.nan), float("nan")
+    wrong, scores, low, high, kind = nothing, nothing, nothing, nothing, np.full(len(dynamics), _UNKNOWN)
+    confidence, spread = statistics.time_mean(confidences), statistics.variability(confidences)
+    if not has_classes:
+        notes.append(
+            "No margins and confidences: the run's outputs were not logits (N, C) with labels (N,), as in regression "
+            "and sequences, or only losses were recorded. Statistics of losses are there."
+        )
+    else:
+        scores = statistics.label_scores(margins, num_classes)
+        low, high = statistics.mean_bounds(confidences, 0.0, 1.0)
+        kind = _kinds(confidence, spread)
+        if num_epochs >= FEWEST_EPOCHS:
+            wrong = statistics.wrong_probability(margins, confidences, num_classes)
+            rate = statistics.noise_rate(margins, confidences)
+        else:
+            notes.append(
+                f"No probabilities of wrong labels: they take at least {FEWEST_EPOCHS} epochs, and the run has "
+                "recorded one. Train longer."
+            )
+    counts = dynamics.counts()
+    if never := int((counts == 0).sum()):
+        notes.append(f"{never:,} examples were never trained on, so nothing is known about them.")
+    seen = statistics.last_seen(losses)
+    ids = np.arange(len(dynamics))
+    return Audit(
+        id=ids,
+        label=labels,
+        wrong=wrong,
+        suggested=statistics.suggested_labels(others, confidences),
+        label_score=scores,
+        aum=statistics.time_mean(margins),
+        confidence=confidence,
+        confidence_low=low,
+        confidence_high=high,
+        variability=spread,
+        kind=kind,
+        forgotten=statistics.forgetting_events(margins) if has_classes else np.full(len(ids), -1),
+        learned=statistics.first_learned(margins),
+        mean_loss=statistics.time_mean(losses),
+        last_loss=np.where(seen >= 0, losses[seen, ids], np.nan).astype(np.float64),
+        age=np.where(seen >= 0, num_epochs - 1 - seen, -1),
+        times_trained=counts,
+        noise_rate=rate,
+        num_epochs=num_epochs,
+        num_classes=num_classes,
+        notes=tuple(notes),
+    )
+
+
+def _kinds(confidence: Array, spread: Array) -> Array:
+    """Divide the map: the third with the highest variability is ambiguous, the rest easy or hard by confidence."""
+    known = ~np.isnan(confidence)
+    limit = np.quantile(spread[known], 2 / 3)
+    kinds = np.where(confidence >= 0.5, _EASY, _HARD)
+    kinds = np.where((spread > limit) & known, _AMBIGUOUS, kinds)
+    return np.where(known, kinds, _UNKNOWN)
+
+
+def _labels(dynamics: Dynamics, labels: Any) -> Array:
+    recorded = dynamics.labels.astype(np.int64)
+    if labels is None:
+        return recorded
+    given = np.asarray(labels)
+    if given.shape != recorded.shape:
+        raise ValueError(
+            f"labels must be one per example, ({len(recorded)},), got shape {given.shape}: the run was made with other "
+            "data"
+        )
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"labels must be whole numbers, the classes from 0 on, got {given.dtype}")
+    differs = np.flatnonzero((recorded >= 0) & (recorded != given))
+    if len(differs):
+        id = differs[0]
+        raise ValueError(
+            f"the labels of {len(differs):,} examples are not those that the run was trained with, such as id {id}: "
+            f"{given[id]} now, {recorded[id]} then. The audit is about the labels of the run: leave labels out, or "
+            "train again with these"
+        )
+    return given.astype(np.int64)
+
+
+def _from_path(path: Path) -> Dynamics:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: give the folder of a run, or a file that Dynamics.save wrote")
+    file = path / FILE if path.is_dir() else path
+    if not file.exists():
+        raise ValueError(
+            f"{path} has no {FILE}, so the run recorded no dynamics: train with record='dynamics' "
+            "(`selective-backprop train --record dynamics`)"
+        )
+    return Dynamics.load(file)
+
+
+def _from_ledger(ledger: Ledger) -> Dynamics:
+    """Make a log of the last losses, each in its epoch."""
+    dynamics = Dynamics(len(ledger))
+    for epoch in sorted(set(ledger.loss_epoch.tolist())):
+        ids = (ledger.loss_epoch == epoch).nonzero().flatten()
+        if epoch >= 0:
+            dynamics.record(ids, ledger.loss[ids], epoch)
+    return dynamics
+
+
+def _mean(values: Array) -> float:
+    return float(np.nanmean(values)) if len(values) and not np.isnan(values).all() else float("nan")
