@@ -11,8 +11,8 @@ Protocol, fixed before the runs:
 - Data: 2,000 training images (drawn with seed 0) at half size, and 2,000 test images. A share of 5, 10 or 20% of the
   labels is made wrong: "uniform" draws another class, "confusable" takes the class with the nearest mean image.
 - Network: two convolutions with BatchNorm and a linear layer, 8 epochs of SGD, batches of 100, the learning rate falls
-  linearly to 0. The rules of the audit were chosen on other runs of the same data sets, with seed 0 or 7 and another
-  network or other noise.
+  linearly to 0. The rules of the audit were chosen on runs of the same data sets with 3,000 or 4,000 images, at seeds
+  0 and 7, partly with the same network.
 - Audit: one plain run with record="dynamics", ranked by `label_score`. Extra training: none.
 - Audit under selection: the same from a run of `ledger_backprop()`. To be within 5% of the plain run's.
 - cleanlab: predicted probabilities by 5-fold cross-validation of the same network and epochs (5 more runs on four
