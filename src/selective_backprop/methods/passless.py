@@ -127,9 +127,9 @@ def ledger_backprop(
         ages: how losses that were recorded in different epochs are compared. "as_recorded" takes them as they are, so
             old losses look harder than they are while losses fall. "mean" scales each by the mean loss of the latest
             epoch over that of its own. "quantile" gives each the loss that has the same rank in the latest epoch.
-        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule`, classes and cost. Besides,
-            noise_guard="audit" leaves alone examples whose label is probably wrong, by an audit of the run before
-            every epoch; see `sb.audit`. It is for classification, and does nothing while the network knows too little.
+        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule`, classes and cost.
+            Besides, noise_guard="audit" leaves alone examples whose label is probably wrong, by an audit of the run
+            before every epoch; see `sb.audit`. It is for classification.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8

@@ -33,12 +33,14 @@ class AuditedLossScorer(TrainingLossScorer):
     """
 
     needs = dataclasses.replace(TrainingLossScorer.needs, dynamics=True)
-    noise_guard = "audit"
 
     def __init__(self, *, max_age: int | None = None, ages: Ages = "as_recorded") -> None:
         super().__init__(max_age=max_age, ages=ages)
         self.suspects: Tensor | None = None
         """(M,) bool by id: whether audits called the label wrong; None before the first epoch."""
+
+    def options_in_method(self) -> list[str]:
+        return [*super().options_in_method(), "noise_guard='audit'"]
 
     def learn_dynamics(self, dynamics: Dynamics) -> None:
         suspects = torch.zeros(len(dynamics), dtype=torch.bool) if self.suspects is None else self.suspects.clone()
