@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,10 @@ class Advice:
                 "loss_share goes by the losses of the model as it is; fewer examples carry them as it learns.",
             ]
         return "\n".join([*lines, "", self._verdict(spelled)])
+
+    def _repr_html_(self) -> str:
+        """Return the advice for a notebook: the same text, with its columns aligned."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _verdict(self, spelled: Spelling) -> str:
         fastest = self._fastest(self.options[1:])

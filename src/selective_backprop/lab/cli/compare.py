@@ -10,7 +10,7 @@ import typer
 from selective_backprop.lab.cli import completion
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.options import ComparisonOptions, LabelNoise, RunsFolder, Seeds, cached_loader
-from selective_backprop.lab.cli.report import data_of, tell_left_out
+from selective_backprop.lab.cli.report import tell_left_out
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def compare(
     """
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
-    from selective_backprop.lab.report import write_report
+    from selective_backprop.lab.report import data_of, write_report
     from selective_backprop.lab.runs.ranks import is_first
     from selective_backprop.lab.study.comparison import Design
     from selective_backprop.lab.study.comparison import compare as run_comparison

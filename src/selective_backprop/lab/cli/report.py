@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +12,7 @@ from selective_backprop.lab.cli.options import DataDir
 from selective_backprop.lab.cli.screen import OutputOptions, Screen, warn
 
 if TYPE_CHECKING:
-    from selective_backprop.lab.data.datasets import ImageSet
-    from selective_backprop.lab.report import Report, Run
-    from selective_backprop.lab.report.images import LoadData
+    from selective_backprop.lab.report import Report
 
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain them.")]
 Scores = Annotated[
@@ -55,7 +52,7 @@ def report(
 
     `selective-backprop report runs/svhn --data-dir data --images --scores el2n.pt`
     """
-    from selective_backprop.lab.report import write_report
+    from selective_backprop.lab.report import data_of, write_report
 
     screen = Screen(output)
     made = write_report(runs, out, load=data_of(data_dir), images=images, scores=scores or [])
@@ -78,26 +75,6 @@ def tell_left_out(made: Report) -> None:
         warn(f"left out of the report: {what} ({reason})")
 
 
-def data_of(data_dir: Path | None) -> LoadData:
-    """Make a function that loads the data of a run if it is on this machine. A report downloads nothing."""
-    from selective_backprop.lab.data.datasets import load_images, split_validation
-
-    loaded: dict[str, ImageSet] = {}
-
-    def load(run: Run) -> ImageSet:
-        name, size, validation = run.recipe["dataset"], run.recipe.get("image_size"), run.config.get("validation")
-        here = data_dir or os.environ.get("SELECTIVE_BACKPROP_DATA")
-        if name != "digits" and not Path(name).is_dir() and not (here and (Path(here) / name).is_dir()):
-            raise FileNotFoundError(f"{name} is not on this machine")
-        key = repr((name, size, validation))
-        if key not in loaded:
-            data = load_images(name, data_dir=data_dir, image_size=size)
-            loaded[key] = split_validation(data, validation, seed=0) if validation else data
-        return loaded[key]
-
-    return load
-
-
 @command
 def watch(
     runs: Runs,
@@ -114,7 +91,7 @@ def watch(
 
     `selective-backprop watch runs/compare`
     """
-    from selective_backprop.lab.report import build_report, find_runs
+    from selective_backprop.lab.report import build_report, data_of, find_runs
     from selective_backprop.lab.report.page import render
     from selective_backprop.lab.report.progress import progress_of
     from selective_backprop.lab.report.serving import Server, waiting

@@ -10,7 +10,7 @@ import typer
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.compare import Methods, parse_methods
 from selective_backprop.lab.cli.options import RunsFolder, Seeds, TrainingOptions, cached_loader
-from selective_backprop.lab.cli.report import data_of, tell_left_out
+from selective_backprop.lab.cli.report import tell_left_out
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def sweep(
     """
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
-    from selective_backprop.lab.report import write_report
+    from selective_backprop.lab.report import data_of, write_report
     from selective_backprop.lab.runs.experiment import run_in_turns
     from selective_backprop.lab.runs.ranks import is_first
     from selective_backprop.lab.study.curves import AXES, Curve

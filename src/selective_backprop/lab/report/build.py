@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,13 +30,26 @@ from selective_backprop.lab.report.sensitivity import sensitivity
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Everything that a page shows."""
+    """Everything that a page shows. In a notebook, a report is shown as that page."""
 
     comparisons: list[Comparison]
     palette: Palette
     sections: list[Section]
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """What is missing because its file is damaged, and why."""
+
+    def html(self) -> str:
+        """Return the page."""
+        return render(self.comparisons, self.palette, self.sections)
+
+    def _repr_html_(self) -> str:
+        """Return the page within a frame, so that neither its styles nor its script touch the notebook."""
+        # Links to sections would otherwise lead to the notebook's own address.
+        page = self.html().replace("<head>", '<head>\n<base href="about:srcdoc">', 1)
+        return (
+            f'<iframe title="Report" srcdoc="{html.escape(page)}" '
+            'style="width: 100%; height: 50rem; border: 1px solid #8888"></iframe>'
+        )
 
 
 def build_report(
@@ -90,5 +104,5 @@ def write_report(
         raise ValueError(f"there is no run with a finished epoch in {', '.join(map(str, paths))}")
     report = build_report(runs, load=load, images=images, scores=scores)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole({out: render(report.comparisons, report.palette, report.sections).encode()})
+    write_whole({out: report.html().encode()})
     return report

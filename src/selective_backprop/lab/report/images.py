@@ -1,21 +1,45 @@
-"""Images of training examples, small enough to be part of a page."""
+"""Images of training examples, small enough to be part of a page, and the data that they come from."""
 
 from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.lab.data.datasets import ImageSet, flip_labels
+from selective_backprop.lab.data.datasets import ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report.runs import Run
 
 LoadData = Callable[[Run], ImageSet]
 _LARGEST = 64
+
+
+def data_of(data_dir: Path | None = None) -> LoadData:
+    """Make a function that loads the data of a run if it is on this machine. A report downloads nothing.
+
+    Args:
+        data_dir: folder of the data sets; by default the one in the environment variable SELECTIVE_BACKPROP_DATA.
+    """
+    loaded: dict[str, ImageSet] = {}
+
+    def load(run: Run) -> ImageSet:
+        name, size, validation = run.recipe["dataset"], run.recipe.get("image_size"), run.config.get("validation")
+        here = data_dir or os.environ.get("SELECTIVE_BACKPROP_DATA")
+        if name != "digits" and not Path(name).is_dir() and not (here and (Path(here) / name).is_dir()):
+            raise FileNotFoundError(f"{name} is not on this machine")
+        key = repr((name, size, validation))
+        if key not in loaded:
+            data = load_images(name, data_dir=data_dir, image_size=size)
+            loaded[key] = split_validation(data, validation, seed=0) if validation else data
+        return loaded[key]
+
+    return load
 
 
 def thumbnail(image: Tensor) -> str:

@@ -104,6 +104,7 @@ dark.addEventListener("change", () => figures.forEach(figure => drawn.has(figure
 
 // What is hidden and what was opened is in the address: a reader can pass it on, and it survives a reload.
 function remember() {
+  if (location.protocol === "about:") return; // in the frame of a notebook, which has no address of its own
   const state = new URLSearchParams();
   hidden.forEach(name => state.append("hide", name));
   document.querySelectorAll("details.workload[open]").forEach(details => state.append("open", details.id));
