@@ -1,0 +1,346 @@
+"""TRL: real training of tiny models on real text, by the trainers of TRL itself and by ours."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="needs the extra [trl]")
+import datasets
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer, pack_dataset
+
+import selective_backprop as sb
+from selective_backprop.integrations.trl import SelectiveDPOTrainer, SelectiveRewardTrainer, SelectiveSFTTrainer
+from selective_backprop.integrations.trl.packing import DocumentCollator, Packed, parts_within
+from selective_backprop.testing import same
+from selective_backprop.types import Batch
+from tests.integrations import trl_texts as texts
+
+datasets.disable_progress_bars()
+# TRL tells by FutureWarning of an extra forward pass; everything else that other packages warn of is their own affair.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.filterwarnings("error::FutureWarning")]
+QUIET = {
+    "save_strategy": "no",
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "gradient_checkpointing": False,
+    "learning_rate": 1e-2,
+    "logging_steps": 2,
+}
+PACKED = {"packing": True, "max_length": 48, "per_device_train_batch_size": 2}
+
+
+def sft(folder, method=None, *, data=texts.text, model=None, lora=False, tokenizer=None, settings=None, **options):
+    """A SelectiveSFTTrainer, or without a method SFTTrainer itself."""
+    defaults = {"max_length": 48, "num_train_epochs": 2, "per_device_train_batch_size": 8}
+    settings = (settings or {}) | ({} if method is None else {"method": method})
+    return (SFTTrainer if method is None else SelectiveSFTTrainer)(
+        model=model or texts.make_model(),
+        args=SFTConfig(output_dir=str(folder), **QUIET | defaults | options),
+        train_dataset=data(),
+        processing_class=tokenizer or texts.make_tokenizer(),
+        peft_config=texts.make_lora() if lora else None,
+        **settings,
+    )
+
+
+def trained(trainer):
+    trainer.train()
+    return trainer
+
+
+def losses_in(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts forward passes of the language model, by whether they train."""
+    counted = {True: 0, False: 0}
+    kind = type(texts.make_model().model)
+    inner = kind.forward
+
+    def forward(self, *args, **options):
+        counted[torch.is_grad_enabled()] += 1
+        return inner(self, *args, **options)
+
+    monkeypatch.setattr(kind, "forward", forward)
+    return counted
+
+
+# ---- selectivity 1 is TRL itself
+
+KINDS = {
+    "text": {},
+    "completion only, accumulated": {"data": texts.pairs, "gradient_accumulation_steps": 2},
+    "chat, dft": {"data": texts.chats, "loss_type": "dft"},
+    "packed, LoRA": PACKED | {"lora": True},
+    "packed, split and shuffled": PACKED | {"packing_strategy": "bfd_split", "max_length": 16, "shuffle_dataset": True},
+    "padding-free": {"padding_free": True, "max_length": None},
+    "checkpointing, LoRA": {"lora": True, "gradient_checkpointing": True, "num_train_epochs": 1},
+}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
+def test_2_selectivity_1_is_trl_itself_to_the_bit(options, tmp_path):
+    plain, own = (trained(sft(tmp_path, method, **options)) for method in (None, sb.ledger_backprop(1.0)))
+    assert same(plain.model.state_dict(), own.model.state_dict())
+    assert losses_in(plain) == losses_in(own)
+    assert own.selective_loader.stats.selectivity == 1
+
+
+PREFERENCES = {
+    "dpo": (DPOTrainer, SelectiveDPOTrainer, DPOConfig, texts.make_model, "CAUSAL_LM"),
+    "reward": (RewardTrainer, SelectiveRewardTrainer, RewardConfig, texts.make_classifier, "SEQ_CLS"),
+}
+
+
+def preference(kind, folder, method=None, *, lora=True, **options):
+    plain, selective, config, make, task = PREFERENCES[kind]
+    make().save_pretrained(folder / "model")  # DPO loads its reference from there
+    settings = {} if method is None else {"method": method}
+    options = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "max_length": 48} | options
+    return (plain if method is None else selective)(
+        model=str(folder / "model"),
+        args=config(output_dir=str(folder), **QUIET | options),
+        train_dataset=texts.preferences(),
+        processing_class=texts.make_tokenizer(),
+        peft_config=texts.make_lora(task) if lora else None,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("dpo", True), ("dpo", False), ("reward", False)])
+def test_2_selectivity_1_is_the_preference_trainer_itself_to_the_bit(kind, lora, tmp_path):
+    plain, own = (trained(preference(kind, tmp_path, m, lora=lora)) for m in (None, sb.ledger_backprop(1.0)))
+    assert same(plain.model.state_dict(), own.model.state_dict())
+
+
+# ---- one pass
+
+
+@pytest.mark.parametrize("options", [{}, PACKED, {"data": texts.pairs, "lora": True}], ids=["text", "packed", "LoRA"])
+def test_a_training_step_is_one_forward_pass(options, tmp_path, calls):
+    trainer = trained(sft(tmp_path, sb.ledger_backprop(0.5), **options))
+    assert calls == {True: trainer.selective_loader.stats.batches, False: 0}
+
+
+def test_a_selection_pass_is_one_forward_pass_per_candidate_batch(tmp_path, calls):
+    trainer = trained(sft(tmp_path, sb.selective_backprop(0.5)))
+    assert calls[True] == trainer.selective_loader.stats.batches
+    assert calls[False] == trainer.selective_loader.stats.offered / 61 * 8, "8 candidate batches per epoch"
+
+
+def test_the_loss_of_each_example_is_that_of_the_model_on_it_alone(tmp_path):
+    for options in ({}, PACKED, {"data": texts.pairs}):
+        trainer = sft(tmp_path, sb.ledger_backprop(1.0), num_train_epochs=1, **{**options, "learning_rate": 0.0})
+        trained(trainer)
+        known, model = trainer.selective_loader.ledger, trainer.model.eval()
+        rows = known.rows(torch.arange(len(trainer.documents)))
+        for i in (0, 7, 33):
+            row = trainer.documents[i]
+            batch = {name: torch.tensor([row[name]]) for name in ("input_ids", "labels")}
+            with torch.no_grad():
+                assert float(rows.loss[i]) == pytest.approx(float(model(**batch).loss), rel=1e-4)
+
+
+# ---- packing
+
+
+def test_ids_survive_packing(tmp_path):
+    trainer = sft(tmp_path, sb.ledger_backprop(0.5), **PACKED, shuffle_dataset=True)
+    tokenizer, data = trainer.processing_class, texts.text()
+    assert trainer.documents["row"][:] == list(range(61))
+    for i in (0, 11, 60):
+        whole = tokenizer(data[i]["text"] + "<eos>")["input_ids"]
+        assert trainer.documents[i]["input_ids"] == whole[:48]
+
+
+def test_documents_that_are_split_know_their_row(tmp_path):
+    trainer = sft(tmp_path, sb.ledger_backprop(0.5), packing=True, packing_strategy="bfd_split", max_length=16)
+    rows = trainer.documents["row"][:]
+    assert rows == sorted(rows) and len(rows) > 61 and set(rows) == set(range(61))
+    first = [token for row, ids in zip(rows, trainer.documents["input_ids"], strict=True) if row == 2 for token in ids]
+    assert first == trainer.processing_class(texts.text()[2]["text"] + "<eos>")["input_ids"]
+
+
+def gradients(trainer, documents, *, weights=None):
+    """The gradients of one training step on these documents, computed by the trainer's own step."""
+    collate = DocumentCollator(trainer.data_collator) if trainer.padding_free else trainer.data_collator
+    ones = torch.ones(len(documents))
+    weights = ones if weights is None else weights
+    batch = Batch(collate([trainer.documents[i] for i in documents]), torch.tensor(documents), weights, ones.double())
+    trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+    trainer.steps.take = lambda count, length: [batch]
+    trainer.current_gradient_accumulation_steps = 1
+    samples, num_items = trainer.get_batch_samples(None, 1, torch.device("cpu"))
+    trainer.training_step(trainer.model, samples[0], num_items)
+    return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_packed_and_unpacked_training_on_a_selection_have_the_same_gradients(weighted, tmp_path):
+    chosen, weights = [3, 8, 9, 20, 41], torch.tensor([1.0, 2.0, 0.5, 0.0, 1.5]) if weighted else None
+    unpacked, packed, cut = (
+        gradients(sft(tmp_path, sb.infobatch(), **options), chosen, weights=weights)
+        for options in ({}, PACKED, PACKED | {"per_device_train_batch_size": 1})
+    )
+    for name, gradient in unpacked.items():
+        assert torch.allclose(packed[name], gradient, rtol=1e-4, atol=1e-6), name
+        assert torch.allclose(cut[name], gradient, rtol=1e-4, atol=1e-6), "in several passes of at most 48 tokens"
+
+
+def test_documents_that_the_ledger_skips_are_not_even_loaded(tmp_path):
+    trainer = sft(tmp_path, sb.ledger_backprop(0.3), **PACKED, num_train_epochs=3)
+    loaded, inner = [], trainer.candidate_loader
+
+    def watched(frame):
+        loader = inner(frame)
+        collate = loader.collate_fn
+        loader.collate_fn = lambda rows: loaded.extend(row["row"] for row in rows) or collate(rows)
+        return loader
+
+    trainer.candidate_loader = watched
+    stats = trained(trainer).selective_loader.stats
+    assert len(loaded) == stats.trained == stats.offered - stats.skipped_before_loading < 0.7 * stats.offered
+    assert stats.scored == 0
+
+
+def test_data_that_the_user_packed_is_selected_by_document(tmp_path):
+    tokenizer = texts.make_tokenizer()
+    rows = datasets.Dataset.from_dict({"input_ids": [tokenizer(line)["input_ids"] for line in texts.text()["text"]]})
+    packed = pack_dataset(rows, 48)
+    options = {"data": lambda: packed, "padding_free": True, "max_length": None, "per_device_train_batch_size": 2}
+    settings = {"dataset_kwargs": {"skip_prepare_dataset": True}}
+    plain, own = (trained(sft(tmp_path, m, **options, **settings)) for m in (None, sb.ledger_backprop(1.0)))
+    assert same(plain.model.state_dict(), own.model.state_dict())
+    assert own.selective_loader.stats.offered == 2 * 61
+
+
+def test_packed_rows_are_taken_apart():
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5]], "seq_lengths": [[2, 1], [2]]})
+    packed = Packed(rows)
+    assert packed.documents["input_ids"][:] == [[1, 2], [3], [4, 5]]
+    assert [members.tolist() for members in packed.members] == [[0, 1], [2]]
+
+
+def test_parts_stay_within_the_budget():
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    batch = Batch({"attention_mask": mask}, torch.arange(4), torch.ones(4), torch.ones(4))
+    assert [part.ids.tolist() for part in parts_within(batch, 5)] == [[0, 1], [2, 3]]
+    assert [part.ids.tolist() for part in parts_within(batch, 3)] == [[0], [1, 2], [3]]
+    assert parts_within(batch, 99) == [batch]
+    assert [part.ids.tolist() for part in parts_within(batch, 99, num_parts=3)] == [[0], [1], [2, 3]]
+
+
+# ---- methods
+
+
+@pytest.mark.parametrize(
+    "method",
+    [sb.selective_backprop(1 / 3), sb.ledger_backprop(), sb.infobatch(until=1.0), sb.top_k(0.5), sb.kath18(2)],
+    ids=lambda method: method.name,
+)
+def test_methods(method, tmp_path):
+    for options in ({}, PACKED):
+        stats = trained(sft(tmp_path, method, **options)).selective_loader.stats
+        assert 0 < stats.trained <= stats.offered and stats.offered == 122
+
+
+def test_a_third_is_a_third(tmp_path):
+    stats = trained(sft(tmp_path, sb.selective_backprop(1 / 3), lora=True, num_train_epochs=4)).selective_loader.stats
+    assert 0.28 < stats.selectivity < 0.39
+
+
+@pytest.mark.parametrize("kind", PREFERENCES)
+def test_pairs_are_selected(kind, tmp_path):
+    for method in (sb.selective_backprop(0.5), sb.infobatch(until=1.0)):
+        trainer = trained(preference(kind, tmp_path, method))
+        assert trainer.selective_loader.stats.offered == 80 and trainer.selective_loader.stats.trained < 80
+
+
+# ---- adapters
+
+
+def test_the_base_models_loss_is_that_without_the_adapter(tmp_path, calls):
+    trainer = sft(tmp_path, sb.reducible_loss("base", 0.5), lora=True, num_train_epochs=3, learning_rate=5e-2)
+    base = texts.make_model()
+    trained(trainer)
+    assert calls[False] == 8 * 3 + 8, "the base model's loss is computed in the first epoch, then known"
+    scorer = trainer.selective_loader.scorer
+    row = trainer.documents[5]
+    batch = {name: torch.tensor([row[name]]) for name in ("input_ids", "labels")}
+    with torch.no_grad():
+        expected = float(base(**batch).loss)
+    assert float(scorer.state_dict()["base_losses"][5]) == pytest.approx(expected, rel=1e-4)
+    assert all(p.requires_grad == ("lora" in name) for name, p in trainer.model.named_parameters())
+
+
+def test_without_an_adapter_there_is_no_base(tmp_path):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM has none: wrap it by peft.get_peft_model"):
+        sft(tmp_path, sb.reducible_loss("base", 0.5)).train()
+    with pytest.raises(ValueError, match="or 'base', the model without its adapter; got 'bass'"):
+        sb.reducible_loss("bass")
+
+
+def test_advice_says_what_adapters_and_checkpointing_do(tmp_path):
+    printed = str(sft(tmp_path, sb.ledger_backprop(), lora=True).advise(seconds=0.05, scoring=()))
+    assert "of the parameters are trained, and frozen ones need no gradients)" in printed
+    trainer = sft(tmp_path, sb.ledger_backprop(), gradient_checkpointing=True, **PACKED)
+    advice = trainer.advise(seconds=0.05, scoring=())
+    assert "(gradient checkpointing runs the forward pass again)" in str(advice)
+    assert advice.costs.backward == pytest.approx(advice.costs.training / advice.costs.forward - 1)
+    assert not trainer.model.is_gradient_checkpointing, "as it was"
+
+
+# ---- resume
+
+
+def test_5_resumed_from_a_checkpoint(tmp_path):
+    options = PACKED | {"save_strategy": "steps", "save_steps": 5, "num_train_epochs": 3, "lora": True}
+    whole = trained(sft(tmp_path / "a", sb.ledger_backprop(0.5), **options))
+    again = sft(tmp_path / "b", sb.ledger_backprop(0.5), **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-5"))
+    assert same(whole.model.state_dict(), again.model.state_dict())
+    assert whole.selective_loader.stats.trained == again.selective_loader.stats.trained
+
+
+# ---- bad input
+
+
+def long_text():
+    return datasets.Dataset.from_dict({"text": [" ".join(texts.lines("LICENSE")[:20])] * 9})
+
+
+def masked():
+    return datasets.Dataset.from_dict({"input_ids": [[5, 6, 7]] * 9, "labels": [[-100] * 3] * 9})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"packing": True, "packing_strategy": "wrapped"}, "use packing_strategy='bfd' or 'bfd_split', or packing=F"),
+        ({"data": masked}, "the first 9 training examples have no labels: .* Check completion_only_loss"),
+        ({"data": long_text, "max_length": None}, r"but the model takes 64 .*: set max_length=64 in SFTConfig"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        sft(tmp_path, sb.ledger_backprop(), **options)
+
+
+def test_a_tokenizer_without_a_pad_token_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"nor an end-of-text token.*: set tokenizer\.pad_token"):
+        sft(tmp_path, sb.ledger_backprop(), tokenizer=texts.make_tokenizer(cls_token="<unk>"))
+
+
+def test_a_missing_extra_names_its_pip_line(monkeypatch):
+    name = "selective_backprop.integrations.trl.listening"
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=r"pip install 'selective-backprop\[trl\]'"):
+        importlib.import_module(name)

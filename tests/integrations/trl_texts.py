@@ -1,0 +1,70 @@
+"""Real text for TRL: lines of this repository's own files, a tokenizer trained on them, and tiny models."""
+
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+from tests.integrations.texts import lines
+
+TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <eos>{% endfor %}"
+
+
+def make_tokenizer(**special):
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(
+        special_tokens=["<unk>", "<pad>", "<eos>", "user", "assistant"], vocab_size=400, show_progress=False
+    )
+    tokenizer.train_from_iterator(lines("LICENSE"), trainer)
+    special = special or {"pad_token": "<pad>", "eos_token": "<eos>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", chat_template=TEMPLATE, **special)
+
+
+def config(**options):
+    defaults = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaConfig(vocab_size=400, max_position_embeddings=64, pad_token_id=1, **defaults | options)
+
+
+def make_model(kind=LlamaForCausalLM, seed=0, **options):
+    set_seed(seed)
+    return kind(config(**options))
+
+
+def make_classifier():
+    return make_model(LlamaForSequenceClassification, num_labels=1)
+
+
+def make_lora(task="CAUSAL_LM"):
+    return LoraConfig(task_type=task, r=4, target_modules="all-linear")
+
+
+def text(count=61):
+    """Lines of different lengths: some joined with those after them."""
+    all_lines = lines("LICENSE")
+    return Dataset.from_dict({"text": [" ".join(all_lines[i : i + 1 + i % 3]) for i in range(count)]})
+
+
+def pairs(count=61):
+    rows = lines("LICENSE")[: 2 * count]
+    return Dataset.from_dict({"prompt": rows[:count], "completion": [" " + row for row in rows[count:]]})
+
+
+def chats(count=61):
+    rows = lines("LICENSE")[: 2 * count]
+    talks = [
+        [{"role": "user", "content": rows[i]}, {"role": "assistant", "content": rows[count + i]}] for i in range(count)
+    ]
+    return Dataset.from_dict({"messages": talks})
+
+
+def preferences(count=40):
+    rows = lines("LICENSE")[: 3 * count]
+    columns = {"prompt": rows[:count], "chosen": rows[count : 2 * count], "rejected": rows[2 * count :]}
+    return Dataset.from_dict(columns)
