@@ -1,6 +1,7 @@
 """TRL: real training of tiny models on real text, by the trainers of TRL itself and by ours."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -16,6 +17,7 @@ from selective_backprop.integrations.trl.packing import DocumentCollator, Packed
 from selective_backprop.testing import same
 from selective_backprop.types import Batch
 from tests.integrations import trl_texts as texts
+from tests.processes import ENVIRONMENT, ROOT
 
 datasets.disable_progress_bars()
 # TRL tells by FutureWarning of an extra forward pass; everything else that other packages warn of is their own affair.
@@ -125,8 +127,13 @@ def test_2_selectivity_1_is_the_preference_trainer_itself_to_the_bit(kind, lora,
 
 @pytest.mark.parametrize("options", [{}, PACKED, {"data": texts.pairs, "lora": True}], ids=["text", "packed", "LoRA"])
 def test_a_training_step_is_one_forward_pass(options, tmp_path, calls):
-    trainer = trained(sft(tmp_path, sb.ledger_backprop(0.5), **options))
-    assert calls == {True: trainer.selective_loader.stats.batches, False: 0}
+    trainer = sft(tmp_path, sb.ledger_backprop(0.5), **options)
+    made, passes = [], trainer.passes
+    trainer.passes = lambda batch: made.append(passes(batch)) or made[-1]
+    trained(trainer)
+    assert len(made) == trainer.selective_loader.stats.batches
+    assert calls == {True: sum(map(len, made)), False: 0}
+    assert all(len(each) == 1 for each in made) or trainer.padding_free, "more only if a row would be too long"
 
 
 def test_a_selection_pass_is_one_forward_pass_per_candidate_batch(tmp_path, calls):
@@ -324,7 +331,7 @@ def masked():
     ("options", "message"),
     [
         ({"packing": True, "packing_strategy": "wrapped"}, "use packing_strategy='bfd' or 'bfd_split', or packing=F"),
-        ({"data": masked}, "the first 9 training examples have no labels: .* Check completion_only_loss"),
+        ({"data": masked}, "training examples have no labels: .* Check completion_only_loss"),
         ({"data": long_text, "max_length": None}, r"but the model takes 64 .*: set max_length=64 in SFTConfig"),
     ],
 )
@@ -344,3 +351,22 @@ def test_a_missing_extra_names_its_pip_line(monkeypatch):
     monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError, match=r"pip install 'selective-backprop\[trl\]'"):
         importlib.import_module(name)
+
+
+# ---- FSDP2
+
+
+def test_fsdp2_of_accelerate_on_two_ranks(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "tests.integrations.trl_ranks", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"result_{rank}.pt", weights_only=True) for rank in (0, 1))
+    for name, found in first.items():
+        assert same(found["weights"], second[name]["weights"]), f"ranks agree on the weights of {name}"
+        assert found.get("batches") == second[name].get("batches")
+    assert same(first["plain"]["weights"], first["everything"]["weights"]), "selectivity 1 is TRL's FSDP2"
+    assert same(first["trainer"]["weights"], first["trainer, everything"]["weights"]), "and Trainer's"
+    for name, expected in (("sb", 0.5), ("packed", 0.75)):
+        share = sum(r[name]["trained"] for r in (first, second)) / sum(r[name]["offered"] for r in (first, second))
+        assert abs(share - expected) < 0.15, name

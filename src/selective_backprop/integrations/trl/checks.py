@@ -32,14 +32,16 @@ def check_packing(args: Any) -> None:
 
 def check_labels(dataset: Any) -> None:
     """Raise if the first examples have no token with a label."""
-    if not isinstance(dataset, Dataset) or "labels" not in dataset.column_names or not len(dataset):
+    if not isinstance(dataset, Dataset) or "labels" not in dataset.column_names:
         return
     first = dataset.with_format(None).select_columns(["labels"])[:_LOOKED_AT]["labels"]
+    # TRL drops examples that are masked as a whole, and may leave none.
     if all(label == -100 for labels in first for label in labels[1:]):
+        which = f"the first {len(first)} training examples have" if first else "the training examples have"
         raise ValueError(
-            f"the first {len(first)} training examples have no labels: every token is masked by -100, so there is no "
-            "loss to select by. Check completion_only_loss and assistant_only_loss of SFTConfig, and max_length, which "
-            "may cut off all that is not masked"
+            f"{which} no labels: every token is masked by -100, so there is no loss to select by. Check "
+            "completion_only_loss and assistant_only_loss of SFTConfig, and max_length, which may cut off all that is "
+            "not masked"
         )
 
 
