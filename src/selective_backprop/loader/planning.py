@@ -280,6 +280,9 @@ def _part(block: IdBlock, decision: _Decision, size: int) -> _Part:
         offered_ends = loaded[ends - 1] + 1
         offered_ends[-1] = len(ids)  # includes ids skipped at the end; else the epoch would seem to keep everything
     fractions = (offered_ends / len(ids)).to(torch.float64)
+    if load.all() and len(ends) > 1 and not bool((block.sizes[:-1] == block.sizes[0]).all()):
+        # Batches of different sizes, such as packed documents, count equally, as they do in plain training.
+        fractions = torch.arange(1, len(ends) + 1, dtype=torch.float64) / len(ends)
     num_waiting = torch.zeros_like(ends)
     if waits.any():
         num_waiting = waits.cumsum(0)[offered_ends - 1].diff(prepend=num_waiting[:1])
