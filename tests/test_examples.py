@@ -34,6 +34,7 @@ def counts(printed):
         ("keras_digits.py", "keras", "keras,lab"),
         ("accelerate_loop.py", "accelerate", "transformers"),
         ("transformers_text.py", "transformers", "transformers"),
+        ("trl_sft.py", "trl", "trl"),
     ],
 )
 def test_a_missing_package_is_one_sentence_with_its_pip_line(script, missing, extras):
@@ -102,3 +103,12 @@ def test_keras_digits():
     assert "Epoch 4/4" in printed and "selection/selectivity" in printed
     assert float(re.search(r"test error ([\d.]+)%", printed)[1]) < 15
     assert f"after {batches} steps" in printed
+
+
+def test_trl_sft():
+    pytest.importorskip("trl", reason="needs the extra [trl]")
+    printed = run("trl_sft.py", "--epochs", 2, "--examples", 120)
+    offered, trained, _ = counts(printed)
+    assert offered == 2 * 108 and 0.5 < trained / offered < 0.8
+    before, after = map(float, re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after", printed).groups())
+    assert after < before - 0.5
