@@ -58,12 +58,12 @@ def _text(node: ast.AST) -> str:
 
 TOPICS = {
     "Arguments of methods": ("functional", "method", "methods", "policies", "schedules"),
-    "The loader and its data": ("loader", "batches", "losses", "ledger", "inference", "progress", "types"),
+    "The loader and its data": ("__init__", "loader", "batches", "losses", "ledger", "inference", "progress", "types"),
     "Scoring": ("scorers", "model_copies", "forward_reuse"),
     "Checkpoints, states and files": ("checkpoint", "files", "description"),
     "Several ranks": ("distributed",),
-    "Advice and pruning": ("advice", "pruning", "testing"),
-    "Integrations": ("integrations",),
+    "Advice and pruning": ("advice", "dynamics", "pruning", "testing"),
+    "Integrations": ("integrations", "loggers"),
     "The command line": ("lab",),
 }
 
