@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
     from selective_backprop.batches.padding import pad_to_longest
     from selective_backprop.checkpoint.saving import load_checkpoint, save_checkpoint
     from selective_backprop.dynamics.auditing import audit
+    from selective_backprop.loader.batch_function import BatchFunction
     from selective_backprop.loader.selective_loader import SelectiveLoader
     from selective_backprop.losses import mean_of_largest, token_cross_entropy
     from selective_backprop.method import Method
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchFunction",
     "LengthCost",
     "Method",
     "SelectionRecord",
@@ -104,6 +106,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BatchFunction": "loader.batch_function",
     "LengthCost": "methods.length_cost",
     "Method": "method",
     "SelectionRecord": "pruning",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -30,6 +31,12 @@ _logger = logging.getLogger(__name__)
 
 def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None) -> None:
     """Raise if the loader, the model, the method or a size cannot work, or the method needs another setting."""
+    if inspect.isfunction(loader) or inspect.ismethod(loader):
+        raise TypeError(
+            f"loader must be a DataLoader or another iterable of batches, got the function {loader.__name__}: if it "
+            f"yields batches, call it, {loader.__name__}(); if each call returns one batch, pass "
+            f"sb.BatchFunction({loader.__name__}, num_batches)"
+        )
     if not isinstance(loader, Iterable):
         raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
     if getattr(loader, "_is_accelerate_prepared", False):
@@ -157,7 +164,7 @@ def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = 
             f"{method.policy.groups_name}: pass them as a tensor with one value per id"
         )
     count = num_candidates(source.user_loader) if source.stream is not None else None
-    if count is not None and count > source.longest_plan and _plans_epochs(method):
+    if count is not None and not source.can_be_planned and method.scorer.needs.ids and _plans_epochs(method):
         raise ValueError(
             f"your sampler has {count:,} indices per epoch, for a data set of {source.num_examples:,} examples. That "
             f"is too long for {method.name}, which decides about a whole epoch before it loads it. Make an epoch one "

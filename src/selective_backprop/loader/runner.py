@@ -45,6 +45,7 @@ class Runner:
         num_epochs: length of the run; None if not known.
         seed: seed of the generator.
         team: the ranks that train together.
+        plans: whether epochs can be planned before loading: the loader has ids, and epochs are not too long.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Runner:
         num_epochs: int | None,
         seed: int,
         team: Team,
+        plans: bool = True,
     ) -> None:
         self.method = method
         self.ledger = ledger
@@ -75,7 +77,10 @@ class Runner:
         self._num_epochs = num_epochs
         self._team = team
         self._is_sharded = team.size > 1 and is_sharded(task.model)
-        self._scores_loaded = self.scorer.needs.selection_pass or self.scorer.needs.training_pass
+        needs = self.scorer.needs
+        self._plans = plans
+        # A scorer that needs no ids, such as that of random_backprop, decides after loading if it cannot before.
+        self._scores_loaded = needs.selection_pass or needs.training_pass or not (plans or needs.ids)
         self._has_scored = False
         self._stand_in: Candidates | None = None  # last scored candidates, for when a sharded model needs this rank
 
@@ -126,7 +131,11 @@ class Runner:
         """
         scorer, schedule = self.scorer, self.schedule
         self.policy.begin_epoch(epoch, self._num_epochs)
-        if not scorer.remembers(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
+        if (
+            not self._plans
+            or not scorer.remembers(epoch)
+            or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs)
+        ):
             return None
         # At first no losses are known, so every example is trained on, without a plan. A loader without a length is
         # planned nevertheless: that finds out whether its epochs end.

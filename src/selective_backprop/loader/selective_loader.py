@@ -211,7 +211,16 @@ class SelectiveLoader(LoaderAttributes):
         )
         """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part."""
         task = Task(model, forward or default_forward, self._loss)
-        self._runner = Runner(method, task, self.ledger, self.stats, num_epochs=num_epochs, seed=seed, team=self.team)
+        self._runner = Runner(
+            method,
+            task,
+            self.ledger,
+            self.stats,
+            num_epochs=num_epochs,
+            seed=seed,
+            team=self.team,
+            plans=self._source.can_be_planned,
+        )
         self._pipeline = Pipeline(
             Loading(self._source, self._device, transform, self.stats),
             self._runner,

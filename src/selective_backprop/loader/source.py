@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from selective_backprop.inference import preserved_rng
 from selective_backprop.loader.index_stream import (
@@ -65,6 +67,7 @@ class Source:
         self._loader: Any = loader
         if has_ids(self.user_loader):
             self._loader, self.stream = with_index_stream(self.user_loader)
+        self._stateful = _keeps_its_place(loader) if self.stream is None else None
         self.position = 0
         """Number of batches returned in this epoch."""
         self._finished = False  # whether this epoch is known to have no more batches
@@ -174,7 +177,12 @@ class Source:
         if state.get("finished"):
             return iter(())  # iter() of a loader that saves its own state would start the next epoch
         if self.stream is None and state["inner"] is not None:
-            self._loader.load_state_dict(state["inner"])
+            if self._stateful is None:
+                raise ValueError(
+                    "the state has the place of a loader that saves it, but your "
+                    f"{type(self.user_loader).__name__} has no load_state_dict: resume with the same kind of loader"
+                )
+            self._stateful.load_state_dict(state["inner"])
         # A DataLoader draws a seed for its workers whenever it starts. A run that never stopped draws no seed here, so
         # this draw is undone.
         with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
@@ -216,6 +224,11 @@ class Source:
     def longest_plan(self) -> int:
         """The most candidates that an epoch may have to be planned before loading."""
         return max(_LONGEST_PLAN, 4 * (self.num_examples or 0))
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether an epoch's ids can be collected before it is loaded."""
+        return self.stream is not None and (num_candidates(self.user_loader) or 0) <= self.longest_plan
 
     def _with_an_end(self, batches: Iterable[IdBlock]) -> Iterator[IdBlock]:
         """Hand on all batches of ids. Raises if they do not seem to end."""
@@ -288,7 +301,7 @@ class Source:
         place: dict[str, Any] = {"position": self.position, "finished": self._finished}
         place |= {"chunks": None, "tail": None, "tail_waiting": 0, "inner": None}
         if self.stream is None:
-            place["inner"] = self._loader.state_dict() if hasattr(self._loader, "load_state_dict") else None
+            place["inner"] = self._stateful.state_dict() if self._stateful is not None else None
             return place
         try:
             len(self.stream)
@@ -315,7 +328,7 @@ class Source:
 
     def _warn_of_workers(self) -> None:
         """Log once that a resume from here may draw other random numbers inside workers than this run would."""
-        keeps_own_state = self.stream is None and hasattr(self._loader, "load_state_dict")
+        keeps_own_state = self._stateful is not None
         if self._has_warned or not getattr(self.user_loader, "num_workers", 0) or self._finished or keeps_own_state:
             return
         self._has_warned = True
@@ -338,3 +351,20 @@ class Source:
             generator.set_state(saved)
         self._resume_from = state if "position" in state else None
         self.position = state.get("position", 0)
+
+
+def _keeps_its_place(loader: Any) -> Any:
+    """Return what saves and restores the place in an epoch: the loader itself, or its stream of data; None if neither.
+
+    Without workers, a DataLoader takes from its stream just the examples of the batches that it has returned. So the
+    stream's own state, as that of an IterableDataset of Hugging Face, is the place.
+    """
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return loader
+    if not isinstance(loader, DataLoader) or loader.num_workers or not isinstance(loader.dataset, IterableDataset):
+        return None
+    stream: Any = loader.dataset
+    if not hasattr(stream, "load_state_dict") or not callable(getattr(stream, "state_dict", None)):
+        return None
+    needed = [p for p in inspect.signature(stream.state_dict).parameters.values() if p.default is p.empty]
+    return None if needed else stream  # a StreamingDataset must be told its place, which its own loader counts

@@ -46,8 +46,8 @@ class TokenShare:
         """Return the weight of each token, of the shape of the raw losses. Their mean over tokens that count is 1."""
         if raw.dim() < 2:
             raise ValueError(
-                f"token_share= needs a loss of each token, but loss_fn returned losses of shape {tuple(raw.shape)}, one "
-                "per example: use sb.token_cross_entropy, with reducer='mean', or leave out token_share="
+                f"token_share= needs a loss of each token, but loss_fn returned losses of shape {tuple(raw.shape)}, "
+                "one per example: use sb.token_cross_entropy, with reducer='mean', or leave out token_share="
             )
         counts = self._loss.counted(raw, targets)
         mask = torch.ones_like(raw, dtype=torch.bool) if counts is None else counts
@@ -65,7 +65,7 @@ class TokenShare:
             losses = self._loss.unreduced(*self._forward(reference, batch.data))
         if losses.shape != raw.shape:
             raise ValueError(
-                f"token_reference gives losses of shape {tuple(losses.shape)}, but the model's have {tuple(raw.shape)}: "
-                "it must read the same tokens, with the same tokenizer"
+                f"token_reference gives losses of shape {tuple(losses.shape)}, but the model's have "
+                f"{tuple(raw.shape)}: it must read the same tokens, with the same tokenizer"
             )
         return losses

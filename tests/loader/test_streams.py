@@ -1,0 +1,216 @@
+"""One long epoch, generators and streams, with their own ways to resume."""
+
+import copy
+
+import datasets
+import pytest
+import torch
+import webdataset
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import selective_backprop as sb
+
+NUM, SIZE = 96, 8
+
+
+def make(loader, method=None, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    return sb.SelectiveLoader(loader, model, nn.CrossEntropyLoss(), method or sb.top_k(0.5), **options)
+
+
+def take(loader, count=None):
+    """The first inputs of each batch of an epoch."""
+    found = []
+    for inputs, targets in loader:
+        loader.loss(loader.model(inputs), targets)
+        found.append(inputs.clone())
+        if len(found) == count:
+            break
+    return found
+
+
+def rows():
+    draws = torch.Generator().manual_seed(3)
+    return torch.randn(NUM, 4, generator=draws), torch.randint(3, (NUM,), generator=draws)
+
+
+# ---- functions and generators
+
+
+def get_batch(draws):
+    return torch.randn(SIZE, 4, generator=draws), torch.randint(3, (SIZE,), generator=draws)
+
+
+def function_loader(seed=1):
+    draws = torch.Generator().manual_seed(seed)
+    return sb.BatchFunction(lambda: get_batch(draws), 12, generator=draws)
+
+
+def test_a_function_is_an_epoch_of_known_length():
+    loader = make(function_loader(), num_epochs=1)
+    batches = take(loader)
+    assert len(batches) == 6 and loader.progress == 1 and len(loader) >= 6
+
+
+def test_a_function_resumes_without_calling_it_for_batches_that_are_gone():
+    whole = take(make(function_loader(), num_epochs=2))
+    first = make(function_loader(), num_epochs=2)
+    before = take(first, 2)
+    calls = []
+    resumed = function_loader(seed=9)
+    function = resumed.function
+    generator = torch.Generator()
+
+    def counted():
+        calls.append(1)
+        return get_batch(generator)
+
+    resumed.function, resumed.generator = counted, generator
+    second = make(resumed, num_epochs=2)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    after = take(second)
+    assert function is not counted and len(calls) == 12 - 4
+    assert all(torch.equal(*pair) for pair in zip(whole, before + after, strict=True))
+
+
+def test_a_function_that_is_not_called_is_refused():
+    def stream():
+        yield 1
+
+    with pytest.raises(TypeError, match=r"got the function stream: if it yields batches, call it, stream\(\)"):
+        make(stream)
+
+
+@pytest.mark.parametrize(("arguments", "kind"), [((3, 4), TypeError), ((len, 0), ValueError), ((len, 1.5), ValueError)])
+def test_wrong_functions_are_refused(arguments, kind):
+    with pytest.raises(kind, match="must be"):
+        sb.BatchFunction(*arguments)
+
+
+def test_an_endless_generator_has_progress_by_total_batches():
+    def endless():
+        draws = torch.Generator().manual_seed(1)
+        while True:
+            yield get_batch(draws)
+
+    loader = make(endless(), num_epochs=1, total_batches=20)
+    take(loader, 5)
+    assert loader.progress == pytest.approx(0.5)
+
+
+# ---- samplers that go on nearly forever
+
+
+@pytest.mark.parametrize("name", ["selective_backprop", "top_k", "traditional", "random_backprop"])
+def test_a_sampler_of_ten_billion_indices_gives_batches_at_once(name):
+    data = TensorDataset(*rows())
+    batches = DataLoader(data, SIZE, sampler=RandomSampler(data, replacement=True, num_samples=10**10))
+    loader = make(batches, getattr(sb, name)(), num_epochs=1)
+    assert len(take(loader, 5)) == 5 and loader.progress < 1e-6
+    assert (loader.stats.selectivity < 0.6) == (name != "traditional")
+
+
+def test_random_subsets_of_a_stream_have_the_share_asked_for():
+    loader = make([get_batch(torch.Generator()) for _ in range(60)], sb.random_backprop(0.25))
+    take(loader)
+    assert loader.stats.selectivity == pytest.approx(0.25, abs=0.08)  # 480 coins
+
+
+@pytest.mark.parametrize("name", ["ledger_backprop", "repeated_random"])
+def test_methods_that_plan_an_epoch_refuse_it_at_once(name):
+    data = TensorDataset(*rows())
+    batches = DataLoader(data, SIZE, sampler=RandomSampler(data, replacement=True, num_samples=10**10))
+    with pytest.raises(ValueError, match="your sampler has 10,000,000,000 indices per epoch"):
+        make(batches, getattr(sb, name)())
+
+
+# ---- streams of other packages
+
+
+def hugging_face():
+    inputs, targets = rows()
+    table = datasets.Dataset.from_dict({"inputs": inputs.tolist(), "targets": targets.tolist()})
+    return table.to_iterable_dataset(num_shards=4)
+
+
+def collate(examples):
+    return torch.tensor([e["inputs"] for e in examples]), torch.tensor([e["targets"] for e in examples])
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_stream_of_hugging_face_resumes_by_its_own_state(kind, monkeypatch):
+    def loader():
+        return make(kind(hugging_face(), SIZE, collate_fn=collate), total_batches=NUM // SIZE, num_epochs=1)
+
+    whole, first = take(loader()), loader()
+    before, state = take(first, 2), copy.deepcopy(first.state_dict())
+    assert state["source"]["inner"] is not None, "the stream's own state"
+    second = loader()
+    second.load_state_dict(state)
+    after = take(second)
+    assert all(torch.equal(*pair) for pair in zip(whole, before + after, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # WebDataset closes its files when they are collected
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_webdataset_shards_are_a_stream(tmp_path):
+    inputs, targets = rows()
+    with webdataset.TarWriter(str(tmp_path / "part-0.tar")) as writer:
+        for number in range(NUM):
+            writer.write(
+                {
+                    "__key__": f"{number:05d}",
+                    "inputs.json": inputs[number].tolist(),
+                    "targets.cls": int(targets[number]),
+                }
+            )
+
+    def loader():
+        shards = webdataset.WebDataset(f"file:{tmp_path}/part-0.tar", shardshuffle=False).decode()
+        examples = shards.to_tuple("inputs.json", "targets.cls")
+
+        def join(pairs):
+            return torch.tensor([inputs for inputs, _ in pairs]), torch.tensor([target for _, target in pairs])
+
+        return make(DataLoader(examples, SIZE, collate_fn=join), total_batches=NUM // SIZE, num_epochs=1)
+
+    whole, first = take(loader()), loader()
+    assert len(whole) == 6
+    before = take(first, 2)
+    second = loader()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))  # loads and drops what is gone
+    assert all(torch.equal(*pair) for pair in zip(whole, before + take(second), strict=True))
+
+
+class CountedDataset(torch.utils.data.IterableDataset):
+    """Like MosaicML's StreamingDataset: its state must be told how many samples are gone."""
+
+    def __iter__(self):
+        yield from zip(*rows(), strict=True)
+
+    def state_dict(self, num_samples, from_beginning):
+        raise AssertionError("only its own loader can call this")
+
+    def load_state_dict(self, state):
+        raise AssertionError("only its own loader can call this")
+
+
+def test_a_state_that_must_be_told_its_place_is_left_to_its_own_loader():
+    loader = make(DataLoader(CountedDataset(), SIZE), total_batches=12)
+    take(loader, 2)
+    assert loader.state_dict()["source"]["inner"] is None
+
+
+def test_a_place_of_another_kind_of_loader_is_refused():
+    first = make(function_loader(), num_epochs=1)
+    take(first, 2)
+    batches = [get_batch(torch.Generator()) for _ in range(12)]
+    second = make(batches, num_epochs=1)
+    state = copy.deepcopy(first.state_dict())
+    state["source"]["generators"] = []
+    second.load_state_dict(state)
+    with pytest.raises(ValueError, match="resume with the same kind of loader"):
+        take(second)
