@@ -91,3 +91,22 @@ def test_overhead_is_measured_against_the_plain_loader(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "plain DataLoader" in printed and "ledger_backprop(), first epoch" in printed
     assert "planned in" in printed
+
+
+def test_every_arm_of_the_length_benchmark_runs_and_is_reported(capsys, monkeypatch):
+    benchmark = load("length_cost")
+    monkeypatch.setattr(benchmark, "EPOCHS", 1)
+    monkeypatch.setattr(benchmark, "BATCH", 4)
+    data = {side: [[1, *range(3, 3 + 2 * number)] for number in range(4, 12)] for side in ("train", "test")}
+    lengths = torch.tensor([len(text) for text in data["train"]])
+    torch.manual_seed(0)
+    weights = benchmark.Model().state_dict()
+    runs = {
+        name: [benchmark.run(weights, data, method, options, 1, seed=0)]
+        for name, (method, options, _) in benchmark.arms(lengths).items()
+    }
+    assert all(run["tokens"] > 0 and run["loss"] > 0 for (run,) in runs.values())
+    assert runs["everything, batches by tokens"][0]["tokens"] < runs["plain, 3 epochs"][0]["tokens"]
+    benchmark.report(runs, {"tokens": 1.0, "seconds": 1.0})
+    printed = capsys.readouterr().out
+    assert "ledger, batches by tokens: " in printed and ("Met." in printed or "Missed." in printed)
