@@ -201,7 +201,7 @@ def test_a_run_under_way_is_not_disturbed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--option", "no_such_option=3"), "selective_backprop does not take these options"),
+        (("--option", "no_such_option=3"), "has no option 'no_such_option'"),
         (("--dataset", "/no/such/folder"), "there is no data set or folder '/no/such/folder'"),
         (("--dataset", "imagenet"), "image"),
     ],

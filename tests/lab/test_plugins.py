@@ -80,7 +80,7 @@ def test_plug_ins_are_listed_and_a_broken_one_disturbs_nobody(installed):
         (("--method", "hard_examples:linear"), "cannot be made with its defaults"),
         (("--dataset", "hard_examples:linear"), "must take image_size= and data_dir="),
         (("--model", "hard_examples:hardest"), "must take num_classes= and channels="),
-        (("--method", "builtins:dict"), "method 'builtins:dict' must return a selective_backprop.Method"),
+        (("--method", "platform:platform"), "method 'platform:platform' must return a selective_backprop.Method"),
     ],
 )
 def test_mistakes(arguments, message, installed):

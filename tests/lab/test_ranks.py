@@ -100,7 +100,7 @@ def test_the_ledger_is_that_of_all_ranks(undisturbed):
 
 def test_rank_0_alone_prints(undisturbed):
     _, result = undisturbed
-    lines = [line for line in result.stdout.splitlines() if "examples/s" in line]
+    lines = [line for line in result.stderr.splitlines() if "examples/s" in line]
     assert [line.split("  ")[0] for line in lines] == [
         f"selective_backprop: epoch {i}/{EPOCHS}" for i in range(1, EPOCHS + 1)
     ]
@@ -188,7 +188,7 @@ def test_keeping_everything_is_plain_ddp_to_the_bit(compared, tmp_path):
 
 def test_compare_prints_once_and_does_only_what_is_missing(compared):
     out, result = compared
-    lines = [line for line in result.stdout.splitlines() if "examples/s" in line]
+    lines = [line for line in result.stderr.splitlines() if "examples/s" in line]
     assert len(lines) == 2 * SEEDS * 4, "a line per epoch"
     assert result.stdout.count("report:") == 1
     assert (out / "tables.md").exists() and (out / "report.html").exists()
@@ -254,9 +254,9 @@ def test_ctrl_c_says_once_how_to_go_on(tmp_path):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=600)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode != 0
-    assert " ".join(output.split()).count("stopped; to continue, add --resume to the command") == 1
+    assert " ".join(errors.split()).count("stopped; to continue, add --resume to the command") == 1
 
 
 THREE = """

@@ -203,11 +203,11 @@ def test_every_named_method_can_be_made():
     [
         ("selective_backpropp", {}, "there is no method 'selective_backpropp': did you mean selective_backprop"),
         ("xyz", {}, "there is no method 'xyz': there are composer_backprop, diet, "),
-        ("top_k", {"every": 3}, "top_k has no option 'every': did you mean train_every.* Its options are scoring"),
+        ("top_k", {"every": 3}, "top_k has no option 'every'.* Its options are scoring"),
         ("top_k", {"proxy": "small_cn"}, "there is no model 'small_cn', did you mean 'small_cnn'"),
         ("top_k", {"proxy": 3}, "proxy must be a word, got 3"),
         ("top_k", {"proxy": "small_cnn", "train_every": -1}, "train_every must be a whole number .* got -1"),
-        ("top_k", {"train_every": 2}, "top_k cannot be made with train_every=2: top_k has no option train_every"),
+        ("top_k", {"train_every": 2}, "train_every says how a proxy learns, and there is none: give proxy=MODEL too"),
         ("ledger", {"proxy": "small_cnn"}, "ledger_backprop has no option 'proxy'"),
         ("reducible_loss", {}, "reducible_loss needs reference=MODEL, the name of the network .*, got None"),
         ("reducible_loss", {"reference": "small_cn"}, "there is no model 'small_cn', did you mean 'small_cnn'"),

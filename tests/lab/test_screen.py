@@ -151,8 +151,8 @@ def test_list_in_json_tells_every_option_of_every_method():
         (("sweep", "--vary", "selectivty=0.2"), 2, "has 'selectivty', nor has the recipe: did you mean selectivity?"),
         (("sweep", "--vary", "schedule=cosin"), 2, "got 'cosin': did you mean cosine?"),
         (("train", "--method", "no_package:thing"), 2, "cannot import 'no_package' for method 'no_package:thing'"),
-        (("report", "/nowhere"), 1, "Error: /nowhere"),
-        (("diet", "prune", "/nowhere.pt"), 1, "Error: /nowhere.pt: No such file or directory"),
+        (("report", "/nowhere"), 2, "Error: /nowhere"),
+        (("diet", "prune", "/nowhere.pt"), 2, "Error: /nowhere.pt: No such file or directory"),
     ],
 )
 def test_mistakes_are_answered_in_a_sentence(arguments, code, message):

@@ -65,19 +65,17 @@ def told_plainly() -> Iterator[None]:
     """Show errors in the user's input, and of files, as a message without a traceback."""
     try:
         yield
-    except (ValueError, TypeError) as error:
-        raise failed(error, 2) from None
-    except (OSError, ImportError) as error:
-        raise failed(error, 1) from None
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        raise failed(error) from None
 
 
-def failed(error: Exception, code: int) -> CommandFailed:
-    """Show the error, and return what ends the command with this exit code."""
+def failed(error: Exception) -> CommandFailed:
+    """Show the error, and return what ends the command."""
     message = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
         message = f"{error.filename}: {error.strerror}"  # without the number that Python puts before it
     warn(f"Error: {message}")
-    return CommandFailed(message, code)
+    return CommandFailed(message, 2)
 
 
 @contextmanager

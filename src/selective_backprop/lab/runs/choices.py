@@ -190,6 +190,8 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
     forwards = takes_any and ":" in name and not options_of(function)
     for key, value in options.items():
+        if key in ("train_every", "train_share") and key in known and "proxy" not in options:
+            raise ValueError(f"{key} says how a proxy learns, and there is none: give proxy=MODEL too")
         if key in known:
             known[key].check(value)
         elif key == "selectivity" and has_selectivity(name):
