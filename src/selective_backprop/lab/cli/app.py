@@ -11,6 +11,7 @@ import typer
 
 import selective_backprop as sb
 from selective_backprop.lab.cli.advise import advise
+from selective_backprop.lab.cli.audit import audit
 from selective_backprop.lab.cli.compare import compare
 from selective_backprop.lab.cli.demo import demo
 from selective_backprop.lab.cli.diet import diet_app
@@ -57,6 +58,7 @@ app.command()(sweep)
 app.command()(report)
 app.command()(watch)
 app.command()(advise)
+app.command()(audit)
 app.add_typer(diet_app, name="diet")
 app.add_typer(leaderboard_app, name="leaderboard")
 app.command("list")(list_names)

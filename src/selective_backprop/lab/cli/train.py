@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +41,9 @@ def train(
         Path | None, typer.Option(help="Folder for settings, records and checkpoints. Without it nothing is saved.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    record: Annotated[
+        str | None, typer.Option(help="`dynamics` records what training says about each example, for `audit`.")
+    ] = None,
 ) -> None:
     """Train one model with one method.
 
@@ -72,6 +76,11 @@ def train(
     share = named.selectivity if selectivity is None else selectivity
     choice = Choice(named.method, *with_selectivity(named.method, share, named.options | given))
     settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
+    if record not in (None, "dynamics"):
+        raise ValueError(f"--record takes dynamics, got {record!r}")
+    if record is not None and out is None:
+        raise ValueError("--record needs --out, the folder to write to")
+    settings = dataclasses.replace(settings, record=record)
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to continue")
     if out is not None and not resume and from_first((out / "records.jsonl").exists):

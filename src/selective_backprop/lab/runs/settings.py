@@ -26,6 +26,8 @@ class Settings:
     """Fraction of the training data to test on instead of the test set, to choose settings."""
     length: float | None = None
     """Epochs after which the run ends with its learning rate fully decayed, possibly a fraction. None: the recipe's."""
+    record: str | None = None
+    """What the loader records beside the ledger, for audits: "dynamics", or nothing."""
     ranks: int = field(default_factory=number_of_ranks)
     """Number of processes that train together. The recipe's batch is divided among them."""
 
@@ -54,6 +56,8 @@ class Settings:
         if recipe["optimizer"] == "sgd":
             del recipe["optimizer"]  # for the same reason
         content = dataclasses.asdict(self) | {"recipe": _plain(recipe)}
+        if self.record is None:
+            del content["record"]  # so that older folders still fit
         if self.ranks > 1:
             return content | {"batch_size_of_each_rank": self.recipe.batch_size // self.ranks}
         del content["ranks"]  # so that older folders still fit

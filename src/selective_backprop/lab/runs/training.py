@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import current_ranks
+from selective_backprop.dynamics.log import FILE, Dynamics
 from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models import make_model
@@ -160,7 +161,10 @@ class Training:
             device=device,
             num_epochs=settings.epochs,
             seed=seed,
+            record=settings.record,
         )
+        self.dynamics: Dynamics | None = None
+        """What was recorded on all ranks up to the end of the last epoch, if the settings ask for it."""
         self.optimizer = make_optimizer(recipe, self.model.parameters(), device)
         self.scoring_cost = scoring_cost(self.loader.scorer, self.model, self.normalise(images[:1].to(device)))
         self.records: list[Record] = []
@@ -220,6 +224,8 @@ class Training:
             record = self._epoch()
             self._random_states = self._get_random_states()
         self.ledger = self.loader.ledger.whole()
+        if self.settings.record is not None:
+            self.dynamics = self.loader.dynamics
         record = from_first(lambda: record)
         self.records.append(record)
         return record
@@ -379,5 +385,7 @@ def advance(training: Training, folder: Folder | None = None, observers: Sequenc
     record = training.epoch()
     for observer in observers if is_first() else ():
         observer(training, record)
+    if folder is not None and training.dynamics is not None and is_first():
+        training.dynamics.save(folder.path / FILE)
     if folder is not None:
         folder.save(training.state_dict())
