@@ -1,4 +1,4 @@
-"""Your own loop with Accelerate and Selective-Backprop, with gradient accumulation and a checkpoint.
+"""Your own loop with Accelerate and selection, with gradient accumulation and a checkpoint.
 
 pip install 'selective-backprop[transformers]'
 python examples/accelerate_loop.py
@@ -35,7 +35,7 @@ def main() -> None:
 
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
     model, optimizer = accelerator.prepare(model, optimizer)  # not the DataLoader, which the next line wraps
-    method = sb.selective_backprop(1 / 3)
+    method = sb.ledger_backprop()
     loader = sb.SelectiveLoader(train_loader, model, torch.nn.CrossEntropyLoss(), method, num_epochs=epochs)
     total_steps = epochs * len(train_loader) // ACCUMULATION
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer.optimizer, total_steps)

@@ -1,4 +1,4 @@
-"""Selective-Backprop in Lightning, on scikit-learn's digits. New lines are marked with NEW.
+"""Selection in Lightning, on scikit-learn's digits. New lines are marked with NEW.
 
     python examples/lightning_digits.py
     python examples/lightning_digits.py --devices 2                              # two processes, also without a GPU
@@ -11,7 +11,6 @@ import argparse
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 try:
@@ -43,7 +42,7 @@ class Digits(L.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
-        loss = F.cross_entropy(self(images), labels)  # self.trainer.train_dataloader.loss(...) for methods with weights
+        loss = self.trainer.train_dataloader.loss(self(images), labels)  # NEW: was F.cross_entropy(...)
         self.log("train_loss", loss)
         return loss
 
@@ -63,7 +62,7 @@ def main() -> None:
     """Train, and print the test error and what selection did."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--selectivity", type=float, default=1 / 3)
+    parser.add_argument("--selectivity", type=float, help="share to train on; by default the method decides")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--checkpoint", help="checkpoint of an earlier run, to continue it")
     parser.add_argument("--out", default=".", help="folder for lightning_logs")
@@ -75,7 +74,7 @@ def main() -> None:
     test_set = TensorDataset(data.test_images / 16, data.test_labels)
     train_loader, test_loader = DataLoader(train_set, 32, shuffle=True), DataLoader(test_set, 500)
 
-    selection = SelectiveBackprop(sb.selective_backprop(args.selectivity), nn.CrossEntropyLoss())  # NEW
+    selection = SelectiveBackprop(sb.ledger_backprop(args.selectivity), nn.CrossEntropyLoss())  # NEW
     trainer = L.Trainer(
         max_epochs=args.epochs,
         devices=args.devices,

@@ -1,7 +1,7 @@
-"""Selective-Backprop in an ordinary PyTorch training loop. New lines are marked with NEW.
+"""Selection in an ordinary PyTorch training loop. New lines are marked with NEW.
 
     python examples/pytorch_loop.py                                    # scikit-learn's digits, a few seconds
-    python examples/pytorch_loop.py --amp --accumulate 2 --clip 1 --ema 0.9 --mix mixup
+    python examples/pytorch_loop.py --amp --accumulate 2 --clip 1 --ema 0.9 --method sb --mix mixup
     python examples/pytorch_loop.py --data cifar10 --data-dir DATA     # DATA/cifar10/train.parquet and test.parquet
 
 It needs the extra [lab], which brings the data.
@@ -24,8 +24,8 @@ import selective_backprop as sb  # NEW
 from selective_backprop.lab.data.datasets import load_images
 
 METHODS = {  # NEW
+    "ledger": sb.ledger_backprop,
     "sb": sb.selective_backprop,
-    "ledger": lambda selectivity: sb.ledger_backprop(selectivity=selectivity),
     "unbiased": lambda selectivity: sb.selective_backprop(selectivity, unbiased=True),
 }
 
@@ -55,8 +55,8 @@ def main() -> None:
     parser.add_argument("--data-dir", help="folder of the parquet files")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--method", choices=METHODS, default="sb")
-    parser.add_argument("--selectivity", type=float, default=1 / 3)
+    parser.add_argument("--method", choices=METHODS, default="ledger", help="mixtures need sb or unbiased")
+    parser.add_argument("--selectivity", type=float, help="share to train on; by default the method decides")
     parser.add_argument("--amp", action="store_true", help="float16 with a gradient scaler on a GPU, bfloat16 on a CPU")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step")
     parser.add_argument("--clip", type=float, default=float("inf"), help="largest norm of the gradient")

@@ -1,4 +1,4 @@
-"""Fine-tune a small text classifier with Hugging Face Trainer and Selective-Backprop. Nothing is downloaded.
+"""Fine-tune a small text classifier with Hugging Face Trainer and selection. Nothing is downloaded.
 
 pip install 'selective-backprop[transformers]'
 python examples/transformers_text.py
@@ -48,7 +48,7 @@ def main() -> None:
     """Train, and print how it went."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--selectivity", type=float, default=0.5)
+    parser.add_argument("--selectivity", type=float, help="share to train on; by default the method decides")
     options = parser.parse_args()
 
     rng = random.Random(0)
@@ -75,8 +75,7 @@ def main() -> None:
             eval_dataset=test,
             data_collator=collate,
             compute_metrics=lambda found: {"accuracy": float(np.mean(found.predictions.argmax(-1) == found.label_ids))},
-            # New. The history of losses is short, because they fall fast.
-            method=sb.selective_backprop(options.selectivity, history_size=256),
+            method=sb.ledger_backprop(options.selectivity),  # new
         )
         trainer.train()
         print(trainer.selective_loader.stats)

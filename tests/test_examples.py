@@ -47,13 +47,13 @@ def test_a_missing_package_is_one_sentence_with_its_pip_line(script, missing, ex
 def test_pytorch_loop():
     printed = run("pytorch_loop.py", "--epochs", 5)
     offered, trained, _ = counts(printed)
-    assert offered == 5 * 1437 and 0.1 < trained / offered < 0.5
+    assert offered == 5 * 1437 and 0.3 < trained / offered < 0.8
     assert float(re.search(r"epoch 5: test error ([\d.]+)%", printed)[1]) < 10
     assert "epoch 5: test error" in printed and "learning rate 0.0000" in printed
 
 
 def test_pytorch_loop_with_everything_else_that_loops_have():
-    options = ["--epochs", 1, "--amp", "--accumulate", 2, "--clip", 1, "--ema", 0.9, "--mix", "mixup"]
+    options = ["--epochs", 1, "--amp", "--accumulate", 2, "--clip", 1, "--ema", 0.9, "--mix", "mixup", "--method", "sb"]
     printed = run("pytorch_loop.py", *options, "--selectivity", 0.5)
     offered, trained, _ = counts(printed)
     assert 0.2 < trained / offered < 0.7
@@ -81,7 +81,7 @@ def test_lightning_digits(tmp_path):
     pytest.importorskip("lightning", reason="needs the extra lightning")
     printed = run("lightning_digits.py", "--epochs", 3, "--out", tmp_path)
     offered, trained, batches = counts(printed)
-    assert offered == 3 * 1437 and 0.1 < trained / offered < 0.5
+    assert offered == 3 * 1437 and 0.4 < trained / offered < 0.9
     last = next(tmp_path.rglob("last.ckpt"))
     assert 0 < torch.load(last, weights_only=False)["global_step"] < batches
     resumed = run("lightning_digits.py", "--epochs", 3, "--out", tmp_path, "--checkpoint", last)
