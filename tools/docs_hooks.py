@@ -19,7 +19,19 @@ from latex2mathml.converter import convert
 _logger = logging.getLogger("mkdocs.hooks")
 _FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 _COMMANDS = "<!-- commands -->"
-MODULES = ("", "dynamics", "functional", "loggers", "losses", "policies", "pruning", "schedules", "scorers", "testing", "types")
+MODULES = (
+    "",
+    "dynamics",
+    "functional",
+    "loggers",
+    "losses",
+    "policies",
+    "pruning",
+    "schedules",
+    "scorers",
+    "testing",
+    "types",
+)
 """The modules of the library that users import from. The first is the package itself."""
 
 
