@@ -219,13 +219,14 @@ def make_trainer(model_folder, train, method=None, *, epochs=EPOCHS, seed=0, lor
 
 
 class StepTimer(transformers.TrainerCallback):
-    """Measures the seconds of training: from the first step's beginning to the last one's end."""
+    """Measures training, from the first step's beginning to the last one's end: seconds, and those of the processor."""
 
     def on_train_begin(self, *args, **rest):
-        self.began = time.perf_counter()
+        self.began = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *args, **rest):
-        self.seconds = time.perf_counter() - self.began
+        self.seconds = time.perf_counter() - self.began[0]
+        self.processor_seconds = time.process_time() - self.began[1]
 
 
 def train(trainer):
@@ -259,7 +260,10 @@ def measure_backward(model_folder, train_data, *, lora, checkpointing=False, rou
 
 
 def overhead(model_folder, train_data, *, rounds=9, packing=False):
-    """Seconds of an epoch with selectivity 1 against TRL's own, in turns, and whether the weights are equal."""
+    """Processor seconds of an epoch with selectivity 1 against TRL's own, in turns, and whether weights are equal.
+
+    Other work on the machine does not count in processor seconds.
+    """
     options = {"packing": packing, "epochs": 1}
     if packing:
         options["per_device_train_batch_size"] = 4
@@ -271,7 +275,7 @@ def overhead(model_folder, train_data, *, rounds=9, packing=False):
             trainer, timer = make_trainer(model_folder, train_data, method, **options), StepTimer()
             trainer.add_callback(timer)
             trainer.train()
-            seconds[method is None], weights[method is None] = timer.seconds, trainer.model.state_dict()
+            seconds[method is None], weights[method is None] = timer.processor_seconds, trainer.model.state_dict()
         ratios.append(seconds[False] / seconds[True])
         equal &= all(torch.equal(weights[True][name], weights[False][name]) for name in weights[True])
     return statistics.median(ratios), equal

@@ -1,5 +1,6 @@
 """Hugging Face Trainer: real training of tiny models on real text."""
 
+import functools
 import importlib
 import os
 import signal
@@ -199,6 +200,33 @@ def test_scores_are_the_models_own_loss_of_each_example(model, tmp_path):
     with torch.no_grad():
         own = [trainer.model.eval()(**texts.collate([trainer.train_dataset[i]])).loss for i in known]
     torch.testing.assert_close(ledger.scores[known, 0], torch.stack(own), rtol=1e-4, atol=1e-5)
+
+
+def test_a_fused_loss_without_logits_takes_a_second_pass_and_says_so_once(tmp_path, caplog):
+    def fused():
+        model = texts.language_model()
+        inner = model.forward
+
+        @functools.wraps(inner)  # Trainer reads its signature
+        def forward(*args, labels=None, **options):
+            outputs = inner(*args, labels=labels, **options)
+            if model.training and labels is not None:
+                outputs["logits"] = None  # as Liger's fused linear cross-entropy
+            return outputs
+
+        model.forward = forward
+        return model
+
+    options = {"num_train_epochs": 1}
+    for method, told in ((sb.ledger_backprop(0.5), 1), (sb.selective_backprop(1.0), 0)):
+        caplog.clear()
+        weights = []
+        for model in (None, fused):
+            trainer = make(tmp_path, method, task="language", options=options, model=model)
+            trainer.train()
+            weights.append(trainer.model.state_dict())
+        assert same(*weights)
+        assert sum("without logits (a fused loss" in record.message for record in caplog.records) == told
 
 
 def test_accumulation_takes_whole_steps_across_epochs(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -21,6 +22,7 @@ from selective_backprop.batches.padding import Pad, pad_to_longest
 from selective_backprop.files.reading import read_bytes
 from selective_backprop.files.states import pack, unpack
 from selective_backprop.files.writing import write_whole
+from selective_backprop.inference import preserved_rng
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
 from selective_backprop.loader.checks import check_reporting
@@ -39,6 +41,8 @@ except ImportError as error:
     if not is_missing(error, "accelerate", "transformers"):
         raise
     raise ImportError("SelectiveTrainer needs: pip install 'selective-backprop[transformers]'") from error
+
+_logger = logging.getLogger(__name__)
 
 Pass = tuple[Batch, Any]
 """The examples of one forward and backward pass, and the model's inputs."""
@@ -90,6 +94,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._taken: deque[list[Pass]] = deque()  # batches that were taken and are not trained on yet
         self._batch: Batch | None = None
         self._resumed_from: str | None = None
+        self._told_of_second_pass = False
         self.add_callback(_ByProgress(self))
 
     @property
@@ -227,8 +232,14 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         # A copy, because Trainer takes the labels out.
         loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
-        pair = self._outputs_and_targets(outputs, inputs)
         weighted = bool((batch.weights != 1).any())
+        if self._by_labels and isinstance(outputs, Mapping) and outputs.get("logits") is None:
+            # A fused loss, such as Liger's, which tells neither logits nor the loss of each example.
+            if not (weighted or self.method.scorer.needs.training_losses or self.method.schedule.observes_losses):
+                return (loss, outputs) if return_outputs else loss
+            pair = self._second_pass(model, inputs, with_gradients=weighted)
+        else:
+            pair = self._outputs_and_targets(outputs, inputs)
         with torch.set_grad_enabled(weighted):
             own = self.selective_loader.loss(*pair, batch=batch)  # tells the ledger, too
         if weighted:
@@ -238,6 +249,18 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 scale = torch.where(plain == 0, 1.0, loss / plain)
             loss = own * scale
         return (loss, outputs) if return_outputs else loss
+
+    def _second_pass(self, model: nn.Module, inputs: Any, *, with_gradients: bool) -> tuple[Any, Any]:
+        """Compute logits by a forward pass without labels, because the training pass did not return any."""
+        if not self._told_of_second_pass:
+            self._told_of_second_pass = True
+            _logger.warning(
+                "the model computes its loss without logits (a fused loss, as Liger's), so the loss of each example "
+                "takes a second forward pass in every step. Switch the fused loss off: use_liger_kernel=False, or "
+                "liger_kernel_config={'fused_linear_cross_entropy': False}"
+            )
+        with torch.set_grad_enabled(with_gradients), preserved_rng(self.args.device):
+            return self.score(model, inputs)
 
     def score(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
         """Run the model to score a candidate batch. Returns the two arguments of the loss."""
