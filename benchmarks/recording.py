@@ -2,8 +2,8 @@
 
     python benchmarks/recording.py
 
-The cost of recording is timed by itself, on the outputs of real steps, in between those steps. One thread. It prints the
-median of all steps.
+The cost of recording is timed by itself, on the outputs of real steps, in between those steps. One thread. It prints
+the median of all steps.
 """
 
 from __future__ import annotations

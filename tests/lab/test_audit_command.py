@@ -7,6 +7,7 @@ import pytest
 
 import selective_backprop as sb
 from selective_backprop.lab.data.datasets import load_images
+from selective_backprop.lab.report import write_report
 from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.records import RunFolder
@@ -41,6 +42,19 @@ def test_a_recorded_run_is_audited(folder, tmp_path):
 def test_a_run_without_dynamics_is_audited_by_its_losses(folder):
     done = run("audit", folder / "without")
     assert done.returncode == 0 and "highest losses" in text_of(done) and "No margins" in text_of(done)
+
+
+def test_the_report_has_a_section_on_the_data(folder, tmp_path):
+    made = write_report([folder], tmp_path / "report.html")
+    section = next(section for section in made.sections if section.title == "Your data")
+    found = sb.audit(folder / "with")
+    points = section.parts[0].rows
+    assert len(points) == 1437 and points[7]["confidence"] == pytest.approx(found.confidence[7], rel=1e-5)
+    assert len(section.parts[1].cells) == 10
+    (folder / "with" / "dynamics.npz").write_bytes(b"broken")
+    again = write_report([folder], tmp_path / "again.html")
+    assert all(section.title != "Your data" for section in again.sections)
+    assert any("dynamics" in what for what, _ in again.left_out)
 
 
 def test_what_is_no_run_is_refused(tmp_path):

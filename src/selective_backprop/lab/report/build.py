@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from selective_backprop.files.writing import write_whole
+from selective_backprop.lab.report.audits import your_data
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import Comparison, compare_runs, order_of
 from selective_backprop.lab.report.data import about_data
@@ -83,6 +84,7 @@ def build_report(
         confidence(comparisons, palette, left_out),
         sensitivity(runs, palette),
         machines(runs),
+        your_data(comparisons, left_out, load=load, images=images),
         about_data(comparisons, logs, load=load, images=images, scores=scores),
         provenance(comparisons),
     ]
