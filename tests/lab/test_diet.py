@@ -61,7 +61,7 @@ def test_scores_are_the_mean_over_networks_cut_off_early(scored):
     )
     assert re.search(r"seed 1:? +epoch 2/2", printed)
     assert f"diet prune {out} --recipe digits" in printed
-    assert f"train --recipe digits --method diet --option scores={out} --option prune=0.25" in printed
+    assert f"train --recipe digits --method diet:scores={out},prune=0.25" in printed
 
 
 def test_a_networks_folder_serves_other_scores_and_later_epochs(scored, tmp_path):
