@@ -10,9 +10,9 @@ from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.report import write_report
 from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop.lab.runs.records import RunFolder, read_records
 from selective_backprop.lab.runs.training import Settings, train
-from tests.lab.command_line import run, text_of
+from tests.lab.command_line import run, run_on_ranks, text_of
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +60,13 @@ def test_the_report_has_a_section_on_the_data(folder, tmp_path):
 def test_what_is_no_run_is_refused(tmp_path):
     done = run("audit", tmp_path)
     assert done.returncode != 0 and "recorded no dynamics" in text_of(done)
+
+
+def test_two_ranks_record_what_each_trains_on(tmp_path):
+    done = run_on_ranks("train", "--method", "traditional", "--epochs", "2", "--record", "dynamics", "--out", tmp_path)
+    assert done.returncode == 0, text_of(done)
+    found = sb.audit(tmp_path)
+    labels = load_images("digits").train_labels.numpy()
+    assert found.times_trained.sum() == sum(record["trained"] for record in read_records(tmp_path))
+    assert (found.times_trained == 2).sum() >= 1435  # an odd number of examples is not divided evenly
+    assert (found.label == labels).all()
