@@ -241,7 +241,7 @@ class SelectiveLoader(LoaderAttributes):
         self._feedback = Feedback(self._runner, self._device, record=record)
         self._training_loss = TrainingLoss(self._loss, self._runner, tokens, record=records)
         if method.scorer.needs.training_pass:
-            self._training_loss = ReusedForward(self._loss, self._runner, model, self.stats)
+            self._training_loss = ReusedForward(self._loss, self._runner, model, self.stats, record=records)
         self._reporting = Reporting(on_stats, stats_every, self.stats, self.team)
         self._in_epoch = self._resumed = False
         self._batch: Batch | None = None

@@ -62,8 +62,10 @@ class TrainingLoss:
 class ReusedForward(TrainingLoss):
     """Forward reuse: the user's step gets whole candidate batches, and this selects among them by training losses."""
 
-    def __init__(self, loss: PerExampleLoss, runner: Runner, model: nn.Module, stats: Stats) -> None:
-        super().__init__(loss, runner)
+    def __init__(
+        self, loss: PerExampleLoss, runner: Runner, model: nn.Module, stats: Stats, *, record: bool = False
+    ) -> None:
+        super().__init__(loss, runner, record=record)
         self._model, self._stats = model, stats
         self._by_rows: bool | None = None
 
