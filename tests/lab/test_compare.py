@@ -223,7 +223,7 @@ def test_sweep_over_models_and_schedules(tmp_path):
         (("sweep", "--vary", "selectivity"), "--vary takes name=value"),
         (("sweep", "--vary", "every=2", "--vary", "every=3"), "each setting can be varied once, got every, every"),
         (("sweep", "--vary", "evry=2"), "none of the methods has 'evry'"),
-        (("sweep", "--vary", "schedule=cosin"), "there is no recipe 'cosin'"),
+        (("sweep", "--vary", "schedule=cosin"), "got 'cosin': did you mean cosine?"),
         (("sweep", "--vary", "label_noise=2"), "label_noise must be in [0, 1), got 2"),
         (("train", "--validation", "1"), "validation must be in [0, 1), got 1.0"),
     ],
