@@ -51,6 +51,17 @@ def test_selectivity_1_is_keras_own_run_to_the_bit():
     assert len(watch.ids) == 3 * 13 and [len(ids) for ids in watch.ids[:13]] == [16] * 12 + [11]
 
 
+def test_on_stats_tells_what_every_epoch_did():
+    told = []
+    x, y = arrays(64)
+    dataset = SelectiveDataset(
+        model := small_model(), x, y, method=sb.ledger_backprop(), num_epochs=3, batch_size=8, on_stats=told.append
+    )
+    model.fit(dataset, epochs=3, callbacks=[SelectionCallback(dataset)], verbose=0)
+    assert [numbers["epoch"] for numbers in told] == [1, 2, 3]
+    assert sum(numbers["trained"] for numbers in told) == dataset.loader.stats.trained
+
+
 def test_shuffled_runs_are_keras_own_on_the_same_order_to_the_bit():
     model, _, watch = fit("everything", model=make_model(1))
     epochs = [[id_ for ids in watch.ids[i : i + 13] for id_ in ids] for i in (0, 13, 26)]

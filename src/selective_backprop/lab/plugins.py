@@ -69,15 +69,6 @@ def _by_path(kind: Kind, name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def version_of(name: str) -> str | None:
-    """Version of the package that a plug-in's name begins with, such as "1.2". None if no package tells it."""
-    for kind in _ONE:
-        entry = _found(kind).get(_normal(name))  # type: ignore[arg-type]
-        if entry is not None and entry.dist is not None:
-            return entry.dist.version
-    return None
-
-
 def _found(kind: Kind) -> dict[str, EntryPoint]:
     return {f"{_package(entry)}:{entry.name}": entry for entry in entry_points(group=f"selective_backprop.{kind}")}
 

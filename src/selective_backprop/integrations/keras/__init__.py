@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.keras.steps import SelectedSteps
+from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.loader.stats import Stats
 from selective_backprop.method import Method
@@ -58,6 +59,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             Pass them on with `fit(validation_data=dataset.validation_data)`.
         shuffle: offer candidates in a new order in each epoch.
         seed: seed of that order and of selection.
+        on_stats, stats_every: as for `SelectiveLoader`.
 
     >>> import numpy as np, selective_backprop as sb
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -85,6 +87,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         validation_split: float | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        on_stats: OnStats | None = None,
+        stats_every: int | None = None,
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         if (backend := keras.backend.backend()) not in BACKENDS:
@@ -123,6 +127,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             device="cpu",
             num_epochs=num_epochs,
             seed=seed,
+            on_stats=on_stats,
+            stats_every=stats_every,
         )
         """The SelectiveLoader inside, with its stats, ledger and progress."""
         self.model = model
