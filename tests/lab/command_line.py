@@ -58,6 +58,10 @@ class Running:
         """What it has printed so far."""
         return self._printed[0].decode(errors="replace")
 
+    def progress(self):
+        """What it has told on the standard error stream so far."""
+        return self._printed[1].decode(errors="replace")
+
     def communicate(self):
         """What it printed until its end, however long that takes on a busy machine."""
         self._process.join()

@@ -63,7 +63,8 @@ def test_ranks_share_the_order_of_one_process_and_the_test_set(monkeypatch):
 
 @pytest.mark.parametrize("command", ["demo", "list", "advise", "diet", "report", "watch"])
 def test_what_works_in_one_process_says_so(command, monkeypatch):
-    monkeypatch.setattr("selective_backprop.lab.runs.ranks.place", lambda: (0, 2))
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0")):  # as torchrun sets them
+        monkeypatch.setenv(name, value)
     result = CliRunner().invoke(app, [command])
     assert result.exit_code == 2
     said = " ".join(result.output.replace("│", " ").split())
@@ -142,7 +143,8 @@ rank, seed, epochs, batch, steps = dist.get_rank(), 0, 4, 16, 45
 data, recipe = load_images("digits"), find_recipe("digits")
 model = make_model("small_cnn", num_classes=10, channels=1, seed=seed).to(memory_format=torch.channels_last)
 ddp = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), recipe.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+momentum = {"momentum": 0.9, "nesterov": True}
+optimizer = torch.optim.SGD(model.parameters(), recipe.lr, **momentum, weight_decay=5e-4, fused=True)
 normalise = Normalise(*measure_mean_std(data.train_images))
 augment = Augment(padding=1, flip=False, seed=2 * seed + rank)
 generator = torch.Generator().manual_seed(seed)

@@ -579,7 +579,7 @@ def test_reducible_loss_is_the_difference():
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ("model.pt", TypeError, "reference must be a model or a tensor of losses, got str"),
+        ("model.pt", ValueError, "reference must be a model, a tensor of losses or 'base', .* got 'model.pt'"),
         (
             torch.tensor([1.0, float("nan")]),
             ValueError,

@@ -66,7 +66,7 @@ def kill_while_writing(method, folder, name, written):
 def kill_at_instant(method, folder, epochs, seconds):
     """Some time after it has gone on for some epochs."""
     with start(*command(method, folder)) as process:
-        while process.poll() is None and process.output().count("epoch ") < epochs:
+        while process.poll() is None and process.progress().count("epoch ") < epochs:
             time.sleep(0.001)
         time.sleep(seconds)
         if process.poll() is None:

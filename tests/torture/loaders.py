@@ -146,10 +146,11 @@ class Indifferent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.zeros(()))
+        self.layer = nn.Linear(10, 10, bias=False)
+        nn.init.zeros_(self.layer.weight)
 
     def forward(self, inputs):
-        return self.scale * inputs[:, :10]
+        return self.layer(inputs[:, :10])
 
 
 def equal_losses(scratch):

@@ -150,7 +150,7 @@ def knee(curve: Array, *, least: float = 0.08) -> int:
     value. If it is nowhere `least` above that line, it still rises everywhere, and the answer is the last epoch.
 
     >>> knee(np.array([0.3, 0.6, 0.7, 0.72, 0.74])), knee(np.array([0.1, 0.2, 0.3]))
-    (2, 2)
+    (1, 2)
     """
     line = np.linspace(curve[0], curve[-1], len(curve))
     above = curve - line

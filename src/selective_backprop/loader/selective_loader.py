@@ -418,11 +418,12 @@ class SelectiveLoader(LoaderAttributes):
         self._refuse_a_second_iteration()
         self._iteration = itself[0]
         self._look.start()
+        is_finalizing = sys.is_finalizing  # at interpreter exit this module's own names are gone
         try:
             yield from self.epoch_batches()
             self.report_stats()
         finally:
-            if not sys.is_finalizing():  # at interpreter exit parts of torch are gone already
+            if not is_finalizing():  # at interpreter exit parts of torch are gone already
                 self._leave_iteration()
 
     def epoch_batches(self) -> Iterator[Any]:

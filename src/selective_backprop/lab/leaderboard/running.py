@@ -29,7 +29,7 @@ def settings_of(workload: Workload, cell: Cell) -> Settings:
     >>> from selective_backprop.lab.leaderboard.workloads import find_workload
     >>> settings = settings_of(find_workload("mnist"), Cell("SB", "sb@0.5:rate=2", 3, 0, held_out=False))
     >>> settings.recipe.lr, settings.recipe.epochs, settings.selectivity
-    (0.2, 3, 0.5)
+    (0.6, 3, 0.5)
     """
     choice = Choice.parse(cell.setting.replace("{proxy}", workload.proxy))
     options = dict(choice.options)
