@@ -133,10 +133,10 @@ WORKLOADS: dict[str, Workload] = {
         proxy="byte_transformer_tiny",
     ),
     "resnet": Workload(
-        title="SVHN (re-cropped), 16x16, 2,000 examples, ResNet-20 of half width",
+        title="SVHN (re-cropped), 16x16, 4,000 examples, ResNet-20 of half width",
         recipe=_images("svhn", image_size=16, padding=2, model="resnet20_narrow", batch_size=32, lr=0.02),
-        train_size=2_000,
-        lengths=(3, 4, 5, 6, 8),
+        train_size=4_000,
+        lengths=(2, 3, 4, 6, 8),
         seeds=5,
         proxy="strided_cnn_tiny",
     ),
