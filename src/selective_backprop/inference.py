@@ -48,6 +48,25 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
+def to_eval(model: nn.Module) -> nn.Module:
+    """Put a model into eval mode, except for layers that would convert their weights there."""
+    model.eval()
+    for module in _converting(model):
+        module.training = True
+    return model
+
+
+def _converting(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that convert their weights in eval mode, and cannot be trained through afterwards.
+
+    On a CPU, Linear4bit of bitsandbytes packs its weights in another way for inference. Its own output is the same in
+    both modes.
+    """
+    bitsandbytes: Any = sys.modules.get("bitsandbytes")  # if it is not imported, the model has none of its layers
+    kind = getattr(getattr(bitsandbytes, "nn", None), "Linear4bit", None)
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until the device has finished its work. Needed only before a clock is read."""
     if device.type in ("cuda", "mps", "xpu"):
@@ -193,6 +212,25 @@ def _tell_of_changes(before: dict[tuple[str, str], Any], after: dict[tuple[str, 
         )
 
 
+def _places_of_weights(model: nn.Module) -> dict[str, Any]:
+    """Where each weight is in memory, and how often it was written."""
+    return {
+        name: (weight.data_ptr(), weight.shape, weight._version)
+        for name, weight in model.named_parameters()
+        if not isinstance(weight, nn.parameter.UninitializedParameter)
+    }
+
+
+def _tell_of_weights(before: dict[str, Any], after: dict[str, Any]) -> None:
+    changed = [name for name, place in before.items() if after.get(name) != place]
+    if changed:
+        _logger.warning(
+            "the model's forward pass without gradients changes its weights (%s): selection passes do so too, and they "
+            "are not restored. Let layers convert their weights once, before training begins",
+            ", ".join(changed[:5]),
+        )
+
+
 class NoTrace:
     """Context in which the model can be called: no gradients, and nothing changed afterwards.
 
@@ -219,30 +257,41 @@ class NoTrace:
         fsdp: Any = sys.modules.get("torch.distributed.fsdp")
         sharded = getattr(fsdp, "FSDPModule", ())
         self._sharded: list[Any] = [module for module in model.modules() if isinstance(module, sharded)]
+        self._converting = _converting(model)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         # no_grad, not inference_mode: a tensor that the model caches in its forward (rotary embeddings, masks)
         # must remain usable in training.
-        plain = _plain_attributes(self.model) if not self._called else {}
+        is_first = not self._called
+        plain = _plain_attributes(self.model) if is_first else {}
+        # FSDP puts the parameters that it gathers into the place of its shards.
+        places = _places_of_weights(self.model) if is_first and not is_sharded(self.model) else {}
         with torch.no_grad(), preserved_rng(device_of(self.model)), self._flags(), self._buffers():
             yield
         self._called = True
         if plain:
             _tell_of_changes(plain, _plain_attributes(self.model))
+        if places:
+            _tell_of_weights(places, _places_of_weights(self.model))
         for module in self._sharded:
             module.reshard()
 
     @contextmanager
     def _flags(self) -> Iterator[None]:
         training = [m for m in self.model.modules() if m.training] if self.mode == "eval" else []
+        converting = [(module, module.training) for module in self._converting]
         for module in training:
             module.training = False
+        for module in self._converting:
+            module.training = True
         try:
             yield
         finally:
             for module in training:
                 module.training = True
+            for module, flag in converting:
+                module.training = flag
 
     @contextmanager
     def _buffers(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ import itertools
 import torch
 from torch import Tensor, fx, nn
 
-from selective_backprop.inference import device_of, preserved_rng
+from selective_backprop.inference import device_of, preserved_rng, to_eval
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -36,7 +36,7 @@ class Folding:
         """Names of layers and of the BatchNorms that were folded into them."""
         self.traced = trace
         with preserved_rng(device_of(model)):  # tracing runs the forward's Python code, which may draw
-            duplicate = copy.deepcopy(model).eval().requires_grad_(False)
+            duplicate = to_eval(copy.deepcopy(model)).requires_grad_(False)
             self.module: nn.Module = self._fold(duplicate) if trace else duplicate
         if channels_last:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

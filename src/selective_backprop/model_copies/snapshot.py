@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.inference import to_eval
 from selective_backprop.types import Task
 
 
@@ -57,7 +58,7 @@ class Snapshot:
 
 def _private_copy(model: nn.Module, device: torch.device | None) -> nn.Module:
     try:
-        private = copy.deepcopy(model).requires_grad_(False).eval()
+        private = to_eval(copy.deepcopy(model).requires_grad_(False))
     except Exception as error:  # whatever a module raises that cannot be copied
         raise ValueError(
             "pipelined scoring works by a copy of the model, and copy.deepcopy(model) failed: "

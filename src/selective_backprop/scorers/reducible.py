@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -85,7 +87,7 @@ class ReducibleLossScorer(Wrapping):
             # All ranks run a sharded model together, and others may not know the losses of their candidates.
             if not is_sharded(model) and not bool(known.isnan().any()):
                 return known
-        with model.disable_adapter():
+        with _without_adapter(model):
             losses = self._of_reference.score(candidates, task)
         if ids is not None:
             self._base_losses[ids] = losses.detach().to("cpu", torch.float32)
@@ -102,6 +104,26 @@ class ReducibleLossScorer(Wrapping):
             return
         super().load_state_dict(state["fresh"])
         self._base_losses = state["base_losses"].clone()
+
+
+@contextmanager
+def _without_adapter(model: Any) -> Iterator[None]:
+    """Disable a PEFT model's adapter within the block. It would leave all weights of the adapter to be trained."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with model.disable_adapter():
+            base = getattr(model, "base_model", model)
+            trained = [name for name, parameter in base.named_parameters() if parameter.requires_grad]
+            if trained:
+                raise ValueError(
+                    "reference='base' is the loss of a base model that stays as it is, but yours is trained too: "
+                    f"{trained[0]} requires gradients ({len(trained)} such). Freeze it, use bias='none' in "
+                    "LoraConfig, or pass another reference"
+                )
+            yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
 
 
 def _longer(losses: Tensor, size: int) -> Tensor:
