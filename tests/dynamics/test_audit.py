@@ -44,6 +44,15 @@ def plain(noisy):
     return sb.audit(trained(sb.traditional(), noisy[1], noisy[0]))
 
 
+@pytest.fixture(scope="module")
+def full(noisy):
+    """An audit with features, so that every column is known. Ids 1 and 2 show the same image with two labels."""
+    images, labels, *_ = noisy
+    images, labels = images.clone(), labels.clone()
+    images[1], labels[1], labels[2] = images[2], 3, 4
+    return sb.audit(trained(sb.traditional(), labels, images), features=images.flatten(1))
+
+
 def average_precision(wrong, scores):
     hits = wrong[np.argsort(scores, kind="stable")]
     return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean())
@@ -162,31 +171,31 @@ def test_other_data_are_refused(noisy, tmp_path):
 # ---- what others read
 
 
-def test_files_hold_every_column(plain, tmp_path):
+def test_files_hold_every_column(full, tmp_path):
     for suffix in (".csv", ".jsonl", ".parquet"):
-        plain.save(tmp_path / f"audit{suffix}")
+        full.save(tmp_path / f"audit{suffix}")
     with (tmp_path / "audit.csv").open() as file:
         rows = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    for name, column in plain.columns().items():
+    for name, column in full.columns().items():
         kind = str if name == "kind" else type(column[0].item())
         assert [kind(row[name]) for row in rows] == column.tolist()
         assert [line[name] for line in lines] == column.tolist()
     with pytest.raises(ValueError, match="must end with one of"):
-        plain.save(tmp_path / "audit.xlsx")
+        full.save(tmp_path / "audit.xlsx")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_hugging_face_datasets_reads_it(plain, tmp_path, suffix):
+def test_hugging_face_datasets_reads_it(full, tmp_path, suffix):
     datasets = pytest.importorskip("datasets")
-    plain.save(tmp_path / f"audit.{suffix}")
+    full.save(tmp_path / f"audit.{suffix}")
     kind = {"jsonl": "json"}.get(suffix, suffix)
     files = str(tmp_path / f"audit.{suffix}")
     table = datasets.load_dataset(kind, data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
-    for name, column in plain.columns().items():
+    for name, column in full.columns().items():
         assert np.array_equal(np.asarray(table[name]), column), name
-    joined = datasets.Dataset.from_dict({name: column.tolist() for name, column in plain.columns().items()})
-    assert np.array_equal(np.asarray(joined["id"]), plain.id)
+    joined = datasets.Dataset.from_dict({name: column.tolist() for name, column in full.columns().items()})
+    assert np.array_equal(np.asarray(joined["id"]), full.id)
 
 
 def test_what_is_not_known_is_null(tmp_path):
@@ -199,16 +208,16 @@ def test_what_is_not_known_is_null(tmp_path):
     assert table["last_loss"][1] is None and table["wrong"][0] is None
 
 
-def test_cleanlab_reads_it_and_finds_the_same(noisy, plain):
+def test_cleanlab_reads_it_and_finds_the_same(noisy, full):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cleanlab = pytest.importorskip("cleanlab")
-        columns = {name: column.tolist() for name, column in plain.columns().items()}
+        columns = {name: column.tolist() for name, column in full.columns().items()}
         lab = cleanlab.Datalab(data=columns, label_name="label", verbosity=0)
-        lab.find_issues(pred_probs=plain.pred_probs(), issue_types={"label": {}})
+        lab.find_issues(pred_probs=full.pred_probs(), issue_types={"label": {}})
         issues = lab.get_issues("label")
-    assert np.array_equal(np.asarray(lab.data["wrong"]), plain.wrong)
-    assert np.array_equal(issues["given_label"].to_numpy().astype(int), plain.label)
+    assert np.array_equal(np.asarray(lab.data["wrong"]), full.wrong)
+    assert np.array_equal(issues["given_label"].to_numpy().astype(int), full.label)
     found, wrong = issues["is_label_issue"].to_numpy(), noisy[2]
     assert wrong[found].mean() > 0.8 and found[wrong].mean() > 0.8
-    assert np.allclose(plain.pred_probs().sum(1), 1)
+    assert np.allclose(full.pred_probs().sum(1), 1)

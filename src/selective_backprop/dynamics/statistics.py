@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 _BINS = 512
 _AFTER_KNEE = 4  # epochs from the knee on, before the network has memorised much
+_PRIOR = 5  # examples that a group's share is drawn towards that of all by
+_LEAST_SHARE = 0.02
+_SHARE_OF_NEIGHBOURS = 0.75
 
 
 def carried_forward(values: Array) -> Array:
@@ -102,6 +105,36 @@ def first_learned(margins: Array) -> Array:
     return np.where(right.any(0), right.argmax(0), -1)
 
 
+def never_wrong(margins: Array) -> Array:
+    """Return which examples were never predicted wrong after the first epoch: (M,) int64, 1 or 0; -1 if not known.
+
+    A margin is computed before the step that trains on the example. So these examples were right after at most one
+    visit, whether the run went on training on them or skipped them. Each of them alone was not needed any more. All of
+    them together may be needed: they also teach each other. With selection there are fewer looks, and so more examples
+    are never seen wrong.
+
+    >>> never_wrong(np.array([[-1.0, 1.0, -1.0], [1.0, np.nan, np.nan], [1.0, -2.0, np.nan]])).tolist()
+    [1, 0, -1]
+    """
+    wrong_later = (margins[1:] <= 0).any(0)
+    right = (margins > 0).any(0)
+    known = (right | wrong_later) if len(margins) > 1 else np.zeros(margins.shape[1], dtype=bool)
+    return np.where(known, (right & ~wrong_later).astype(np.int64), -1)
+
+
+def after_gaps(margins: Array) -> tuple[int, int]:
+    """Count looks at examples that were right at the look before and skipped in between: how many were right, and all.
+
+    This is how well the run predicts what it has learned and then skips.
+
+    >>> after_gaps(np.array([[1.0, 1.0, -1.0], [np.nan, 1.0, np.nan], [1.0, -1.0, 1.0]]))
+    (1, 1)
+    """
+    before = carried_forward(margins)[:-1]
+    looks = (before > 0) & np.isnan(margins[:-1]) & ~np.isnan(margins[1:])
+    return int((looks & (margins[1:] > 0)).sum()), int(looks.sum())
+
+
 def last_seen(values: Array) -> Array:
     """Return the last epoch in which each example was seen: (M,) int64; -1 if it never was."""
     seen = ~np.isnan(values)
@@ -127,12 +160,85 @@ def knowledge_weights(margins: Array, num_classes: int) -> Array:
     return np.asarray(above / above.sum())
 
 
-def label_scores(margins: Array, num_classes: int) -> Array:
-    """Score how well each label fits: (M,), lowest for labels that are probably wrong.
+def selection_shift(margins: Array, others: Array, labels: Array) -> Array:
+    """Estimate how much selection added to each margin: (E, M), 0 where everything was trained on.
 
-    It is the area under the margin with `knowledge_weights`.
+    Where a network trains on a share r of the examples with label a and on a share s of those like them with label b,
+    the odds that it learns for a against b are r / s times those in the data, so the difference of the two logits is
+    larger by log(r / s). Selection by loss skips examples whose label fits. So it makes labels that do not fit look
+    better than they are, most of all where all the others fit.
+
+    The shares are those of the epoch before, among examples with the same label, the same best other class, and the
+    same answer to whether the prediction was right. Examples like them with the other label are those with both classes
+    exchanged and the opposite answer. Small groups are drawn towards the share of all examples with their answer.
+
+    Args:
+        margins: (E, M).
+        others: (E, M) best class other than the label.
+        labels: (M,) classes.
     """
-    return time_mean(margins, knowledge_weights(margins, num_classes))
+    shift = np.zeros(margins.shape)
+    filled, rivals, labels = carried_forward(margins), carried_forward(others), labels.astype(np.int64)
+    for epoch in range(1, len(margins)):
+        known = np.flatnonzero(~np.isnan(filled[epoch - 1]) & ~np.isnan(rivals[epoch - 1]))
+        now = np.flatnonzero(~np.isnan(margins[epoch]) & ~np.isnan(others[epoch]))
+        trained = ~np.isnan(margins[epoch - 1, known])
+        if trained.all() or not len(now):
+            continue
+        right = filled[epoch - 1, known] > 0
+        overall = [float(trained[right == answer].mean()) if (right == answer).any() else 1.0 for answer in (0, 1)]
+        size = int(max(labels.max(), np.nanmax(others))) + 1
+        groups = _group(labels[known], rivals[epoch - 1, known], right, size)
+        keys, where = np.unique(groups, return_inverse=True)
+        counts = np.bincount(where) + _PRIOR
+        totals = np.bincount(where, weights=trained) + _PRIOR * np.asarray(overall)[keys % 2]
+        shares = np.log(np.maximum(totals / counts, _LEAST_SHARE))
+        usual = np.log(np.maximum(overall, _LEAST_SHARE))
+        right = margins[epoch, now] > 0
+        own = _group(labels[now], others[epoch, now], right, size)
+        opposite = _group(others[epoch, now], labels[now], ~right, size)
+        own_share, opposite_share = (_look_up(keys, shares, wanted, usual[wanted % 2]) for wanted in (own, opposite))
+        shift[epoch, now] = own_share - opposite_share
+    return shift
+
+
+def _group(labels: Array, others: Array, right: Array, size: int) -> Array:
+    """Return a number for each combination of label, best other class, and whether the prediction was right."""
+    return np.asarray((labels.astype(np.int64) * size + others.astype(np.int64)) * 2 + right)
+
+
+def _look_up(keys: Array, values: Array, wanted: Array, missing: Array) -> Array:
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, values[place], missing)
+
+
+def label_scores(margins: Array, others: Array, labels: Array, num_classes: int) -> Array:
+    """Score how well each label fits: (M,), lowest for labels that are probably wrong; NaN if it was never seen.
+
+    It is the mean of the margins less `selection_shift`, with `knowledge_weights`. Only epochs count in which the
+    example was seen: a value from long before, when the network knew less, would hide what was seen later.
+
+    Args:
+        margins: (E, M).
+        others: (E, M) best class other than the label.
+        labels: (M,) classes.
+        num_classes: C.
+    """
+    corrected = margins - selection_shift(margins, others, labels)
+    weights, seen = knowledge_weights(margins, num_classes)[:, None], ~np.isnan(corrected)
+    total, count = (np.where(seen, corrected, 0.0) * weights).sum(0), (seen * weights).sum(0)
+    return np.asarray(np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0))
+
+
+def with_neighbours(scores: Array, votes: Array) -> Array:
+    """Add what neighbours say to `label_scores`: (M,). Both count by their standard deviations, neighbours for 3/4.
+
+    votes: (M,) as `neighbours.label_votes` computes them.
+    """
+    known = ~np.isnan(scores)
+    spreads = [max(float(values[known].std()), 1e-12) if known.any() else 1.0 for values in (scores, votes)]
+    # In units of the scores, so that a score of 0 still means that nothing speaks for or against the label.
+    return np.asarray(scores + _SHARE_OF_NEIGHBOURS * votes * spreads[0] / spreads[1])
 
 
 def top_probabilities(margins: Array, confidences: Array) -> Array:
@@ -183,7 +289,7 @@ def noise_rate(margins: Array, confidences: Array, *, anchors: float = 0.1) -> f
     return float(min(0.5, (margins[look[surest], surest] <= 0).mean()))
 
 
-def wrong_probability(margins: Array, confidences: Array, num_classes: int) -> Array:
+def wrong_probability(margins: Array, confidences: Array, scores: Array, num_classes: int) -> Array:
     """Estimate the probability that each label is wrong: (M,), NaN for examples that were never seen.
 
     It needs no labels that are known to be right:
@@ -195,9 +301,14 @@ def wrong_probability(margins: Array, confidences: Array, num_classes: int) -> A
     3. Bayes' rule: a label that the network gives probability p is wrong with probability
        rho' (1 - p) / (rho' (1 - p) + (1 - rho) p), where rho' = rho / (C - 1), because a wrong label can be any of the
        other classes.
-    4. The result is smoothed to a falling function of `label_scores`, so that both give the same order.
+    4. The result is smoothed to a falling function of the scores, so that both give the same order.
+
+    Args:
+        margins: (E, M).
+        confidences: (E, M) probability of the label.
+        scores: (M,) how well each label fits, as `label_scores` and `with_neighbours` compute it.
+        num_classes: C.
     """
-    scores = label_scores(margins, num_classes)
     known = np.flatnonzero(~np.isnan(scores))
     result = np.full(len(scores), np.nan)
     if not len(known):

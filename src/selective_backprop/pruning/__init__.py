@@ -1,7 +1,7 @@
 """Pruning before training: scores of examples, which examples to drop, and records of what a run selected."""
 
 from selective_backprop.pruning.prune import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
-from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
+from selective_backprop.pruning.scores import average_scores, el2n, grand, last_features, score_examples
 from selective_backprop.scorers.selection_record import SelectionRecord
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "el2n",
     "grand",
     "keep_after_pruning",
+    "last_features",
     "load_scores",
     "overlap",
     "rank_correlation",

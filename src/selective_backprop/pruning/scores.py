@@ -80,33 +80,109 @@ def score_examples(
     """
     if measure not in ("el2n", "grand"):
         raise ValueError(f"measure must be 'el2n' or 'grand', got {measure!r}")
+    model = unwrap(model)
+    layer = _find_last_layer(model, last_layer) if measure == "grand" else None
+    scores: list[Tensor] = []
+
+    def compute(data: Any) -> Tensor:
+        return _measure(model, data, layer, forward or default_forward)
+
+    def store(ids: Tensor, found: Tensor, num_examples: int) -> None:
+        require_finite(found, ids, f"the {measure} score")
+        if not scores:
+            scores.append(torch.full((num_examples,), float("nan")))
+        scores[0][ids] = found
+
+    _run_all(model, loader, compute, store, "score")
+    return scores[0]
+
+
+def last_features(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    last_layer: nn.Linear | None = None,
+    forward: Forward | None = None,
+) -> Tensor:
+    """Return the inputs of the model's last layer for every example: (M, D) float32, for `sb.audit`.
+
+    This makes one pass in eval mode. It changes neither the model nor global random states nor the loader's generators.
+    Inputs with more than two dimensions, as in sequences, are averaged over those in the middle.
+
+    Args:
+        model: your model, also wrapped by DDP or torch.compile.
+        loader: a DataLoader over a map-style data set that offers every example, better without augmentation.
+        last_layer: the layer whose inputs are wanted; by default the model's last nn.Linear.
+        forward: how a batch goes through the model, as in `SelectiveLoader`.
+
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> data = TensorDataset(torch.eye(3), torch.tensor([0, 1, 0]))
+    >>> last_features(nn.Sequential(nn.ReLU(), nn.Linear(3, 2)), DataLoader(data, batch_size=2, shuffle=True)).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    model = unwrap(model)
+    layer, rows = _find_last_layer(model, last_layer, "last_features"), list[Tensor]()
+
+    def compute(data: Any) -> Tensor:
+        calls: list[Tensor] = []
+
+        def remember(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
+            calls.append((*args, *kwargs.values())[0])
+
+        with layer.register_forward_hook(remember, with_kwargs=True):
+            (forward or default_forward)(model, data)
+        if not calls:
+            raise ValueError(f"{layer} was not called in the forward pass: pass last_layer=, the layer that is")
+        return calls[-1].flatten(1, -2).mean(1) if calls[-1].dim() > 2 else calls[-1]
+
+    def store(ids: Tensor, found: Tensor, num_examples: int) -> None:
+        if not rows:
+            rows.append(torch.full((num_examples, found.shape[1]), float("nan")))
+        rows[0][ids] = found
+
+    _run_all(model, loader, compute, store, "find features")
+    if len(missing := rows[0].isnan().any(1).nonzero().flatten()):
+        raise ValueError(
+            f"{len(missing):,} of {len(rows[0]):,} examples have no features, such as id {int(missing[0])}: the loader "
+            "must offer every example (no sampler, no drop_last), and features must not be NaN"
+        )
+    return rows[0]
+
+
+def _run_all(
+    model: nn.Module,
+    loader: Iterable[Any],
+    compute: Callable[[Any], Tensor],
+    store: Callable[[Tensor, Tensor, int], None],
+    what: str,
+) -> None:
+    """Run every batch through `compute` without leaving a trace, and store what it finds.
+
+    store: called with the ids of a batch, what was found on the CPU, and the size of the data set.
+    """
     source = Source(loader)
     if source.num_examples is None:
         raise ValueError(
             "scores are stored by id, and only a DataLoader over a map-style data set, with automatic batching, has "
             f"ids: this {type(loader).__name__} has none"
         )
-    model = unwrap(model)
-    layer = _find_last_layer(model, last_layer) if measure == "grand" else None
-    guard, device = NoTrace(model), device_of(model)
-    scores = torch.full((source.num_examples,), float("nan"))
+    guard, device, is_empty = NoTrace(model), device_of(model), True
     generators = source.state_dict(in_epoch=False)
     try:
         with preserved_rng(device):  # loading draws too
             for chunk, data in source.epoch(None):
                 assert chunk is not None
                 with guard():
-                    found = _measure(model, move(data, device), layer, forward or default_forward)
-                if found.shape != chunk.ids.shape:
+                    found = compute(move(data, device))
+                if len(found) != len(chunk.ids):
                     raise ValueError(f"the model gave {len(found)} outputs for a batch of {len(chunk.ids)} examples")
-                found = found.to("cpu", torch.float32)  # waits for the GPU once a batch, to name a bad example at once
-                require_finite(found, chunk.ids, f"the {measure} score")
-                scores[chunk.ids] = found
+                # Waits for the GPU once a batch, to name a bad example at once.
+                store(chunk.ids, found.to("cpu", torch.float32), source.num_examples)
+                is_empty = False
     finally:
         source.load_state_dict(generators)
-    if bool(scores.isnan().all()):
-        raise ValueError("the loader is empty: it offered no batch to score")
-    return scores
+    if is_empty:
+        raise ValueError(f"the loader is empty: it offered no batch to {what}")
 
 
 def average_scores(
@@ -184,10 +260,11 @@ def _measure(model: nn.Module, data: Any, layer: nn.Linear | None, forward: Forw
     return grand(outputs, targets, calls[0][0], bias=layer.bias is not None)
 
 
-def _find_last_layer(model: nn.Module, last_layer: nn.Linear | None) -> nn.Linear:
+def _find_last_layer(model: nn.Module, last_layer: nn.Linear | None, what: str = "grand") -> nn.Linear:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
-        raise ValueError(f"grand needs an nn.Linear as the last layer, {type(model).__name__} has none: use 'el2n'")
+        instead = ": use 'el2n'" if what == "grand" else ": compute features yourself, (M, D)"
+        raise ValueError(f"{what} needs an nn.Linear as the last layer, {type(model).__name__} has none{instead}")
     if last_layer is not None and not any(last_layer is layer for layer in layers):
         raise ValueError(f"last_layer must be an nn.Linear of the model, got {last_layer!r}")
     return last_layer or layers[-1]
