@@ -110,8 +110,40 @@ def test_groups_are_summarised(plain):
 
 
 def test_scores_for_diet_leave_out_the_easiest(plain):
-    method = sb.diet(sb.traditional(), plain.diet_scores(), 0.25)
-    assert plain.confidence[~method.keep.numpy()].min() >= plain.confidence[method.keep.numpy()].max()
+    method, suspects = sb.diet(sb.traditional(), plain.diet_scores(), 0.25), plain.suspects()
+    kept = np.setdiff1d(np.flatnonzero(method.keep.numpy()), suspects)
+    assert plain.confidence[~method.keep.numpy()].min() >= plain.confidence[kept].max()
+    assert method.keep.numpy()[suspects].all()
+    without = sb.diet(sb.traditional(), plain.diet_scores(), 0.25, highest=len(suspects) / len(plain))
+    assert not without.keep.numpy()[suspects].any()
+
+
+def test_copies_are_the_first_to_go(noisy):
+    images, labels, *_ = noisy
+    images, labels = torch.cat([images, images[:40]]), torch.cat([labels, labels[:40]])
+    found = sb.audit(trained(sb.traditional(), labels, images, epochs=3), features=images.flatten(1))
+    copies = np.setdiff1d(np.flatnonzero(found.spare()), found.suspects())
+    assert len(np.intersect1d(copies, np.arange(len(labels) - 40, len(labels)))) > 30
+    assert (found.diet_scores().numpy()[copies] <= 0).all()
+    method = sb.diet(sb.traditional(), found.diet_scores(), len(copies) / len(labels))
+    assert np.array_equal(np.flatnonzero(~method.keep.numpy()), copies)
+
+
+def test_neighbours_help_to_find_wrong_labels(noisy, plain):
+    """Average precision with features is no worse; measured with seed 0: 0.995 without, 0.997 with pixels."""
+    images, labels, wrong, _ = noisy
+    found = sb.audit(trained(sb.traditional(), labels, images), features=images.flatten(1))
+    assert average_precision(wrong, found.label_score) > average_precision(wrong, plain.label_score) - 0.002
+
+
+def test_redundancy_says_what_it_rests_on(noisy, plain):
+    images, labels, wrong, _ = noisy
+    assert plain.gaps == (0, 0) and plain.first_looks[1] == len(labels) - len(labels) * 3 // 4
+    assert 0.5 < (plain.redundant == 1).mean() < 1 and (plain.redundant[wrong] == 1).mean() < 0.2
+    found = sb.audit(trained(sb.ledger_backprop(), labels, images))
+    right, total = found.gaps
+    assert total > 100 and right / total > 0.8
+    assert found.by_class()[0]["redundant"] == pytest.approx((found.redundant[found.label == 0] == 1).mean())
 
 
 # ---- bad input
@@ -157,6 +189,8 @@ def test_other_data_are_refused(noisy, tmp_path):
         sb.audit(dynamics, (labels + 1) % 10)
     with pytest.raises(TypeError, match="whole numbers"):
         sb.audit(dynamics, labels.float())
+    with pytest.raises(ValueError, match="they are of other data"):
+        sb.audit(dynamics, features=torch.zeros(3, 2))
     with pytest.raises(TypeError, match="got int"):
         sb.audit(3)
     with pytest.raises(ValueError, match="recorded nothing yet"):
@@ -169,6 +203,11 @@ def test_other_data_are_refused(noisy, tmp_path):
 
 
 # ---- what others read
+
+
+def test_copies_with_two_labels_are_told(full):
+    assert full.conflict[[1, 2]].tolist() == [1, 1] and full.duplicate[1] == full.duplicate[2] >= 0
+    assert full.nearest[1] == 2 and full.similarity[1] == pytest.approx(1, abs=1e-5)
 
 
 def test_files_hold_every_column(full, tmp_path):

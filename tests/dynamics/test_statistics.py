@@ -139,20 +139,95 @@ def test_probabilities_of_wrong_labels_are_calibrated(noise):
     """The mean distance to the true share, in ten groups, is below 0.05; measured: 0.007, 0.019 and 0.036 (seed 0)."""
     margins, confidences, wrong = simulated(noise, 0)
     assert statistics.noise_rate(margins, confidences) == pytest.approx(noise, abs=0.04)
-    chances = statistics.wrong_probability(margins, confidences, 10)
+    chances = statistics.wrong_probability(margins, confidences, statistics.time_mean(margins), 10)
     groups = np.array_split(np.argsort(chances, kind="stable"), 10)
     assert sum(abs(chances[group].mean() - wrong[group].mean()) for group in groups) / 10 < 0.05
 
 
 def test_clean_labels_are_not_called_wrong():
     margins, confidences, _ = simulated(0.0, 1, sharpness=6.0)
-    assert (statistics.wrong_probability(margins, confidences, 10) > 0.5).mean() < 0.005
+    chances = statistics.wrong_probability(margins, confidences, statistics.time_mean(margins), 10)
+    assert (chances > 0.5).mean() < 0.005
 
 
 def test_probabilities_have_the_order_of_the_scores():
     margins, confidences, _ = simulated(0.1, 2, examples=1000)
     margins[:, 5] = confidences[:, 5] = NAN
-    chances, scores = statistics.wrong_probability(margins, confidences, 10), statistics.label_scores(margins, 10)
+    labels, others = np.zeros(1000, dtype=int), np.where(np.isnan(margins), NAN, 1.0)
+    scores = statistics.label_scores(margins, others, labels, 10)
+    chances = statistics.wrong_probability(margins, confidences, scores, 10)
     assert np.isnan(chances[5]) and np.isnan(scores[5])
     order = np.argsort(scores[np.arange(1000) != 5])
     assert (np.diff(chances[np.arange(1000) != 5][order]) <= 1e-12).all()
+
+
+# ---- what selection did to the network
+
+
+def test_nothing_is_corrected_where_everything_was_trained_on():
+    chance = np.random.default_rng(0)
+    margins, others = chance.normal(size=(4, 30)), chance.integers(0, 3, size=(4, 30)).astype(float)
+    labels = chance.integers(0, 3, size=30)
+    assert not statistics.selection_shift(margins, others, labels).any()
+    weights = statistics.knowledge_weights(margins, 3)
+    assert_allclose(statistics.label_scores(margins, others, labels, 3), statistics.time_mean(margins, weights))
+
+
+def test_the_shift_is_that_of_a_network_trained_on_a_selection():
+    """Limit: where a share of the right examples is skipped, the odds of the wrong label grow by one over that share.
+
+    Class 0 has 900 examples with its label and 100 with label 1, and nothing tells them apart. A network that fits the
+    selected examples exactly has a margin of log(100 / 900) for label 1 without selection, and of log(100 / 300) when
+    one in three of the right ones is trained on. The correction brings it back, but for the smoothing of shares.
+    """
+    labels = np.repeat([0, 1], [900, 100])
+    others = np.broadcast_to(1.0 - labels, (3, 1000)).copy()
+    before, selected = np.log(9.0), np.log(3.0)
+    margins = np.stack([np.where(labels == 0, m, -m) for m in (before, before, selected)])
+    skipped = (labels == 0) & (np.arange(1000) % 3 > 0)
+    margins[1, skipped] = NAN
+    corrected = margins - statistics.selection_shift(margins, others, labels)
+    assert_allclose(corrected[2, 900:], -before, atol=0.02)
+    assert_allclose(corrected[2, :900], before, atol=0.02)
+
+
+def test_shares_of_unknown_groups_are_those_of_all():
+    """An example whose opposite group is empty: shares are those of all examples that were right, or wrong."""
+    labels, others = np.array([0, 0, 0, 1]), np.array([[1.0, 1, 1, 2], [1, 1, 1, 2], [1, 1, 1, 2]])
+    margins = np.array([[1.0, 1, 1, -1], [1, NAN, NAN, -1], [2, 2, 2, -1]])
+    shift = statistics.selection_shift(margins, others, labels)
+    assert shift[2, 3] == pytest.approx(np.log(1) - np.log(1 / 3))
+    assert (shift[2, :3] < 0).all() and not shift[:2].any()
+
+
+def test_only_looks_count_for_the_label_score():
+    margins = np.array([[1.0, 1.0], [NAN, 1.0], [-3.0, 1.0]])
+    weights = statistics.knowledge_weights(margins, 2)
+    found = statistics.label_scores(margins, np.ones((3, 2)), np.zeros(2, dtype=int), 2)
+    assert found[0] == pytest.approx((weights[0] - 3 * weights[2]) / (weights[0] + weights[2]), abs=0.5)
+    assert found[0] < statistics.time_mean(margins, weights)[0]
+
+
+def test_neighbours_count_for_three_quarters():
+    scores, votes = np.array([1.0, -1.0, NAN]), np.array([10.0, 30.0, 0.0])
+    assert_allclose(statistics.with_neighbours(scores, votes)[:2], [1 + 0.75, -1 + 0.75 * 3])
+    assert np.isnan(statistics.with_neighbours(scores, votes)[2])
+
+
+# ---- what was not needed
+
+
+def test_looks_after_gaps_agree_with_a_slow_reference():
+    values = with_gaps(3)
+    right = total = 0
+    for example in range(values.shape[1]):
+        for (one, before), (two, after) in itertools.pairwise(looks(values, example)):
+            if two - one > 1 and before > 0:
+                total, right = total + 1, right + (after > 0)
+    assert statistics.after_gaps(values) == (right, total) and total > 5
+
+
+def test_never_wrong_needs_a_second_epoch():
+    assert_array_equal(statistics.never_wrong(np.array([[1.0, -1.0]])), [-1, -1])
+    margins = np.array([[1.0, -1.0, 1.0, NAN, -1.0], [NAN, 1.0, -1.0, NAN, NAN]])
+    assert_array_equal(statistics.never_wrong(margins), [1, 1, 0, -1, -1])

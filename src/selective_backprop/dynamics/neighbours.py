@@ -183,4 +183,5 @@ def _unit(features: Tensor | Array) -> Tensor:
     if not bool(found.isfinite().all()):
         row = int((~found.isfinite()).any(1).nonzero()[0])
         raise ValueError(f"features must be finite, but those of id {row} are not: leave it out, or look at its inputs")
-    return found / found.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    lengths: Tensor = found.norm(dim=1, keepdim=True)
+    return found / lengths.clamp(min=1e-12)
