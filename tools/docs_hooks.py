@@ -53,7 +53,12 @@ def on_page_content(content: str, **_: Any) -> str:
 
     def formula(match: re.Match[str]) -> str:
         display = "block" if match["tag"] == "div" else "inline"
-        return convert(html.unescape(match["latex"]).strip(), display=display)
+        latex = html.unescape(match["latex"]).strip()
+        mathml = convert(latex, display=display)
+        if "\\" in mathml:
+            _logger.warning("latex2mathml does not know a command of the formula %s", latex)
+        # The box scrolls where a formula is wider than a phone.
+        return f'<div class="formula">{mathml}</div>' if display == "block" else mathml
 
     return _FORMULA.sub(formula, content)
 
