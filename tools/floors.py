@@ -1,9 +1,10 @@
 """Print constraints that install the lowest versions that pyproject.toml allows, for `make floors`.
 
-    python tools/floors.py 2.13.0 > floors.txt
+    python tools/floors.py 2.6.0 > floors.txt
+    python tools/floors.py 2.6.0 --core > core.txt
 
-The first argument is the version of torch, whose floor cannot always be had as a build for the CPU. Tools that only the
-tests need are left to pip, except those that a floor decides.
+The first argument is the version of torch, so that others than its floor can be tried. With --core the extras are left
+out. Tools that only the tests need are left to pip, except those that a floor decides.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 NOT_FOR_USERS = ("dev", "docs")
 
 
-def floors(torch: str) -> dict[str, str]:
+def floors(torch: str, *, core: bool) -> dict[str, str]:
     """Lowest version of each package that users install, by name."""
-    extras = PROJECT["optional-dependencies"]
+    extras = {} if core else PROJECT["optional-dependencies"]
     needed = PROJECT["dependencies"] + [
         item for name, items in extras.items() if name not in NOT_FOR_USERS for item in items
     ]
@@ -38,5 +39,5 @@ def numbers(version: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    for package, version in sorted(floors(sys.argv[1]).items()):
+    for package, version in sorted(floors(sys.argv[1], core="--core" in sys.argv).items()):
         print(f"{package}=={version}")

@@ -82,7 +82,7 @@ def test_an_existing_run_is_not_overwritten(tmp_path):
     assert "already holds a run: add --resume to continue it" in text_of(again)
     other = run("train", *SHORT, "--seed", 1, "--out", tmp_path, "--resume")
     assert other.returncode == 2
-    assert "holds a run with other settings (seed)" in text_of(other)
+    assert "holds a run with other settings (seed was 0, is 1 now)" in text_of(other)
     assert (tmp_path / "records.jsonl").read_text() == before
 
 

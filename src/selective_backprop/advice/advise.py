@@ -156,7 +156,7 @@ class Advice:
         )
         return (
             f"At a third of the candidates the shortest epochs are those of {spelled(self.best)}: "
-            f"{self.best.speed_up:.2f}x. {passes} {_evidence(self.best)}Whether accuracy holds for your data, only "
+            f"{self.best.speed_up:.2f}x. {_evidence(self.best)}{passes} Whether accuracy holds for your data, only "
             "training tells: compare with plain training and random subsets in the same budget."
         )
 

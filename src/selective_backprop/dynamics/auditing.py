@@ -255,8 +255,8 @@ def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -
     neighbours = None if features is None else nearest_neighbours(features)
     if not has_classes:
         notes.append(
-            "No margins and confidences: the run's outputs were not logits (N, C) with labels (N,), as in regression "
-            "and sequences, or only losses were recorded. Statistics of losses are there."
+            "There are only statistics of losses. Margins, confidences and wrong labels need record='dynamics' "
+            "(on the command line --record dynamics), and outputs that are logits (N, C) with labels (N,)."
         )
     else:
         scores = statistics.label_scores(margins, others, labels, num_classes)

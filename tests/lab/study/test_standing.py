@@ -27,7 +27,8 @@ def test_a_method_that_beats_both_wins():
     assert ledger.plain.multiple.value == pytest.approx(2.0)
     assert ledger.random.multiple.value == pytest.approx(2.0)  # random subsets of everything are plain training
     assert ledger.lossless and ledger.verdict is Verdict.BETTER
-    assert winner(found).startswith("**ledger** wins: plain training needs **2.00x (2.00 to 2.00) its compute**")
+    assert winner(found).startswith("**ledger** wins with an error of")
+    assert "plain training needs **2.00x (2.00 to 2.00) as much compute**" in winner(found)
     assert alerts(found) == []
 
 

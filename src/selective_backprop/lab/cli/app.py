@@ -41,7 +41,10 @@ def _show_version(asked: bool) -> None:
 def _begin(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", metavar="", help="Print the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Refuse to run commands on several ranks that would only do the same work several times."""

@@ -65,6 +65,8 @@ def told_plainly() -> Iterator[None]:
     """Show errors in the user's input, and of files, as a message without a traceback."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of the output has left, as in `list | head`: typer ends the program without a word
     except (ValueError, TypeError, OSError, ImportError) as error:
         raise failed(error) from None
 

@@ -25,6 +25,7 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
+        metavar="METHOD",
         help="A method as [LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable; see `list`. Default: well-known "
         "ones.",
         autocompletion=completion.methods,
@@ -50,7 +51,8 @@ def compare(
     target: Annotated[
         list[float] | None,
         typer.Option(
-            help="Error to reach in the table of speed-ups, as a multiple of plain training's final error; repeatable."
+            metavar="FACTOR",
+            help="Error to reach in the table of speed-ups, as a multiple of plain training's final error; repeatable.",
         ),
     ] = None,
     label_noise: LabelNoise = 0.0,
@@ -97,8 +99,8 @@ def compare(
     num_test = len(load(entries[0].settings).test_labels)
     epochs_left, seconds = seconds_left(entries, load, out)
     screen.note(
-        f"{len(entries)} runs. At most {epochs_left:.0f} epochs of compute are left to do, which takes about "
-        f"{in_words(seconds)}, estimated from a few measured steps"
+        f"{len(entries)} runs. At most {epochs_left:.0f} epochs of compute are left to do. That takes "
+        f"{in_words(seconds)}, as estimated from a few measured steps"
     )
     if is_first():
         write_plan(out, entries)

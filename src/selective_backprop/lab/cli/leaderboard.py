@@ -38,6 +38,7 @@ OwnArm = Annotated[
     list[str] | None,
     typer.Option(
         "--arm",
+        metavar="ARM",
         help="Add an arm of your own: LABEL=METHOD[@SELECTIVITY][:OPTION=VALUE,...]. Repeat it with up to five more "
         "settings without a label, to be tried for the same arm.",
     ),
@@ -84,7 +85,9 @@ def run(
     data_dir: DataFolder = None,
     records: Records = Path("leaderboard"),
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: as planned.")] = None,
-    arm: Annotated[list[str] | None, typer.Option("--arm", help="Run this arm only; repeatable.")] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option("--arm", metavar="LABEL", help="Run this arm only; repeatable.")
+    ] = None,
 ) -> None:
     """Run every arm at its chosen setting, at every length, with every seed, on the test set.
 

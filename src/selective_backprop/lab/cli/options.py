@@ -78,7 +78,7 @@ class RunOptions(ModelOptions):
             "MLFLOW_TRACKING_URI=sqlite:///mlflow.db keep them on this machine."
         ),
     ] = None
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --log tensorboard.")] = False
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", metavar="", help="Short for --log tensorboard.")] = False
 
     @property
     def observes(self) -> str:

@@ -27,9 +27,14 @@ _GAP = "  "
 class OutputOptions:
     """Options of every command that prints results."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on stdout.")] = False
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print the results as one JSON object on stdout.")
+    ] = False
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print no progress and no notes on stderr, only results and errors.")
+        bool,
+        typer.Option(
+            "--quiet", "-q", metavar="", help="Print no progress and no notes on stderr, only results and errors."
+        ),
     ] = False
 
 

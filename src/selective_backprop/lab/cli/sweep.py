@@ -26,8 +26,9 @@ def sweep(
     vary: Annotated[
         list[str],
         typer.Option(
+            metavar="NAME=VALUES",
             help="A setting and its values, as NAME=VALUE,VALUE,...; repeatable. NAME is selectivity, every, "
-            "label_noise, model, schedule, epochs, lr or another option of the methods."
+            "label_noise, model, schedule, epochs, lr or another option of the methods.",
         ),
     ],
     method: Methods = None,

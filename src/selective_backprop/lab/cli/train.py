@@ -33,14 +33,14 @@ def train(
     selectivity: Annotated[float | None, typer.Option(help="Fraction of candidates to train on, in (0, 1].")] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Option of the method, as name=value; repeatable. For scoring= see `advise --help`."),
+        typer.Option(metavar="NAME=VALUE", help="Option of the method; repeatable. For scoring= see `advise --help`."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of initial weights, order, augmentation and selection.")] = 0,
     label_noise: LabelNoise = 0.0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for settings, records and checkpoints. Without it nothing is saved.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", metavar="", help="Continue the run in --out.")] = False,
     record: Annotated[
         str | None, typer.Option(help="`dynamics` records what training says about each example, for `audit`.")
     ] = None,

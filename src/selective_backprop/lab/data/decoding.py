@@ -59,7 +59,9 @@ def locate(name: AnyPath, data_dir: AnyPath | None) -> tuple[str, Any, OpenSplit
     if name in _HUB:
         data_dir, title = data_dir or os.environ.get(DATA_VARIABLE, ""), str(name)
         if data_dir and not Path(data_dir).is_dir():
-            raise FileNotFoundError(f"--data-dir, data_dir= or $SELECTIVE_BACKPROP_DATA is no folder: {data_dir}")
+            raise FileNotFoundError(
+                f"there is no folder {data_dir}, which --data-dir, data_dir= or ${DATA_VARIABLE} names"
+            )
         folder = Path(data_dir, name)
         if not (data_dir and folder.is_dir()):
             return title, _HUB[title], lambda _: _from_hub(title)

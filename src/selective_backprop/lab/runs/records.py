@@ -77,11 +77,10 @@ class RunFolder:
                 f"with {start}, or choose another folder"
             )
         elif _deciding(saved) != _deciding(settings):
-            before, now = _deciding(saved), _deciding(settings)
-            different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+            different = "; ".join(_differences(_deciding(saved), _deciding(settings)))
             raise ValueError(
-                f"{self.path} holds a run with other settings ({', '.join(different)}): choose another folder, or give "
-                "the same settings to continue it"
+                f"{self.path} holds a run with other settings ({different}): choose another folder, or give the same "
+                "settings to continue it"
             )
 
     def _check_data(self, data: dict[str, Any]) -> None:
@@ -177,6 +176,22 @@ def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
         return settings
     names = ("method", "selectivity", "source")
     return settings | {"recipe": {key: value for key, value in recipe.items() if key not in names}}
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name the settings that differ, with their values then and now.
+
+    >>> _differences({"seed": 0, "recipe": {"epochs": 3}}, {"seed": 1, "recipe": {"epochs": 4}})
+    ['epochs was 3, is 4 now', 'seed was 0, is 1 now']
+    """
+    found = []
+    for key in sorted(before.keys() | now.keys()):
+        then, given = before.get(key), now.get(key)
+        if isinstance(then, dict) and isinstance(given, dict):
+            found += _differences(then, given)
+        elif then != given:
+            found.append(f"{key} was {json.dumps(then)}, is {json.dumps(given)} now")
+    return found
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:

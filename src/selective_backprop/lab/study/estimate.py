@@ -71,8 +71,8 @@ def in_words(seconds: float) -> str:
     """A duration as people say it.
 
     >>> in_words(40), in_words(200), in_words(9000)
-    ('less than a minute', '3 minutes', '2.5 hours')
+    ('less than a minute', 'about 3 minutes', 'about 2.5 hours')
     """
     if seconds < 60:
         return "less than a minute"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"

@@ -115,21 +115,22 @@ def winner(found: Sequence[Standing]) -> str:
     if better:
         best = max(better, key=lambda standing: _at_least(standing.plain))
         return (
-            f"**{best.label}** wins: plain training needs **{_times(best.plain)} compute** for its error of "
-            f"{error_of(best.named.compute)}, and random subsets need {_times(best.random)}."
+            f"**{best.label}** wins with an error of {error_of(best.named.compute)}: for the same error plain training "
+            f"needs **{_times(best.plain)} as much compute**, and random subsets need {_times(best.random)}."
         )
     random = [standing for standing in found if standing.named.method == RANDOM]
     ahead = [standing for standing in random if standing.verdict is Verdict.BETTER]
     if ahead and not any(standing.verdict is Verdict.WORSE for standing in random):
         best = max(ahead, key=lambda standing: _at_least(standing.plain))
         return (
-            f"**Random subsets** win: plain training needs {_times(best.plain)} compute for the error of {best.label}, "
-            f"{error_of(best.named.compute)}. {_no_method(methods, 'random subsets')}"
+            f"**Random subsets** win: for the error of {best.label}, {error_of(best.named.compute)}, plain training "
+            f"needs {_times(best.plain)} as much compute. {_no_method(methods, 'random subsets')}"
         )
     above = [standing for standing in methods if _is_above(standing.plain)]
     if above:
         best = max(above, key=lambda standing: _at_least(standing.plain))
-        lead = f"plain training needs {_times(best.plain)} compute for its error of {error_of(best.named.compute)}"
+        error = error_of(best.named.compute)
+        lead = f"for its error of {error} plain training needs {_times(best.plain)} as much compute"
         if not random:
             return (
                 f"**{best.label}** is ahead of plain training: {lead}. Random subsets were not run, so nobody knows "
@@ -149,7 +150,7 @@ def _no_method(methods: Sequence[Standing], rival: str) -> str:
     if not known:
         return "No method can be compared: none has a compute at which plain training was run too."
     best = max(known, key=lambda standing: standing.plain.multiple.value if standing.plain else 0.0)
-    closest = f"The closest is {best.label}: plain training needs {_times(best.plain)} compute for its error."
+    closest = f"The closest is {best.label}: for its error plain training needs {_times(best.plain)} as much compute."
     return f"No method is told apart from {rival} for the better. {closest}"
 
 
@@ -157,8 +158,8 @@ def _against_random(standing: Standing) -> str:
     if standing.random is None or not says_anything(standing.random):
         return "random subsets were not run with as much compute"
     if verdict([standing.random]) is Verdict.WORSE:
-        return f"random subsets do better, they need {_times(standing.random)} compute"
-    return f"it is not told apart from random subsets, which need {_times(standing.random)} compute"
+        return f"random subsets do better: they need {_times(standing.random)} as much compute"
+    return f"it is not told apart from random subsets, which need {_times(standing.random)} as much compute"
 
 
 def cheapest_lossless(found: Sequence[Standing]) -> str:
@@ -196,10 +197,10 @@ def _cost(standing: Standing) -> float:
 def _times(interval: Interval | None) -> str:
     """A multiplier as it stands in a sentence."""
     if interval is None:
-        return "an unknown multiple of its"
+        return "an unknown number of times"
     if interval.multiple.bound is Bound.EXACT and interval.low is not None:
-        return f"{interval} its"
-    return f"{interval.multiple} its"
+        return str(interval)
+    return str(interval.multiple)
 
 
 def _at_least(interval: Interval | None) -> float:
