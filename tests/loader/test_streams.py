@@ -185,6 +185,68 @@ def test_webdataset_shards_are_a_stream(tmp_path):
     assert all(torch.equal(*pair) for pair in zip(whole, before + take(second), strict=True))
 
 
+# ---- between epochs
+
+
+def shuffled_stream(kind):
+    """A stream that comes in another order in each epoch."""
+    return kind(Reshuffled(), SIZE)
+
+
+class Reshuffled(torch.utils.data.IterableDataset):
+    """Keeps its place as MosaicML's StreamingDataset does: the epoch, and how many rows of it are gone."""
+
+    def __init__(self):
+        self.epoch, self.start, self.place = -1, None, (0, 0)
+
+    def __iter__(self):
+        self.epoch, start = (self.epoch + 1, 0) if self.start is None else self.start
+        self.start = None
+        order = torch.randperm(NUM, generator=torch.Generator().manual_seed(self.epoch))
+        inputs, targets = rows()
+        for gone in range(start, NUM):
+            self.place = self.epoch, gone + 1
+            yield inputs[order[gone]], targets[order[gone]]
+
+    def state_dict(self):
+        return {"place": list(self.place)}
+
+    def load_state_dict(self, state):
+        self.start = tuple(state["place"])
+
+
+EPOCHS = {
+    "function": (function_loader, 12),
+    "own state": (lambda: shuffled_stream(DataLoader), 12),
+    "StatefulDataLoader": (lambda: shuffled_stream(StatefulDataLoader), 12),
+    "hugging face": (lambda: DataLoader(hugging_face(), SIZE, collate_fn=collate), 12),
+    "hugging face, stateful": (lambda: StatefulDataLoader(hugging_face(), SIZE, collate_fn=collate), 12),
+}
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+@pytest.mark.parametrize("count", [None, 6, 2], ids=["between epochs", "after the last batch", "in mid-epoch"])
+def test_5_the_next_epoch_of_a_stream_goes_on_after_a_resume(name, count):
+    make_stream, total = EPOCHS[name]
+
+    def loader():
+        return make(make_stream(), total_batches=total, num_epochs=3)
+
+    whole = loader()
+    epochs = [take(whole) for _ in range(3)]
+    assert name.startswith("hugging face") or not torch.equal(epochs[0][0], epochs[1][0]), "epochs differ"
+    first = loader()
+    take(first, count)
+    second = loader()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    third = loader()
+    third.load_state_dict(copy.deepcopy(second.state_dict()))  # nothing was read since
+    if count is not None:
+        assert all(torch.equal(*pair) for pair in zip(epochs[0][count:], take(third), strict=True))
+    for expected in epochs[1:]:
+        assert all(torch.equal(*pair) for pair in zip(expected, take(third), strict=True))
+
+
 class CountedDataset(torch.utils.data.IterableDataset):
     """Like MosaicML's StreamingDataset: its state must be told how many samples are gone."""
 

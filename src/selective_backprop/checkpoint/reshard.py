@@ -131,6 +131,11 @@ def _source(states: list[State], rank: int, size: int) -> State:
             f"saved by {len(states)} ranks in the middle of an epoch, and these are {size}: your loaders have no ids, "
             f"so the rest of the epoch cannot be divided anew. Resume with {len(states)} ranks, or save between epochs"
         )
+    if any("place" in source for source in sources):
+        raise ValueError(
+            f"saved by {len(states)} ranks in the middle of an epoch of very many candidates, and these are {size}: "
+            f"each rank has its own place in its sampler. Resume with {len(states)} ranks, or save between epochs"
+        )
     # In the order in which they would have come: the first chunk of every rank, then the second of every rank.
     remaining = [_remaining(state) for state in states]
     turns = max(len(chunks) for chunks in remaining)

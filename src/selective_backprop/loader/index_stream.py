@@ -26,6 +26,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
+from selective_backprop.loader.sampler_place import BatchesWithPlace
 from selective_backprop.loader.tagging import TORCH, overrides, untag, with_tags
 
 
@@ -90,6 +91,8 @@ class IndexStream:
         self.batch_sampler = batch_sampler
         self._loader_name = loader_name
         self._num_examples = num_examples
+        self.places: BatchesWithPlace | None = None
+        """Goes through the batch sampler instead of it, if an epoch is too long to save the ids that are left."""
         self.tail = torch.empty(0, dtype=torch.int64)  # ids after the last chunk, all of them skipped
         self.tail_waiting = 0  # how many of these already wait in the queue
         self._source: Iterator[Chunk] = iter(())
@@ -132,8 +135,9 @@ class IndexStream:
         """Yield the user's batches of ids for one epoch.
 
         check: refuse ids outside the data set and convert to int64. If False, the caller does both, for many at once.
+            It takes the whole epoch then, so no place is kept.
         """
-        for indices in self.batch_sampler:
+        for indices in self.places if check and self.places is not None else self.batch_sampler:
             try:
                 # numpy reads a list in a quarter of the time that torch takes.
                 ids = torch.from_numpy(numpy.asarray(indices)) if type(indices) is list else torch.as_tensor(indices)
@@ -184,6 +188,11 @@ class IndexStream:
             self.in_order = False
         self._fraction = max(self._fraction, chunk.fraction)  # it must never fall, even if batches come out of order
         return replace(chunk, fraction=self._fraction), batch
+
+    @property
+    def handed_out(self) -> list[Chunk]:
+        """The chunks that were asked for and whose batches have not been returned yet."""
+        return list(self._handed_out.values())
 
     def remaining(self) -> list[Chunk]:
         """List the chunks of this epoch whose batches have not been returned yet."""

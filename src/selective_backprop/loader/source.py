@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from selective_backprop.inference import preserved_rng
+from selective_backprop.inference import preserved_rng, random_states, set_random_states
 from selective_backprop.loader.index_stream import (
     Chunk,
     IdBlock,
@@ -32,6 +34,7 @@ from selective_backprop.loader.index_stream import (
     untouched_generators,
     with_index_stream,
 )
+from selective_backprop.loader.sampler_place import batches_with_place
 
 _NO_BATCH = object()
 _logger = logging.getLogger(__name__)
@@ -67,6 +70,8 @@ class Source:
         self._loader: Any = loader
         if has_ids(self.user_loader):
             self._loader, self.stream = with_index_stream(self.user_loader)
+            if self.keep is None and self._too_long_to_save:
+                self.stream.places = batches_with_place(self.stream.batch_sampler)
         self._stateful = _keeps_its_place(loader) if self.stream is None else None
         self.position = 0
         """Number of batches returned in this epoch."""
@@ -74,6 +79,16 @@ class Source:
         self._has_offered = False  # whether any epoch has had a batch
         self._has_warned = False
         self._resume_from: dict[str, Any] | None = None
+        self._ended: dict[str, Any] | None = None  # the loader's own state at the end of the epoch before
+        self._waiting = _NO_IDS  # those that waited when the epoch began
+        self._planned = False  # whether it was decided about the epoch before loading
+        self._resumed_stream: Any = None  # one that remembers the place at which it was resumed
+
+    @property
+    def _too_long_to_save(self) -> bool:
+        """Whether an epoch has too many candidates to save the ids that are left of it, or no end that is known."""
+        count = num_candidates(self.user_loader)
+        return self._num_loader_batches() is None if count is None else count > _LONGEST_PLAN
 
     @property
     def num_examples(self) -> int | None:
@@ -164,17 +179,34 @@ class Source:
     def _start(self, plan: Plan | None, waiting: Tensor) -> Iterator[Any]:
         state, self._resume_from = self._resume_from, None
         self._finished = False
+        if state is not None and not state["position"] and state.get("place", self) is None:
+            waiting, state = state["waiting"], None  # nothing of the epoch was drawn when the state was saved
         if state is None:
-            self.position = 0
+            self.position, self._waiting, self._planned = 0, waiting, plan is not None
+            ended, self._ended = self._ended, None
+            if self._resumed_stream is not None:
+                self._resumed_stream.load_state_dict(None)
+                self._resumed_stream = None
+            elif ended is not None:
+                return self._next_epoch(ended)
             if self.stream is not None:
+                if self.stream.places is not None:
+                    self.stream.places.reset()
                 # The stream refers to this generator. If the generator referred back to the source, the workers of an
                 # unused loader would live on until the garbage collector runs.
                 self.stream.begin(Source._chunks(weakref.proxy(self), self.stream, plan, waiting))
             return iter(self._loader)
+        self._planned = "place" not in state
+        # A stream of `datasets` would begin all later epochs, too, at the place that is loaded here.
+        self._resumed_stream = _stream_of_datasets(self.user_loader)
         if self.stream is not None:
-            self.stream.begin(iter(chunks_from_state(state["chunks"])))
+            chunks: Iterator[Chunk] = iter(chunks_from_state(state["chunks"]))
+            if "place" in state:
+                chunks = self._from_place(chunks, self.stream, state)
+            self.stream.begin(chunks)
             self.stream.tail, self.stream.tail_waiting = state["tail"], state["tail_waiting"]
         if state.get("finished"):
+            self._ended = state["inner"] if self._resumed_stream is None else None
             return iter(())  # iter() of a loader that saves its own state would start the next epoch
         if self.stream is None and state["inner"] is not None:
             if self._stateful is None:
@@ -195,6 +227,35 @@ class Source:
                             "state was saved: it is another loader, or its data changed. Resume with the same data"
                         )
             return iterator
+
+    def _next_epoch(self, ended: dict[str, Any]) -> Iterator[Any]:
+        """Begin an epoch with a loader that keeps its own place, from its state at the end of the epoch before."""
+        assert self._stateful is not None
+        self._stateful.load_state_dict(ended)
+        generators = [(generator, generator.get_state()) for generator in self.generators()]
+        states = random_states(torch.device("cpu"))
+        iterator = iter(self._loader)
+        if (first := next(iterator, _NO_BATCH)) is not _NO_BATCH:
+            return itertools.chain([first], iterator)
+        # The loader was still at that end, and its next epoch begins now. A run that never stopped did not begin twice,
+        # so what the first beginning drew is undone.
+        set_random_states(states, torch.device("cpu"))
+        for generator, saved in generators:
+            generator.set_state(saved)
+        return iter(self._loader)
+
+    def _from_place(self, chunks: Iterator[Chunk], stream: IndexStream, state: dict[str, Any]) -> Iterator[Chunk]:
+        """Return these chunks and then those from the place in the sampler that was saved."""
+        if stream.places is None:
+            raise ValueError(
+                "the state has a place in a sampler of very many indices, and your sampler is of another kind: resume "
+                "with the same sampler"
+            )
+        stream.places.reset()
+        if state["place"] is not None:
+            stream.places.load_state_dict(state["place"])
+        self._waiting = state["waiting"]
+        return itertools.chain(chunks, Source._chunks(weakref.proxy(self), stream, None, self._waiting))
 
     def _chunks(self, stream: IndexStream, plan: Plan | None, waiting: Tensor) -> Iterator[Chunk]:
         # A generator, so that the user's sampler draws its order when the DataLoader first asks, as without us.
@@ -218,6 +279,8 @@ class Source:
             return
         total = self._num_loader_batches()
         for number, ids in enumerate(stream.batches(), start=1):
+            if stream.places is not None:
+                number = stream.places.count  # which goes on after a resume
             yield ids, min(1.0, number / total) if total else 0.0
 
     @property
@@ -291,6 +354,10 @@ class Source:
         if in_epoch:
             # If a state was loaded and nothing read since, the place is still the one in that state.
             state |= self._resume_from or self._place()
+        elif self._ended is not None:
+            state["ended"] = self._ended
+        elif self._stateful is not None and self._finished and _stream_of_datasets(self.user_loader) is None:
+            state["ended"] = self._stateful.state_dict()
         # Read last: asking the sampler for the rest of its epoch, above, may draw from its generator.
         state["generators"] = [generator.get_state() for generator in generators_of(self._generator_owners)]
         return state
@@ -303,28 +370,37 @@ class Source:
         if self.stream is None:
             place["inner"] = self._stateful.state_dict() if self._stateful is not None else None
             return place
-        try:
-            len(self.stream)
-        except TypeError:
-            raise ValueError(
-                "cannot save in the middle of an epoch: the batch sampler has no length and may never end. Save "
-                "between epochs; or give your batch sampler a __len__, if it does end"
-            ) from None
-        count = num_candidates(self.user_loader)
-        if count is not None and count > self.longest_plan:
-            raise ValueError(
-                f"cannot save in the middle of an epoch of {count:,} candidates: the ids that are left would have to "
-                "be saved too, which are too many. Make epochs shorter, for example with RandomSampler(data, "
-                "num_samples=len(data)), and save between them"
-            )
         if not self.stream.in_order:
             raise ValueError(
                 f"cannot save in the middle of an epoch: {type(self.user_loader).__name__}.__iter__ drops or reorders "
                 "batches, so it is not known which ones are left. Save between epochs"
             )
-        # The chunks come first: the tail is known only when all chunks are.
-        chunks = chunks_to_state(self.stream.remaining())
-        return place | {"chunks": chunks, "tail": self.stream.tail, "tail_waiting": self.stream.tail_waiting}
+        if self.stream.places is not None and not self._planned:
+            saved = {"place": self.stream.places.state_dict(), "waiting": self._waiting}
+            place |= saved | {"chunks": chunks_to_state(self.stream.handed_out)}
+        else:
+            self._require_an_end()
+            # The chunks come first: the tail is known only when all chunks are.
+            place["chunks"] = chunks_to_state(self.stream.remaining())
+        return place | {"tail": self.stream.tail, "tail_waiting": self.stream.tail_waiting}
+
+    def _require_an_end(self) -> None:
+        """Raise if the ids that are left of the epoch are too many to save, or never end."""
+        try:
+            len(self.user_loader.batch_sampler)
+        except TypeError:
+            raise ValueError(
+                "cannot save in the middle of an epoch: the batch sampler has no length and may never end. Give it "
+                "state_dict and load_state_dict, or a __len__ if it does end; or save between epochs"
+            ) from None
+        count = num_candidates(self.user_loader)
+        if count is not None and count > self.longest_plan:
+            raise ValueError(
+                f"cannot save in the middle of an epoch of {count:,} candidates: the ids that are left are too many to "
+                f"be saved, and the place in {'a pruned sampler' if self.keep is not None else 'your sampler'} is not "
+                "known. Use torch's RandomSampler or SequentialSampler in torch's BatchSampler, without pruning, or "
+                "give your own sampler state_dict and load_state_dict; or make epochs shorter and save between them"
+            )
 
     def _warn_of_workers(self) -> None:
         """Log once that a resume from here may draw other random numbers inside workers than this run would."""
@@ -350,7 +426,15 @@ class Source:
         for generator, saved in zip(generators, state["generators"], strict=True):
             generator.set_state(saved)
         self._resume_from = state if "position" in state else None
+        self._ended = state.get("ended") if self._stateful is not None else None
         self.position = state.get("position", 0)
+
+
+def _stream_of_datasets(loader: Any) -> Any:
+    """Return the loader's data if it is an IterableDataset of Hugging Face's `datasets`, else None."""
+    kind = getattr(sys.modules.get("datasets"), "IterableDataset", None)
+    stream = getattr(loader, "dataset", None)
+    return stream if kind is not None and isinstance(stream, kind) else None
 
 
 def _keeps_its_place(loader: Any) -> Any:
