@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs the extra [transformers]")
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
 
 import selective_backprop as sb
 from selective_backprop.integrations.transformers import SelectiveTrainer
@@ -363,6 +363,26 @@ def test_a_checkpoint_of_trainer_itself_is_refused(tmp_path):
 def test_what_cannot_work_is_refused_at_construction(method, options, settings, error, message, tmp_path):
     with pytest.raises(error, match=message):
         make(tmp_path, method, options=options, **settings)
+
+
+def test_a_collator_that_joins_examples_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"joins the examples .* or SelectiveSFTTrainer with packing=True"):
+        make(tmp_path, sb.ledger_backprop(), task="language", collator=DataCollatorWithFlattening())
+
+
+def test_sequences_longer_than_the_model_are_refused(tmp_path):
+    trainer = make(tmp_path, sb.ledger_backprop(), task="language", model=texts.gpt2)
+    trainer.train_dataset = [{"input_ids": list(range(1, 101))}] * 20
+    with pytest.raises(ValueError, match=r"sequences of 100 tokens, but the model takes 64 .*: truncate them"):
+        trainer.train()
+
+
+def test_batches_without_labels_are_refused(tmp_path):
+    def collate(examples):
+        return {key: value for key, value in texts.collate(examples).items() if key != "labels"}
+
+    with pytest.raises(ValueError, match="the batches have no labels, only input_ids, attention_mask"):
+        make(tmp_path, sb.top_k(0.5), collator=collate).train()
 
 
 def test_labels_that_need_another_loss(tmp_path):

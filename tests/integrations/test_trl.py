@@ -8,7 +8,9 @@ import pytest
 import torch
 
 pytest.importorskip("trl", reason="needs the extra [trl]")
+import accelerate
 import datasets
+import transformers
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer, pack_dataset
 
 import selective_backprop as sb
@@ -338,6 +340,41 @@ def masked():
 def test_what_cannot_work_is_refused_at_construction(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         sft(tmp_path, sb.ledger_backprop(), **options)
+
+
+def test_a_stream_of_sequences_longer_than_the_model_is_refused(tmp_path):
+    for method in (sb.selective_backprop(0.5), sb.traditional()):
+        trainer = sft(tmp_path, method, data=lambda: long_text().to_iterable_dataset(), max_length=None, max_steps=2)
+        with pytest.raises(ValueError, match=r"sequences of \d+ tokens, but the model takes 64 .* with max_length=64"):
+            trainer.train()
+
+
+def test_a_stream_has_no_ids_for_a_ledger(tmp_path):
+    with pytest.raises(ValueError, match="train_dataset is a stream, which has none: use a data set with a length"):
+        sft(tmp_path, sb.ledger_backprop(), data=lambda: texts.text().to_iterable_dataset(), max_steps=2)
+
+
+def test_fsdp1_is_refused(tmp_path, monkeypatch):
+    class Sharding(accelerate.Accelerator):
+        """Accelerate would refuse FSDP1 on a machine without a GPU. What it finds out on one with GPUs is set here."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.state.fsdp_plugin = accelerate.FullyShardedDataParallelPlugin(
+                fsdp_version=1, cpu_ram_efficient_loading=False
+            )
+
+    monkeypatch.setattr(transformers.trainer, "Accelerator", Sharding)
+    monkeypatch.setattr(accelerate.state.AcceleratorState, "_shared_state", {})  # shared by the whole process
+    with pytest.raises(ValueError, match=r"ask for FSDP1: set fsdp_config={'version': 2}"):
+        sft(tmp_path, sb.ledger_backprop())
+
+
+def test_deepspeed_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("deepspeed", reason="install deepspeed to test that it is refused")
+    monkeypatch.setattr(accelerate.state.AcceleratorState, "_shared_state", {})
+    with pytest.raises(ValueError, match=r"leave out deepspeed= .* with fsdp=True and fsdp_config={'version': 2}"):
+        sft(tmp_path, sb.ledger_backprop(), deepspeed={"zero_optimization": {"stage": 2}})
 
 
 def test_a_tokenizer_without_a_pad_token_is_refused(tmp_path):

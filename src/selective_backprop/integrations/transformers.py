@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import IterableDataset
 
 from selective_backprop.advice.advise import Advice, advise
 from selective_backprop.batches.padding import Pad, pad_to_longest
@@ -35,7 +36,14 @@ from selective_backprop.types import Batch
 
 try:
     import accelerate  # noqa: F401, because transformers misses it only when a run is set up
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        DataCollatorWithFlattening,
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     if not is_missing(error, "accelerate", "transformers"):
@@ -87,6 +95,8 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._by_labels = loss_fn is None
         self._loss_fn = loss_fn or _Smoothed(self.args.label_smoothing_factor)
         self._is_causal = _is_causal(self.model)
+        limit = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        self._most_positions = limit if isinstance(limit, int) and limit > 0 else None
         self.pad = pad or self.default_pad()
         self._frame: Any = None  # Trainer's own loader of the current training
         self._saved_steps: dict[str, Any] | None = None  # the state to resume from
@@ -206,7 +216,10 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """Return the batches of the next optimizer step, and the number of labels of the selected examples in them."""
         self._load_rng_state(self._resumed_from)  # before loading, which may draw from it; Trainer does it after
-        self._taken = deque(self.passes(batch) for batch in self.steps.take(num_batches, self._epoch_length))
+        batches = self.steps.take(num_batches, self._epoch_length)
+        for batch in batches:
+            self.check_length(batch.data)
+        self._taken = deque(self.passes(batch) for batch in batches)
         inputs = [inputs for passes in self._taken for _, inputs in passes]
         samples = [passes[0][1] if len(passes) == 1 else passes[0][0].data for passes in self._taken]
         return samples, self._get_num_items_in_batch(inputs, device)
@@ -262,8 +275,20 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         with torch.set_grad_enabled(with_gradients), preserved_rng(self.args.device):
             return self.score(model, inputs)
 
+    def check_length(self, examples: Any) -> None:
+        """Raise if sequences of these examples are longer than the model can take."""
+        tokens = examples.get("input_ids") if isinstance(examples, Mapping) else None
+        limit = self._most_positions
+        if limit is not None and isinstance(tokens, Tensor) and tokens.dim() > 1 and tokens.shape[1] > limit:
+            raise ValueError(
+                f"a batch has sequences of {tokens.shape[1]} tokens, but the model takes {limit} "
+                f"(max_position_embeddings): truncate them, with max_length={limit} in TRL's configuration or in your "
+                "call of the tokenizer, or use a model for longer texts"
+            )
+
     def score(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
         """Run the model to score a candidate batch. Returns the two arguments of the loss."""
+        self.check_length(batch)
         if self._by_labels and not _is_encoder_decoder(model):
             # Without labels the model does not compute a loss that nobody needs. A decoder needs labels as its inputs.
             inputs = {key: value for key, value in batch.items() if key != "labels"}
@@ -276,7 +301,13 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             return outputs, batch
         labels = batch.get("labels")
         logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
-        if labels is None or logits is None or labels.is_floating_point() or labels.shape != logits.shape[:-1]:
+        if labels is None:
+            raise ValueError(
+                f"the batches have no labels, only {', '.join(batch)}, and examples are scored by the cross-entropy of "
+                "logits and labels: add labels in your data set or data_collator, or pass loss_fn=, a function from "
+                "(outputs, batch) to one loss per example"
+            )
+        if logits is None or labels.is_floating_point() or labels.shape != logits.shape[:-1]:
             raise ValueError(
                 "examples are scored by the cross-entropy of the outputs' logits and the batch's labels, which do not "
                 "fit here: pass loss_fn=, a function from (outputs, batch) to one loss per example"
@@ -391,12 +422,23 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
     if trainer.is_deepspeed_enabled:
         raise ValueError(
             "DeepSpeed runs its own engine, which scores no candidates: leave out deepspeed= and shard the model by "
-            "FSDP2 instead, with fsdp='full_shard' and fsdp_config={'version': 2}"
+            "FSDP2 instead, with fsdp=True and fsdp_config={'version': 2}"
         )
     if trainer.is_fsdp_enabled and getattr(trainer.accelerator.state.fsdp_plugin, "fsdp_version", 1) != 2:
         raise ValueError(
             "selection works with FSDP2, but your arguments ask for FSDP1: set fsdp_config={'version': 2}, or "
             "fsdp_version: 2 in Accelerate's configuration"
+        )
+    if isinstance(trainer.data_collator, DataCollatorWithFlattening):
+        raise ValueError(
+            "DataCollatorWithFlattening joins the examples of a batch into one row, and a loss is needed for each of "
+            "them: use a collator that pads, or SelectiveSFTTrainer with packing=True or padding_free=True, which "
+            "keeps documents apart"
+        )
+    if isinstance(trainer.train_dataset, IterableDataset) and method.scorer.needs.ids:
+        raise ValueError(
+            f"{method.name} must know the id of each example, and your train_dataset is a stream, which has none: use "
+            "a data set with a length, or a method that needs no ids, such as selective_backprop"
         )
     if method.scorer.needs.training_pass:
         raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")

@@ -97,6 +97,7 @@ class SelectiveTRLTrainer(SelectiveTrainer):
         return [(batch, self.to_inputs(batch.data))]
 
     def score(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        self.check_length(batch)
         inputs = move(self.to_inputs(batch), self.args.device)
         return self.losses_of(self.forward(model, inputs), inputs, batch)
 
