@@ -103,7 +103,7 @@ def test_in_training_by_a_clock_of_passes(selectivity, pays):
     model = nn.Sequential(nn.Linear(8, 4))
     model.register_forward_hook(lambda module, inputs, outputs: work.update(done=work["done"] + len(outputs)))
     data = TensorDataset(torch.randn(4096, 8), torch.randint(4, (4096,)))
-    guard = sb.schedules.Guard(window=32, clock=lambda: work["done"])
+    guard = sb.schedules.Guard(window=32, most_spread=1, clock=lambda: work["done"])
     method = dataclasses.replace(sb.selective_backprop(selectivity), schedule=guard)
     loader = sb.SelectiveLoader(DataLoader(data, 32), model, nn.CrossEntropyLoss(), method)
     for inputs, targets in loader:
@@ -118,7 +118,7 @@ def test_in_training_by_a_clock_of_passes(selectivity, pays):
 def test_a_resumed_run_goes_on_exactly_if_the_clock_does():
     data = TensorDataset(torch.randn(640, 8), torch.randint(4, (640,)))
     method = dataclasses.replace(
-        sb.selective_backprop(0.5), schedule=sb.schedules.Guard(window=3, patience=6, clock=float)
+        sb.selective_backprop(0.5), schedule=sb.schedules.Guard(window=3, patience=6, most_spread=1, clock=float)
     )
 
     def make():
@@ -133,6 +133,35 @@ def test_a_resumed_run_goes_on_exactly_if_the_clock_does():
     assert 0 < whole.stats.scored < 640, "it was on and off"
 
 
+@pytest.mark.parametrize(("power", "pays"), [(1, False), (20, True)])
+def test_losses_that_are_spread_evenly_switch_selection_off(clock, caplog, power, pays):
+    """Uniform losses need about 0.77 of the candidates for 95% of their sum; a high power makes a few carry it."""
+    guard = sb.schedules.Guard(window=5, patience=50, clock=clock)
+    generator = torch.Generator().manual_seed(0)
+    states = []
+    with caplog.at_level(logging.INFO):
+        for index in range(60):
+            states.append(guard.is_on(0.0, index))
+            if states[-1]:
+                guard.observe(torch.rand(256, generator=generator) ** power)
+            clock.now += 1.0 if states[-1] else 3.0
+    assert states == [False] * 5 + [True] * 5 + [pays] * 50
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == (not pays)
+    assert all(line.startswith("selection is switched off: losses are spread evenly. 77% of the") for line in lines)
+
+
+def test_losses_that_become_spread_evenly_switch_a_settled_guard_off(clock):
+    guard = sb.schedules.Guard(window=5, patience=1000, clock=clock)
+    states = []
+    for index in range(60):
+        states.append(guard.is_on(0.0, index))
+        if states[-1]:
+            guard.observe(torch.tensor([1.0] + [0.0] * 9) if index < 30 else torch.ones(10))
+        clock.now += 1.0 if states[-1] else 3.0
+    assert all(states[5:30]) and not any(states[41:])
+
+
 def test_only_methods_with_a_pass_for_every_candidate_have_one():
     with pytest.raises(ValueError, match="ledger_backprop needs no guard: it decides before loading"):
         sb.ledger_backprop().guard()
@@ -144,3 +173,5 @@ def test_only_methods_with_a_pass_for_every_candidate_have_one():
         sb.selective_backprop(0.5).guard(window=0)
     with pytest.raises(ValueError, match="margin must be in"):
         sb.schedules.Guard(margin=1.0)
+    with pytest.raises(ValueError, match="most_spread must be a share"):
+        sb.schedules.Guard(most_spread=0.0)

@@ -83,7 +83,10 @@ class Method:
         return self.schedule.needs_num_epochs or self.policy.needs_num_epochs
 
     def guard(self, *, window: int = 50, patience: int = 1000) -> Method:
-        """Return the same method with a guard, which switches selection off while it costs more time than it saves.
+        """Return the same method with a guard, which switches selection off while it does not pay.
+
+        That is while a candidate batch takes longer with selection, or while losses are spread evenly; see
+        `schedules.Guard`.
 
         Args:
             window: number of candidate batches over which time is measured.

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selective_backprop.functional import should_selective_backprop
+from selective_backprop.functional import count_for_loss_share, should_selective_backprop
 
 _logger = logging.getLogger(__name__)
 
 _PAUSE = 10  # intervals longer than this many medians are pauses (a checkpoint, a debugger) and do not count
+_CARRIED = 0.95  # share of the loss by which a guard tells how evenly losses are spread
 _ROUNDING = 1e-9  # against rounding errors: 23 epochs and 4 of 10 batches must count as 0.9 of 26 epochs
 
 
@@ -191,11 +192,15 @@ class VariableStart(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Guard(Schedule):
-    """A schedule that also switches selection off while a candidate batch takes longer with it than without it.
+    """A schedule that also switches selection off while it does not pay: it takes longer, or losses are spread evenly.
 
     It measures the time from one candidate batch to the next: loading, scoring and training. It measures first without
     selection, then with it, and goes on with the faster way. The slower way is tried again from time to time. A line is
     logged at every switch. Because the clock decides, two runs with the same seed may differ.
+
+    A faster batch is no gain if the choice of examples costs accuracy. On our leaderboard that is so where losses are
+    spread evenly. So selection stays off, too, while it takes more than `most_spread` of the candidates to carry 95% of
+    their loss.
 
     >>> Guard(warmup_epochs=1).is_on(1.0, batch_idx=0)      # the first batches measure the time without selection
     False
@@ -207,6 +212,8 @@ class Guard(Schedule):
     """Number of candidate batches after which the slower way is tried again."""
     margin: float = 0.05
     """How much faster, as a fraction, the other way must be for a switch."""
+    most_spread: float = 0.7
+    """Selection is off while a larger share of the candidates than this carries 95% of the loss; 1 for no such rule."""
     clock: Callable[[], float] = time.perf_counter
     """Returns the time in seconds."""
     _state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -219,8 +226,12 @@ class Guard(Schedule):
             )
         if not 0 <= self.margin < 1:
             raise ValueError(f"margin must be in [0, 1), got {self.margin}")
+        if not 0 < self.most_spread <= 1:
+            raise ValueError(f"most_spread must be a share of the candidates in (0, 1], got {self.most_spread}")
         # on: whether selection is on; trial: whether this is only to measure; since: batches since the last switch.
-        self._state.update(on=False, trial=True, since=0, intervals=[], seconds={}, last=None, settled_on=True)
+        self._state.update(
+            on=False, trial=True, since=0, intervals=[], seconds={}, last=None, settled_on=True, spreads=[]
+        )
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
         """Whether to select from this candidate batch. Must be asked once per batch: it measures the time between."""
@@ -239,6 +250,11 @@ class Guard(Schedule):
     def expects_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
         return bool(self._state["on"]) and super().is_on(epochs_done, batch_idx, num_epochs)
 
+    def observe(self, scores: Tensor) -> None:
+        """Note how evenly the losses of a candidate batch are spread. While selection is off, there are none to see."""
+        spread = count_for_loss_share(scores, _CARRIED) / max(1, len(scores))
+        self._state["spreads"] = [*self._state["spreads"], spread][-self.window :]
+
     def _conclude(self) -> None:
         """Decide what to do next, at the end of a window."""
         state = self._state
@@ -249,13 +265,23 @@ class Guard(Schedule):
             self._settle()
         elif state["since"] >= self.patience:
             self._switch(on=not state["on"], trial=True)
+        elif state["on"] and fmean(state["spreads"] or [0.0]) > self.most_spread:
+            self._settle()
 
     def _settle(self) -> None:
         """Go on with the faster way, now that both have been measured."""
         with_selection, without = (self._state["seconds"][on] for on in (True, False))
         was_on = self._state["settled_on"]
-        on = with_selection <= without * (1 + self.margin if was_on else 1 - self.margin)
-        if on != was_on:
+        spread = fmean(self._state["spreads"] or [0.0])
+        on = with_selection <= without * (1 + self.margin if was_on else 1 - self.margin) and spread <= self.most_spread
+        if on != was_on and spread > self.most_spread:
+            _logger.info(
+                "selection is switched off: losses are spread evenly. %.0f%% of the candidates carry 95%% of them, and "
+                "above %.0f%% a choice by loss tends to cost more accuracy than it saves compute",
+                100 * spread,
+                100 * self.most_spread,
+            )
+        elif on != was_on:
             _logger.info(
                 "selection is switched %s: a candidate batch takes %.3g ms with it and %.3g ms without",
                 "on" if on else "off",

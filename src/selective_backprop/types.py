@@ -123,6 +123,8 @@ class Policy(Described, ABC):
     """Whether the policy must know the length of the run."""
     groups_name: str = "classes"
     """What the groups of `select_in_groups` are, for messages."""
+    why_all: str | None = None
+    """Why the last selection kept every candidate, if the policy may skip some but chose not to. Logged once."""
     measures_steps: bool = False
     """Whether the loader calls `observe_step` after each training step, and `exchange` before each selection."""
 

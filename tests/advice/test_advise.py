@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRand
 import selective_backprop as sb
 from selective_backprop.advice.advise import predict
 from selective_backprop.advice.costs import Costs, ScoringCost, measure_costs
+from selective_backprop.advice.evidence import evidence_of
 from selective_backprop.testing import global_random_states, model_trace, same
 
 
@@ -40,8 +41,10 @@ def test_the_paper_s_bounds():
     assert seconds_of(advice, "stale_selective_backprop(0.33") == pytest.approx(100 * (1 / 3 + 1))
     assert seconds_of(advice, "ledger_backprop(0.33)") == pytest.approx(100)
     assert advice.break_even == pytest.approx(2 / 3)
-    assert advice.best.method == "ledger_backprop(0.33)"
-    assert advice.best.speed_up == pytest.approx(3)
+    assert advice.best.method == "ledger_backprop()"
+    assert "Try ledger_backprop() first." in str(advice) and "If that is two thirds, epochs are 3.00x as fast." in str(
+        advice
+    )
 
 
 def test_the_cheapest_faithful_way_to_score():
@@ -106,11 +109,21 @@ def test_without_ids_it_counts_per_candidate_and_names_no_method_that_needs_them
     assert "ledger_backprop does better, but needs a map-style data set" in str(advice)
 
 
-def test_a_loss_share_is_predicted_by_how_many_examples_carry_it():
+def test_what_the_ledger_trains_on_is_predicted_by_how_many_examples_carry_the_loss():
     redundant = dataclasses.replace(costs(), losses=torch.cat([torch.zeros(900), torch.ones(100)]))
-    of_share = next(option for option in predict(redundant).options if "loss_share" in option.method)
-    assert of_share.method == f"ledger_backprop(loss_share={sb.ledger_backprop().policy.loss_share})"
-    assert of_share.selectivity == pytest.approx(0.1 * sb.ledger_backprop().policy.loss_share)
+    advice = predict(redundant)
+    assert advice.best.selectivity == pytest.approx(0.1 * sb.ledger_backprop().policy.loss_share)
+    assert advice.best.selectivity == sb.ledger_backprop().policy.keep_fraction(redundant.losses)
+    assert "By the losses of the model as it is, it would train on 10% of the examples" in str(advice)
+    even = predict(dataclasses.replace(costs(), losses=torch.ones(100)))
+    assert even.best.selectivity == 1 == sb.ledger_backprop().policy.keep_fraction(torch.ones(100))
+    assert "The losses of the model as it is are spread evenly, so it would not skip any yet" in str(even)
+
+
+def test_evidence_is_that_of_the_method_on_the_leaderboard():
+    assert evidence_of("ledger_backprop()") is not None
+    assert evidence_of("ledger_backprop(0.33)") is None, "only its default was there"
+    assert evidence_of("selective_backprop(0.33)").loses
 
 
 @pytest.fixture

@@ -123,3 +123,30 @@ def test_small_candidate_batches_keep_the_share():
         for _ in loader:
             pass
         assert abs(int(loader.ledger.selected.sum()) - 800 / 3) <= 0.5
+
+
+def test_an_epoch_that_is_not_worth_skipping_is_explained_once(caplog):
+    """Pure noise: all losses are about the same, so hardly anything could be skipped."""
+    generator = torch.Generator().manual_seed(0)
+    noise = TensorDataset(torch.randn(400, 8, generator=generator), torch.arange(400) % 2)
+    for method, trains_on_all in ((sb.ledger_backprop(), True), (sb.ledger_backprop(loss_share=0.95), False)):
+        caplog.clear()
+        torch.manual_seed(0)
+        model, train_loader = nn.Linear(8, 2), DataLoader(noise, 20, shuffle=True)
+        loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=3)
+        with caplog.at_level(logging.INFO):
+            for _ in range(3):
+                for inputs, targets in loader:
+                    loader.loss(model(inputs), targets)
+        assert (loader.stats.selectivity == 1) is trains_on_all
+        lines = [record.message for record in caplog.records if "trained on everything" in record.message]
+        assert len(lines) == trains_on_all
+        if trains_on_all:
+            assert lines[0].startswith("ledger_backprop trained on everything in epoch 2: 8")
+            assert "95% of the loss, and it skips examples only if it can skip at least 30% (skip_at_least)" in lines[0]
+
+
+def test_skipping_starts_when_enough_can_be_skipped():
+    shares = shares_of_epochs(sb.ledger_backprop(), num_epochs=6)
+    assert shares[0] == 1 and max(share for share in shares if share < 1) <= 0.7
+    assert shares[-1] < 0.5

@@ -16,7 +16,7 @@ from selective_backprop.policies import LossSharePolicy
 SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
 _WORTH_IT = 0.95  # fraction of plain training's time; a smaller gain is within the error of the prediction
 _STALE_EVERY = 3
-_LOSS_SHARE = 0.95
+_LEDGER = LossSharePolicy(loss_share=0.95, skip_at_least=0.3)  # the default of ledger_backprop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +67,17 @@ class Advice:
 
     @property
     def best(self) -> Option | None:
-        """The fastest option that keeps a third of the candidates; None if no option is worth it.
+        """The option to try first; None if none is worth it.
 
-        Methods that lose against plain training or random subsets on our leaderboard are never recommended.
+        It is `ledger_backprop()` where the loader knows the ids of examples. Elsewhere it is the fastest option that
+        keeps a third of the candidates. Methods that lose against plain training or random subsets on our leaderboard
+        are never recommended.
         """
-        fastest = self._fastest(self._not_losing)
-        return fastest if fastest is not None and fastest.seconds < _WORTH_IT * self.options[0].seconds else None
-
-    @property
-    def _not_losing(self) -> list[Option]:
-        known = [(option, evidence_of(option.method)) for option in self.options[1:]]
-        return [option for option, evidence in known if evidence is None or not evidence.loses]
+        not_losing = [option for option in self.options[1:] if not _loses(option)]
+        fastest = self._fastest(not_losing)
+        if fastest is None or fastest.seconds >= _WORTH_IT * self.options[0].seconds:
+            return None
+        return next((option for option in not_losing if option.method == "ledger_backprop()"), fastest)
 
     def _fastest(self, options: Iterable[Option]) -> Option | None:
         third = [option for option in options if option.selectivity == 1 / 3]
@@ -126,7 +126,8 @@ class Advice:
         if costs.has_ids:
             lines += [
                 "",
-                "loss_share goes by the losses of the model as it is; fewer examples carry them as it learns.",
+                f"{next(spelled(one) for one in self.options if one.method == 'ledger_backprop()')} goes by the losses "
+                "of the model as it is; fewer examples carry them as it learns.",
             ]
         return "\n".join([*lines, "", self._verdict(spelled)])
 
@@ -149,16 +150,32 @@ class Advice:
             return (
                 f"Nothing pays here: at a third of the candidates no method makes epochs noticeably shorter.{without}"
             )
-        passes = (
-            f"A selection pass for every candidate (SB) saves time below a selectivity of {self.break_even:.2f}."
-            if self.break_even > 0
-            else "A selection pass for every candidate (SB) never saves time."
-        )
+        hint = "Whether accuracy holds for your data, only training tells: compare with plain training and random "
+        hint += "subsets in the same budget."
+        if self.best.method == "ledger_backprop()":
+            return f"{self._of_ledger(self.best, spelled)} {self._of_passes()} {hint}"
         return (
             f"At a third of the candidates the shortest epochs are those of {spelled(self.best)}: "
-            f"{self.best.speed_up:.2f}x. {_evidence(self.best)}{passes} Whether accuracy holds for your data, only "
-            "training tells: compare with plain training and random subsets in the same budget."
+            f"{self.best.speed_up:.2f}x. {_evidence(self.best)}{self._of_passes()} {hint}"
         )
+
+    def _of_ledger(self, option: Option, spelled: Spelling) -> str:
+        at_a_third = self._fastest(other for other in self.options if other.name == option.name)
+        faster = "" if at_a_third is None else f"If that is two thirds, epochs are {at_a_third.speed_up:.2f}x as fast. "
+        now = (
+            "The losses of the model as it is are spread evenly, so it would not skip any yet."
+            if option.selectivity == 1
+            else f"By the losses of the model as it is, it would train on {option.selectivity:.0%} of the examples."
+        )
+        return (
+            f"Try {spelled(option)} first. It makes no selection pass, and skips examples that the model already fits. "
+            f"{faster}{now} It decides anew before every epoch. {_evidence(option)}".rstrip()
+        )
+
+    def _of_passes(self) -> str:
+        if self.break_even <= 0:
+            return "A selection pass for every candidate (SB) never saves time."
+        return f"A selection pass for every candidate (SB) saves time below a selectivity of {self.break_even:.2f}."
 
 
 def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[Any], **options: Any) -> Advice:
@@ -204,8 +221,8 @@ def predict(costs: Costs) -> Advice:
                 options.append(option("stale_selective_backprop", share, arguments, load=part, scoring=fresh * cost))
     if costs.has_ids:
         options += [option("ledger_backprop", share, {"selectivity": share}, load=share) for share in SELECTIVITIES]
-        by_share = LossSharePolicy(loss_share=_LOSS_SHARE).keep_fraction(costs.losses)
-        options.append(option("ledger_backprop", by_share, {"loss_share": _LOSS_SHARE}, load=by_share))
+        by_share = _LEDGER.keep_fraction(costs.losses)
+        options.append(option("ledger_backprop", by_share, {}, load=by_share))
     options.sort(key=lambda option: option.seconds)
     first = Option(name="traditional", arguments={}, selectivity=1.0, seconds=plain, speed_up=1.0)
     return Advice(costs=costs, options=[first, *options], break_even=_break_even(costs))
@@ -222,6 +239,11 @@ def _break_even(costs: Costs) -> float:
     if costs.loads_ahead and costs.loading >= costs.training:
         return 0.0  # loading takes the most time, and every candidate must be loaded
     return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
+
+
+def _loses(option: Option) -> bool:
+    found = evidence_of(option.method)
+    return found is not None and found.loses
 
 
 def _evidence(option: Option) -> str:

@@ -41,9 +41,13 @@ class Evidence:
 def evidence_of(call: str) -> Evidence | None:
     """What is known about a method, by the call that makes it; None for one that was never on the leaderboard.
 
-    >>> evidence_of("mine(0.5)") is None
+    `ledger_backprop` was there at its defaults, so nothing is known about it with a given share.
+
+    >>> evidence_of("mine(0.5)") is None and evidence_of("ledger_backprop(0.33)") is None
     True
     """
+    if call.startswith("ledger_backprop(") and call != "ledger_backprop()":
+        return None
     multipliers = _table().get(call.partition("(")[0])
     return Evidence(multipliers) if multipliers else None
 

@@ -177,11 +177,15 @@ class Runner:
         return plan
 
     def trial_counts(self, num_candidates: int, trials: int = 8) -> list[int]:
-        """Return how many of `num_candidates` a copy of the policy selects, in several trials with made-up scores."""
+        """Return how many of `num_candidates` a copy of the policy selects, in several trials with made-up scores.
+
+        Scores are spread evenly in one trial, and a few are far above the others in the next: a policy may keep
+        everything in one of the two cases.
+        """
         policy, generator = copy.deepcopy(self.method.policy), torch.Generator().manual_seed(0)
         counts = []
-        for _ in range(trials):
-            scores = torch.rand(num_candidates, generator=generator)
+        for trial in range(trials):
+            scores = torch.rand(num_candidates, generator=generator).pow(1 if trial % 2 == 0 else 8)
             counts.append(len(policy.select(scores, generator).positions))
         return counts
 
@@ -287,7 +291,7 @@ class Runner:
             selection = self.policy.select(scores, self.generator)
         else:
             selection = self.policy.select_in_groups(scores, self.generator, groups)
-        self.share_check.count(scores.numel(), selection.positions.numel())
+        self.share_check.count(scores.numel(), selection.positions.numel(), self.policy.why_all)
         return selection
 
     # ---- scoring

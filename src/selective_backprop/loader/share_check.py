@@ -1,4 +1,4 @@
-"""Checks whether an epoch selected the share of candidates that the user asked for."""
+"""Checks whether an epoch selected the share of candidates that the user asked for, or nothing at all."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _BEYOND_CHANCE = 4  # tolerated deviation, in standard deviations of independent
 class ShareCheck:
     """Counts what the policy selects, and logs a line once if an epoch's share is far from the one asked for.
 
+    It also logs once why an epoch was trained on as a whole, if the policy chose so.
+
     Candidates that are trained on without asking the policy (in a warm-up, outside a window) do not count.
 
     Args:
@@ -24,10 +26,13 @@ class ShareCheck:
     def __init__(self, method: Method, *, quiet: bool = False) -> None:
         self._asked: float | None = None if quiet else method.policy.selectivity
         self._method = method
+        self._explains_all = not quiet
+        self._why_all: str | None = None
         self._decided = self._selected = 0
 
-    def count(self, num_candidates: int, num_selected: int) -> None:
-        """Count a selection: the policy selected num_selected of num_candidates."""
+    def count(self, num_candidates: int, num_selected: int, why_all: str | None = None) -> None:
+        """Count a selection: the policy selected num_selected of num_candidates, all of them for the reason given."""
+        self._why_all = why_all
         self._decided += num_candidates
         self._selected += num_selected
 
@@ -35,6 +40,14 @@ class ShareCheck:
         """Log a line if the epoch's share is far from the one asked for, and start counting anew."""
         decided, selected = self._decided, self._selected / self._method.batch_scale
         self._decided = self._selected = 0
+        if decided and selected >= decided and self._explains_all and self._why_all is not None:
+            self._explains_all = False
+            _logger.info(
+                "%s trained on everything in epoch %d: %s. It decides anew before every epoch",
+                self._method.name,
+                epoch + 1,
+                self._why_all,
+            )
         if self._asked is None or not decided:
             return
         expected, missing = self._asked * decided, abs(selected - self._asked * decided)

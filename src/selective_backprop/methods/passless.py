@@ -103,6 +103,7 @@ def ledger_backprop(
     *,
     loss_share: float | None = None,
     soft: bool = False,
+    skip_at_least: float | None = None,
     max_age: int | None = 10,
     ages: Ages = "as_recorded",
     **options: Unpack[PercentileOptions],
@@ -121,6 +122,9 @@ def ledger_backprop(
             their distance from the smallest loss.
         soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
             share is trained on. It takes more examples for the same share, and more compute for the same error.
+        skip_at_least: train on everything in an epoch that could skip fewer than this share of the examples. It is 0.3
+            if neither selectivity nor beta nor loss_share is given, and 0 with a loss_share. Where losses are spread
+            evenly, skipping a few examples costs about as much accuracy as it saves compute.
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
             may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
             losses among the other examples fill up its last batch.
@@ -145,13 +149,17 @@ def ledger_backprop(
         scorer = TrainingLossScorer(max_age=max_age, ages=ages)
     if has_budget(options):
         given = {name: options[name] for name in OF_PERCENTILES if name in options}  # type: ignore[literal-required]
+        given["skip_at_least"] = skip_at_least
         refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **given)
         return method_with("ledger_backprop", scorer, None, options, soft=soft)
     if selectivity is None and loss_share is None and "beta" not in options:
         loss_share = 0.95
+        skip_at_least = 0.3 if skip_at_least is None else skip_at_least
     if loss_share is None:
         if soft:
             raise ValueError("soft needs a loss_share: with selectivity or beta, examples are drawn by chance anyway")
+        if skip_at_least is not None:
+            raise ValueError("skip_at_least needs a loss_share: a selectivity says itself how many examples to skip")
         return percentile_method("ledger_backprop", scorer, selectivity, options)
     if selectivity is not None or "beta" in options:
         raise ValueError(
@@ -159,7 +167,8 @@ def ledger_backprop(
         )
     if of_percentiles := [name for name in OF_PERCENTILES if name in options]:
         raise ValueError(f"{', '.join(of_percentiles)} has no effect with a loss_share: give a selectivity instead")
-    return method_with("ledger_backprop", scorer, LossSharePolicy(loss_share=loss_share, soft=soft), options)
+    policy = LossSharePolicy(loss_share=loss_share, soft=soft, skip_at_least=skip_at_least or 0.0)
+    return method_with("ledger_backprop", scorer, policy, options)
 
 
 def infobatch(

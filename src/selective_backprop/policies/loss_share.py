@@ -32,6 +32,8 @@ class LossSharePolicy(Policy):
             kept. Every candidate then has a chance, outliers the highest, and more are kept for the same share.
         cap: a score counts for at most this many times the mean. With infinity, scores count as they are, and there
             are no outliers.
+        skip_at_least: if fewer than this share of the candidates could be left out, none is. A small saving is not
+            worth what training loses by it.
 
     >>> policy = LossSharePolicy(loss_share=0.9)
     >>> redundant = torch.cat([torch.full((900,), 0.001), torch.full((100,), 1.0)])
@@ -39,16 +41,21 @@ class LossSharePolicy(Policy):
     91
     >>> policy.keep_fraction(torch.cat([torch.ones(199), torch.tensor([1e8])]))    # not 0.005
     0.9
+    >>> LossSharePolicy(loss_share=0.9, skip_at_least=0.3).keep_fraction(torch.ones(200))  # a tenth is too few
+    1.0
     """
 
-    def __init__(self, *, loss_share: float, soft: bool = False, cap: float = 10.0) -> None:
+    def __init__(self, *, loss_share: float, soft: bool = False, cap: float = 10.0, skip_at_least: float = 0.0) -> None:
         if not 0 < loss_share <= 1:
             raise ValueError(f"loss_share must be in (0, 1], got {loss_share}")
         if not isinstance(soft, bool):  # "False" of a command line would count as true
             raise ValueError(f"soft must be true or false, got {soft!r}")
         if not cap >= 1:
             raise ValueError(f"cap must be at least 1, got {cap}")
-        self.loss_share, self.soft, self.cap = loss_share, soft, cap
+        if not 0 <= skip_at_least < 1:
+            raise ValueError(f"skip_at_least must be a share of the candidates in [0, 1), got {skip_at_least}")
+        self.loss_share, self.soft, self.cap, self.skip_at_least = loss_share, soft, cap, skip_at_least
+        self.why_all = None
         self.beta = float("nan")
         """The exponent of the last selection, if soft."""
 
@@ -57,7 +64,19 @@ class LossSharePolicy(Policy):
         return self._fraction_of(functional.descending(scores))
 
     def _fraction_of(self, ordered: Tensor) -> float:
-        return functional.count_of_ordered(ordered, self.loss_share, self.cap) / max(1, len(ordered))
+        fraction = functional.count_of_ordered(ordered, self.loss_share, self.cap) / max(1, len(ordered))
+        return self._worth_it(fraction)
+
+    def _worth_it(self, fraction: float) -> float:
+        """The fraction to keep, or everything if too few could be left out."""
+        if fraction <= 1 - self.skip_at_least:
+            self.why_all = None
+            return fraction
+        self.why_all = (
+            f"{fraction:.0%} of the examples carry {self.loss_share:.0%} of the loss, and it skips examples only if it "
+            f"can skip at least {self.skip_at_least:.0%} (skip_at_least)"
+        )
+        return 1.0
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         positions, chances = (self._by_chance if self.soft else self._hardest)(scores, generator)
@@ -67,6 +86,8 @@ class LossSharePolicy(Policy):
         percentiles = functional.rank_percentiles(scores)
         self.beta = functional.beta_from_loss_share(percentiles, scores, self.loss_share, self.cap)
         chances = functional.keep_probability(percentiles, self.beta)
+        if len(scores) and self._worth_it(float(chances.mean())) == 1:
+            self.beta, chances = 0.0, torch.ones_like(chances)
         positions = functional.flip_coins(chances, generator)
         if not len(scores) or bool((chances == 1).any()):
             return positions, chances

@@ -166,21 +166,21 @@ def _as_json(standing: Standing) -> dict[str, Any]:
 
 
 def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, float]]:
-    """Each method's multiplier at the middle error by workload; of several arms of a method the last counts.
+    """Each method's multiplier at the middle error by workload; of several arms of a method the first counts.
 
-    The last arm of the ledger is the one at its defaults.
+    The ledger is the one at its defaults.
     """
     from selective_backprop.lab.leaderboard.arms import ARMS, DEFAULT
     from selective_backprop.lab.runs.choices import Choice
 
     found: dict[str, dict[str, float]] = {}
     for one in standings:
-        for arm in (*ARMS, DEFAULT.name):
+        for arm in (DEFAULT.name, *ARMS):
             place = one.place(arm)
             interval = None if place is None else place.against_both("middle")
             if place is not None and interval is not None:
                 method = Choice.parse(place.setting.replace("{proxy}", "strided_cnn_tiny")).method
-                found.setdefault(method, {})[one.workload] = round(interval.multiple.value, 3)
+                found.setdefault(method, {}).setdefault(one.workload, round(interval.multiple.value, 3))
     return found
 
 

@@ -47,6 +47,11 @@ ARMS: dict[str, Arm] = {
         _tried("Stale-SB", "stale@0.333:every=3", "stale@0.5:every=3"),
         _tried("top_k", "top_k@0.333", "top_k@0.5"),
         _tried("top_k, proxy", "top_k@0.333:proxy={proxy},warmup_epochs=1", "top_k@0.5:proxy={proxy},warmup_epochs=1"),
+        _tried(
+            "proxy filter",  # the proxy learns from its own selection, as in cifar10-airbench
+            "top_k@0.5:proxy={proxy},train_share=0.5",
+            "top_k@0.5:proxy={proxy},train_share=0.5,warmup_epochs=1",
+        ),
         _tried("InfoBatch", "infobatch:prune=0.5", "infobatch:prune=0.75"),
         _tried("Kath18", "kath18@0.333", "kath18@0.5"),
         _tried(
@@ -63,8 +68,11 @@ ARMS: dict[str, Arm] = {
 }
 """The arms by name. Plain training and repeated random subsets are the baselines."""
 
-DEFAULT = Arm("ledger, default", ("ledger:rate=1",))
-"""The method that we recommend first, without any tuning of its own: it takes the rate of plain training."""
+DEFAULT = Arm("ledger, default", ("ledger:skip_at_least=0.3,rate=1",))
+"""The method that we recommend first, without any tuning of its own: it takes the rate of plain training.
+
+The setting states the default, so that records of another default have another name.
+"""
 
 
 def own_arm(texts: Sequence[str]) -> Arm:
