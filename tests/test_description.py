@@ -95,7 +95,14 @@ def test_no_addresses_in_what_is_printed(name):
     ("method", "printed"),
     [
         (sb.traditional(), "traditional()"),
-        (sb.ledger_backprop(loss_share=0.95), "ledger_backprop(loss_share=0.95, max_age=10)"),
+        (
+            sb.ledger_backprop(loss_share=0.95),
+            "ledger_backprop(loss_share=0.95, skip_at_least=0.3, max_age=10, most_rise=0.1)",
+        ),
+        (
+            sb.ledger_backprop(loss_share=0.95, skip_at_least=0, most_rise=float("inf")),
+            "ledger_backprop(loss_share=0.95, max_age=10)",
+        ),
         (sb.selective_backprop(1 / 3).guard(), "selective_backprop(selectivity=0.3333).guard()"),
         (
             sb.selective_backprop(0.5, scoring="int8+pipelined", warmup_epochs=1),

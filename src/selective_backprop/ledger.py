@@ -49,6 +49,8 @@ class Columns:
     """The epoch of this loss; -1 if there was none."""
     earlier_losses: Annotated[Tensor, Column(torch.float32, _NAN, width="earlier_losses")]
     """(M, E) The losses from training before the last one, newest first; NaN if there were fewer."""
+    earlier_loss_epochs: Annotated[Tensor, Column(torch.int32, -1, width="earlier_losses")]
+    """(M, E) The epochs of these losses; -1 if there were fewer."""
     first_loss: Annotated[Tensor, Column(torch.float32, _NAN, width="first_losses")]
     """(M, F) The first loss from training; NaN if there was none. F is 1 if the method asks for it, else 0."""
     probability: Annotated[Tensor, Column(torch.float32, _NAN)]
@@ -99,7 +101,7 @@ class LedgerRows(Columns):
 
 
 class Ledger(Columns):
-    """One row per example id, on the CPU. A row takes 28 bytes, 8 more per further past score, 4 per other loss.
+    """One row per example id, on the CPU. A row takes 28 bytes, 8 more per further past score or earlier loss.
 
     Args:
         num_examples: M.
@@ -148,8 +150,9 @@ class Ledger(Columns):
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
         """Store losses of a training step. epoch: one number for all ids, or one per id (int32)."""
         if self.earlier_losses.shape[1]:
-            known = torch.cat([self.loss[ids, None], self.earlier_losses[ids, :-1]], dim=1)
-            self.earlier_losses[ids] = known
+            self.earlier_losses[ids] = torch.cat([self.loss[ids, None], self.earlier_losses[ids, :-1]], dim=1)
+            epochs = torch.cat([self.loss_epoch[ids, None], self.earlier_loss_epochs[ids, :-1]], dim=1)
+            self.earlier_loss_epochs[ids] = epochs
         if self.first_loss.shape[1]:
             known = self.first_loss[ids]
             self.first_loss[ids] = torch.where(known.isnan(), losses.to(torch.float32)[:, None], known)

@@ -14,7 +14,8 @@ from selective_backprop.loader.planning import id_blocks, plan_epoch
 def plan(num_examples, losses, block, *, batch=4, waiting=None, method=None):
     """Chunks and tail of the second epoch, with every loss of the first known."""
     method = method or sb.ledger_backprop(loss_share=1.0, max_age=None)
-    ledger, generator = Ledger(num_examples), torch.Generator().manual_seed(0)
+    ledger = Ledger(num_examples, earlier_losses=method.scorer.needs.earlier_losses)
+    generator = torch.Generator().manual_seed(0)
     ledger.record_losses(torch.arange(num_examples), losses, 0)
     order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(1))
     return order, plan_epoch(
@@ -81,7 +82,7 @@ def test_fractions_are_of_the_epoch_whatever_the_blocks():
 
 def test_each_block_keeps_its_share_of_the_loss():
     losses = torch.rand(4000, generator=torch.Generator().manual_seed(0))
-    method = sb.ledger_backprop(loss_share=0.8, max_age=None)
+    method = sb.ledger_backprop(loss_share=0.8, skip_at_least=0, max_age=None)
     whole, blocks = (
         sum(len(chunk.ids) for chunk in plan(4000, losses, block, batch=32, method=method)[1][0])
         for block in (10_000, 512)
@@ -102,7 +103,7 @@ def test_an_epoch_of_which_nothing_is_known_is_not_planned():
     data = TensorDataset(torch.randn(256, 4), torch.zeros(256, dtype=torch.int64))
     model = nn.Linear(4, 2)
     loader = sb.SelectiveLoader(
-        DataLoader(data, 16, sampler=Noting(data)), model, nn.CrossEntropyLoss(), sb.ledger_backprop(loss_share=0.95)
+        DataLoader(data, 16, sampler=Noting(data)), model, nn.CrossEntropyLoss(), sb.ledger_backprop(skip_at_least=0)
     )
     for epoch in range(2):
         asked.clear()

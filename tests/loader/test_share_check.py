@@ -129,7 +129,7 @@ def test_an_epoch_that_is_not_worth_skipping_is_explained_once(caplog):
     """Pure noise: all losses are about the same, so hardly anything could be skipped."""
     generator = torch.Generator().manual_seed(0)
     noise = TensorDataset(torch.randn(400, 8, generator=generator), torch.arange(400) % 2)
-    for method, trains_on_all in ((sb.ledger_backprop(), True), (sb.ledger_backprop(loss_share=0.95), False)):
+    for method, trains_on_all in ((sb.ledger_backprop(), True), (sb.ledger_backprop(skip_at_least=0), False)):
         caplog.clear()
         torch.manual_seed(0)
         model, train_loader = nn.Linear(8, 2), DataLoader(noise, 20, shuffle=True)

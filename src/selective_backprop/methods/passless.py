@@ -104,6 +104,7 @@ def ledger_backprop(
     loss_share: float | None = None,
     soft: bool = False,
     skip_at_least: float | None = None,
+    most_rise: float | None = None,
     max_age: int | None = 10,
     ages: Ages = "as_recorded",
     **options: Unpack[PercentileOptions],
@@ -122,9 +123,13 @@ def ledger_backprop(
             their distance from the smallest loss.
         soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
             share is trained on. It takes more examples for the same share, and more compute for the same error.
-        skip_at_least: train on everything in an epoch that could skip fewer than this share of the examples. It is 0.3
-            if neither selectivity nor beta nor loss_share is given, and 0 with a loss_share. Where losses are spread
-            evenly, skipping a few examples costs about as much accuracy as it saves compute.
+        skip_at_least: with a loss_share, train on everything in an epoch that could skip fewer than this share of the
+            examples; 0.3 by default. Where losses are spread evenly, skipping a few examples costs about as much
+            accuracy as it saves compute. 0 skips whatever it can.
+        most_rise: with a loss_share, train on everything from then on, once the loss of examples that were left out has
+            risen by more than this share of the mean loss, by the median; 0.1 by default. The network has memorised
+            them then, and forgets them. To see it, about 1% of the examples come back in every epoch; up to 10% of
+            small data. Infinity for no such rule.
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
             may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
             losses among the other examples fill up its last batch.
@@ -138,28 +143,28 @@ def ledger_backprop(
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
     """
+    by_budget = has_budget(options)
+    by_share = loss_share is not None or (selectivity is None and "beta" not in options and not by_budget)
+    rise = most_rise if most_rise is not None else 0.1 if by_share else float("inf")
     guard = options.get("noise_guard")
     if isinstance(guard, str):
         del options["noise_guard"]  # the scorer's, not the policy's
     if guard == "audit":
-        scorer: TrainingLossScorer = AuditedLossScorer(max_age=max_age, ages=ages)
+        scorer: TrainingLossScorer = AuditedLossScorer(max_age=max_age, ages=ages, most_rise=rise)
     elif isinstance(guard, str):
         raise ValueError(f"noise_guard must be 'audit', or a percentile in (0, 1), got {guard!r}")
     else:
-        scorer = TrainingLossScorer(max_age=max_age, ages=ages)
-    if has_budget(options):
+        scorer = TrainingLossScorer(max_age=max_age, ages=ages, most_rise=rise)
+    if by_budget:
         given = {name: options[name] for name in OF_PERCENTILES if name in options}  # type: ignore[literal-required]
-        given["skip_at_least"] = skip_at_least
-        refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **given)
+        of_share = {"skip_at_least": skip_at_least, "most_rise": most_rise}
+        refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **of_share, **given)
         return method_with("ledger_backprop", scorer, None, options, soft=soft)
-    if selectivity is None and loss_share is None and "beta" not in options:
-        loss_share = 0.95
-        skip_at_least = 0.3 if skip_at_least is None else skip_at_least
-    if loss_share is None:
+    if not by_share:
         if soft:
             raise ValueError("soft needs a loss_share: with selectivity or beta, examples are drawn by chance anyway")
-        if skip_at_least is not None:
-            raise ValueError("skip_at_least needs a loss_share: a selectivity says itself how many examples to skip")
+        if skip_at_least is not None or most_rise is not None:
+            raise ValueError("skip_at_least and most_rise need a loss_share: a selectivity says how many to skip")
         return percentile_method("ledger_backprop", scorer, selectivity, options)
     if selectivity is not None or "beta" in options:
         raise ValueError(
@@ -167,7 +172,11 @@ def ledger_backprop(
         )
     if of_percentiles := [name for name in OF_PERCENTILES if name in options]:
         raise ValueError(f"{', '.join(of_percentiles)} has no effect with a loss_share: give a selectivity instead")
-    policy = LossSharePolicy(loss_share=loss_share, soft=soft, skip_at_least=skip_at_least or 0.0)
+    policy = LossSharePolicy(
+        loss_share=0.95 if loss_share is None else loss_share,
+        soft=soft,
+        skip_at_least=0.3 if skip_at_least is None else skip_at_least,
+    )
     return method_with("ledger_backprop", scorer, policy, options)
 
 

@@ -29,13 +29,14 @@ class AuditedLossScorer(TrainingLossScorer):
 
     Args:
         max_age: as for `TrainingLossScorer`. A suspect is trained on again when its loss is too old.
-        ages: as for `TrainingLossScorer`.
+        ages, most_rise: as for `TrainingLossScorer`.
     """
 
-    needs = dataclasses.replace(TrainingLossScorer.needs, dynamics=True)
-
-    def __init__(self, *, max_age: int | None = None, ages: Ages = "as_recorded") -> None:
-        super().__init__(max_age=max_age, ages=ages)
+    def __init__(
+        self, *, max_age: int | None = None, ages: Ages = "as_recorded", most_rise: float = float("inf")
+    ) -> None:
+        super().__init__(max_age=max_age, ages=ages, most_rise=most_rise)
+        self.needs = dataclasses.replace(self.needs, dynamics=True)
         self.suspects: Tensor | None = None
         """(M,) bool by id: whether audits called the label wrong; None before the first epoch."""
 
