@@ -92,7 +92,7 @@ def test_an_outlier_has_no_larger_part_in_the_steps_than_in_plain_training():
 
 def test_the_rule_without_a_cap_does_stop():
     """What the test above is there to see."""
-    method = sb.ledger_backprop(most_rise=float("inf"))
+    method = sb.ledger_backprop(most_rise=None)
     method.policy.cap = float("inf")
     _, batches = trained(method, 0, 1e4, lambda p: torch.optim.Adam(p, lr=0.05))
     assert sum(batches[1:10]) < 0.5 * batches[0]  # until all is trained on for its age
@@ -142,7 +142,7 @@ def gaussian_task(method, epochs):
 
 @pytest.mark.parametrize("soft", [False, True])
 def test_the_ledger_goes_on_with_negative_losses(soft):
-    loader = gaussian_task(sb.ledger_backprop(loss_share=0.8, soft=soft, skip_at_least=0, most_rise=float("inf")), 6)
+    loader = gaussian_task(sb.ledger_backprop(loss_share=0.8, soft=soft, skip_at_least=0, most_rise=None), 6)
     losses = loader.ledger.whole().loss
     assert float(losses.median()) < -1
     assert 0.2 < loader.stats.selectivity < 0.95

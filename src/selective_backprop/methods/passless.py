@@ -35,6 +35,8 @@ from selective_backprop.scorers import (
 from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.selection_record import SelectionRecord
 
+_SKIP_AT_LEAST, _MOST_RISE = 0.3, 0.1
+
 
 def traditional() -> Method:
     """Train on everything, always.
@@ -103,8 +105,8 @@ def ledger_backprop(
     *,
     loss_share: float | None = None,
     soft: bool = False,
-    skip_at_least: float | None = None,
-    most_rise: float | None = None,
+    skip_at_least: float = _SKIP_AT_LEAST,
+    most_rise: float | None = _MOST_RISE,
     max_age: int | None = 10,
     ages: Ages = "as_recorded",
     **options: Unpack[PercentileOptions],
@@ -129,7 +131,7 @@ def ledger_backprop(
         most_rise: with a loss_share, train on everything from then on, once the loss of examples that were left out has
             risen by more than this share of the mean loss, by the median; 0.1 by default. The network has memorised
             them then, and forgets them. To see it, about 1% of the examples come back in every epoch; up to 10% of
-            small data. Infinity for no such rule.
+            small data. None for no such rule.
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
             may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
             losses among the other examples fill up its last batch.
@@ -145,7 +147,8 @@ def ledger_backprop(
     """
     by_budget = has_budget(options)
     by_share = loss_share is not None or (selectivity is None and "beta" not in options and not by_budget)
-    rise = most_rise if most_rise is not None else 0.1 if by_share else float("inf")
+    own_rules = skip_at_least != _SKIP_AT_LEAST or most_rise != _MOST_RISE
+    rise = most_rise if by_share else None
     guard = options.get("noise_guard")
     if isinstance(guard, str):
         del options["noise_guard"]  # the scorer's, not the policy's
@@ -157,13 +160,12 @@ def ledger_backprop(
         scorer = TrainingLossScorer(max_age=max_age, ages=ages, most_rise=rise)
     if by_budget:
         given = {name: options[name] for name in OF_PERCENTILES if name in options}  # type: ignore[literal-required]
-        of_share = {"skip_at_least": skip_at_least, "most_rise": most_rise}
-        refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **of_share, **given)
+        refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **given)
         return method_with("ledger_backprop", scorer, None, options, soft=soft)
     if not by_share:
         if soft:
             raise ValueError("soft needs a loss_share: with selectivity or beta, examples are drawn by chance anyway")
-        if skip_at_least is not None or most_rise is not None:
+        if own_rules:
             raise ValueError("skip_at_least and most_rise need a loss_share: a selectivity says how many to skip")
         return percentile_method("ledger_backprop", scorer, selectivity, options)
     if selectivity is not None or "beta" in options:
@@ -172,11 +174,8 @@ def ledger_backprop(
         )
     if of_percentiles := [name for name in OF_PERCENTILES if name in options]:
         raise ValueError(f"{', '.join(of_percentiles)} has no effect with a loss_share: give a selectivity instead")
-    policy = LossSharePolicy(
-        loss_share=0.95 if loss_share is None else loss_share,
-        soft=soft,
-        skip_at_least=0.3 if skip_at_least is None else skip_at_least,
-    )
+    share = 0.95 if loss_share is None else loss_share
+    policy = LossSharePolicy(loss_share=share, soft=soft, skip_at_least=skip_at_least)
     return method_with("ledger_backprop", scorer, policy, options)
 
 

@@ -33,7 +33,7 @@ class AuditedLossScorer(TrainingLossScorer):
     """
 
     def __init__(
-        self, *, max_age: int | None = None, ages: Ages = "as_recorded", most_rise: float = float("inf")
+        self, *, max_age: int | None = None, ages: Ages = "as_recorded", most_rise: float | None = None
     ) -> None:
         super().__init__(max_age=max_age, ages=ages, most_rise=most_rise)
         self.needs = dataclasses.replace(self.needs, dynamics=True)

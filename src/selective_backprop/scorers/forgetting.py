@@ -27,8 +27,7 @@ class ForgettingCheck:
     those of the last three epochs, and counts from 30 examples on.
 
     Args:
-        most_rise: by how much the loss of the median example may rise, as a share of the mean loss of all examples;
-            infinity for no limit.
+        most_rise: by how much the loss of the median example may rise, as a share of the mean loss of all examples.
 
     >>> check = ForgettingCheck(most_rise=0.1)
     >>> check.learn(before=torch.full((30,), 0.02), after=torch.full((30,), 0.03), mean=0.5)
@@ -55,7 +54,7 @@ class ForgettingCheck:
             after: (P,) their losses now.
             mean: the mean loss of all examples, counted from the smallest loss if some are negative.
         """
-        if self.forgets or self.most_rise == float("inf") or not mean > 0:
+        if self.forgets or not mean > 0:
             return
         self._rises = [*self._rises, (after - before) / mean][-_EPOCHS:]
         rises = torch.cat(self._rises)

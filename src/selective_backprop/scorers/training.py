@@ -27,13 +27,13 @@ class TrainingLossScorer(Scorer):
             losses of its own candidates.
         most_rise: if the loss of examples that were left out rises by more than this share of the mean loss, by the
             median, no example has a score from then on; see `ForgettingCheck`. A few examples come back in every epoch
-            for that. Infinity for no such check. With several ranks, each goes by its own candidates.
+            for that. None for no such check. With several ranks, each goes by its own candidates.
     """
 
     needs = Needs(ids=True, training_losses=True)
 
     def __init__(
-        self, *, max_age: int | None = None, ages: Ages = "as_recorded", most_rise: float = float("inf")
+        self, *, max_age: int | None = None, ages: Ages = "as_recorded", most_rise: float | None = None
     ) -> None:
         if max_age is not None and not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
@@ -41,8 +41,8 @@ class TrainingLossScorer(Scorer):
         self.ages = ages
         self.most_rise = most_rise
         self._correct = AgeCorrection(ages)
-        self._forgetting = ForgettingCheck(most_rise)
-        if most_rise < float("inf"):
+        self._forgetting = None if most_rise is None else ForgettingCheck(most_rise)
+        if most_rise is not None:
             self.needs = dataclasses.replace(self.needs, earlier_losses=max(1, self.needs.earlier_losses))
         # An example whose loss is too old must be trained on in the same epoch, not in a later one.
         self.must_train = max_age is not None
@@ -54,30 +54,30 @@ class TrainingLossScorer(Scorer):
         losses = rows.loss
         if self.ages != "as_recorded":
             losses = self._correct(losses, rows.loss_epoch)
-        if self.most_rise < float("inf"):
-            losses = losses.masked_fill(self._must_come_back(ids, rows, epoch), float("nan"))
+        if self._forgetting is not None:
+            losses = losses.masked_fill(self._must_come_back(self._forgetting, ids, rows, epoch), float("nan"))
         if self.max_age is None:
             return losses
         return losses.masked_fill(rows.loss_epoch <= epoch - self.max_age, float("nan"))
 
-    def _must_come_back(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+    def _must_come_back(self, check: ForgettingCheck, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         """Whether each example is trained on in any case: it is its turn, or what is left out is forgotten."""
         earlier, earlier_epochs = rows.earlier_losses[:, 0], rows.earlier_loss_epochs[:, 0]
         # These were trained on in the latest epoch, and before that left out for one epoch or more.
         came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
         known = loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
         mean = float(known.mean()) if len(known) else 0.0
-        self._forgetting.learn(earlier[came_back], rows.loss[came_back], mean)
-        return torch.ones_like(came_back) if self._forgetting.forgets else comes_back(ids, epoch)
+        check.learn(earlier[came_back], rows.loss[came_back], mean)
+        return torch.ones_like(came_back) if check.forgets else comes_back(ids, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         corrected = {} if self.ages == "as_recorded" else self._correct.state_dict()
-        return corrected | ({} if self.most_rise == float("inf") else {"forgetting": self._forgetting.state_dict()})
+        return corrected | ({} if self._forgetting is None else {"forgetting": self._forgetting.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.ages != "as_recorded":
             self._correct.load_state_dict(state)
-        if self.most_rise < float("inf"):
+        if self._forgetting is not None:
             self._forgetting.load_state_dict(state["forgetting"])
 
 

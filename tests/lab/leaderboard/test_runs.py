@@ -3,6 +3,7 @@ import json
 import pytest
 from torch import nn
 
+import selective_backprop as sb
 from selective_backprop.lab.leaderboard.arms import ARMS, TRIALS, own_arm
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_cell, run_missing, settings_of, shuffled_by_seed
@@ -92,7 +93,10 @@ def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path
     chosen = tune(DIGITS, arms, digits, store)
     assert chosen["mine"] == "random@0.5:rate=1"  # the other one learns nothing
     assert chosen["plain"] in ARMS["plain"].trials
-    assert chosen["ledger, default"] == chosen["plain"].replace("traditional", "ledger")
+    rate = chosen["plain"].partition(":")[2]
+    assert chosen["ledger, default"] == f"ledger:skip_at_least=0.3,most_rise=0.1,{rate}"
+    defaults = make_method("ledger_backprop", 1 / 3, {"skip_at_least": 0.3, "most_rise": 0.1})
+    assert repr(defaults) == repr(sb.ledger_backprop()), "the arm states the defaults of the library"
     assert {cell.seed for cell in store.outcomes} == {1000}
     assert lengths_of(DIGITS, "plain", chosen["plain"], store) == (1, 2, 3)
     assert lengths_of(DIGITS, "mine", chosen["mine"], store) == (1, 2, 3, 6)  # twice as long for half of the examples

@@ -37,6 +37,8 @@ def _tried(name: str, *settings: str) -> Arm:
     return Arm(name, tuple(f"{text}{',' if ':' in text else ':'}rate={rate:g}" for text in settings for rate in RATES))
 
 
+_ALWAYS = "skip_at_least=0,most_rise=None"  # the ledger without the rules that train on everything
+
 ARMS: dict[str, Arm] = {
     arm.name: arm
     for arm in (
@@ -62,17 +64,16 @@ ARMS: dict[str, Arm] = {
         _tried("SeTa", "seta:prune=0.1", "seta:prune=0.3,window=3"),
         _tried("second difference", "second_difference:threshold=0.1", "second_difference:threshold=0.5"),
         _tried("DivBS", "diverse@0.333", "diverse@0.5"),
-        _tried("ledger", "ledger:loss_share=0.95", "ledger:loss_share=0.8"),
-        _tried("ledger, fair ages", "ledger:loss_share=0.95,ages=quantile", "ledger:loss_share=0.8,ages=quantile"),
+        _tried("ledger", *(f"ledger:loss_share={share},{_ALWAYS}" for share in (0.95, 0.8))),
+        _tried("ledger, fair ages", *(f"ledger:loss_share={share},{_ALWAYS},ages=quantile" for share in (0.95, 0.8))),
     )
 }
 """The arms by name. Plain training and repeated random subsets are the baselines."""
 
-DEFAULT = Arm("ledger, default", ("ledger:skip_at_least=0.3,rate=1",))
-"""The method that we recommend first, without any tuning of its own: it takes the rate of plain training.
-
-The setting states the default, so that records of another default have another name.
-"""
+DEFAULT = Arm("ledger, default", ("ledger:skip_at_least=0.3,most_rise=0.1,rate=1",))
+"""The method that we recommend first. The setting states its defaults, so that records of other defaults differ."""
+UNTUNED = (DEFAULT, Arm("ledger, no rules", (f"ledger:{_ALWAYS},rate=1",)))
+"""Arms without any tuning of their own: they take the rate of plain training."""
 
 
 def own_arm(texts: Sequence[str]) -> Arm:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, Arm
+from selective_backprop.lab.leaderboard.arms import PLAIN, UNTUNED, Arm
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import Show, run_missing
 from selective_backprop.lab.leaderboard.workloads import Workload
@@ -55,9 +55,10 @@ def tune(
     for arm in by_name.values():
         runs = [outcome for outcome in tried if outcome.cell.arm == arm.name]
         chosen[arm.name] = max(arm.trials, key=lambda text, runs=runs: _merit(baseline, runs, text))  # type: ignore[misc]
-    chosen[DEFAULT.name] = default_setting(chosen[PLAIN])
-    # It is not tuned, but what it costs must be known.
-    run_missing(workload, cells(DEFAULT.name, [chosen[DEFAULT.name]], [workload.middle]), data, store, show)
+    for arm in UNTUNED:
+        chosen[arm.name] = at_plain_rate(arm, chosen[PLAIN])
+        # It is not tuned, but what it costs must be known.
+        run_missing(workload, cells(arm.name, [chosen[arm.name]], [workload.middle]), data, store, show)
     return chosen
 
 
@@ -75,13 +76,13 @@ def lengths_of(workload: Workload, arm: str, setting: str, store: Store) -> tupl
     return workload.lengths if matched <= longest else (*workload.lengths, matched)
 
 
-def default_setting(plain: str) -> str:
-    """The recommended method at its defaults, with the learning rate that plain training chose.
+def at_plain_rate(arm: Arm, plain: str) -> str:
+    """The setting of an arm that is not tuned, with the learning rate that plain training chose.
 
-    >>> default_setting("traditional:rate=2")
-    'ledger:rate=2'
+    >>> at_plain_rate(Arm("mine", ("sb@0.5:rate=1",)), "traditional:rate=2")
+    'sb@0.5:rate=2'
     """
-    return f"ledger:{plain.partition(':')[2]}"
+    return arm.trials[0].replace("rate=1", plain.partition(":")[2])
 
 
 def _merit(baseline: Frontier, runs: Sequence[Outcome], text: str) -> tuple[int, float]:
