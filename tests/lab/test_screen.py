@@ -1,5 +1,6 @@
 """What people and scripts see: a terminal of 80 columns, pipes, JSON, --help, TAB, Ctrl-C."""
 
+import functools
 import json
 import os
 import pty
@@ -16,7 +17,6 @@ from selective_backprop import methods
 from selective_backprop.lab.cli.screen import layout
 from selective_backprop.lab.runs.recipes import RECIPES
 from tests.lab.command_line import ENVIRONMENT, records, run, text_of
-from tests.processes import ROOT
 
 COMMAND = [sys.executable, "-m", "selective_backprop.lab"]
 BARE = [sys.executable, "-X", "importtime", "-m", "selective_backprop.lab"]
@@ -27,9 +27,7 @@ def in_terminal(*words, columns=80):
     """What a terminal of this width shows, without colours, and the exit code."""
     ours, theirs = pty.openpty()
     environment = ENVIRONMENT | {"COLUMNS": str(columns), "LINES": "50", "TERM": "xterm"}
-    command = [*COMMAND, *map(str, words)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT)
-    os.close(theirs)
+    attach = functools.partial(_attach, os.ttyname(theirs))
     shown = bytearray()
 
     def read():
@@ -41,10 +39,19 @@ def in_terminal(*words, columns=80):
 
     reader = threading.Thread(target=read)
     reader.start()
-    code = process.wait()
+    result = run(*words, env=environment, prepare=attach)
+    os.close(theirs)  # the last end on that side, so the reader comes to its end
     reader.join()
     os.close(ours)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()), code
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()), result.returncode
+
+
+def _attach(terminal):
+    """Make this terminal the three standard streams of the process."""
+    descriptor = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    for stream in range(3):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
 
 
 def test_list_fits_a_terminal_and_names_everything_whole():
