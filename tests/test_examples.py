@@ -1,5 +1,6 @@
 """The examples, run as a user would."""
 
+import functools
 import io
 import re
 import subprocess
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.lab.command_line import run_script
 from tests.processes import ENVIRONMENT, ROOT
 
 STATS = re.compile(r"offered ([\d,]+), scored [\d,]+, trained ([\d,]+) in (\d+) batches")
@@ -20,6 +22,19 @@ def run(script, *options):
     done = subprocess.run(command, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def run_loop(*options):
+    done = run_script(ROOT / "examples" / "pytorch_loop.py", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def hide(package):
+    """Make this process one without the package."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+    sys.modules[package] = None
 
 
 def counts(printed):
@@ -38,14 +53,13 @@ def counts(printed):
     ],
 )
 def test_a_missing_package_is_one_sentence_with_its_pip_line(script, missing, extras):
-    code = f"import runpy, sys; sys.modules[{missing!r}] = None; runpy.run_path({str(ROOT / 'examples' / script)!r})"
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    done = run_script(ROOT / "examples" / script, prepare=functools.partial(hide, missing))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.strip().endswith(f": pip install 'selective-backprop[{extras}]'") and missing in done.stderr
 
 
 def test_pytorch_loop():
-    printed = run("pytorch_loop.py", "--epochs", 5)
+    printed = run_loop("--epochs", 5)
     offered, trained, _ = counts(printed)
     assert offered == 5 * 1437 and 0.3 < trained / offered < 0.8
     assert float(re.search(r"epoch 5: test error ([\d.]+)%", printed)[1]) < 10
@@ -54,7 +68,7 @@ def test_pytorch_loop():
 
 def test_pytorch_loop_with_everything_else_that_loops_have():
     options = ["--epochs", 1, "--amp", "--accumulate", 2, "--clip", 1, "--ema", 0.9, "--mix", "mixup", "--method", "sb"]
-    printed = run("pytorch_loop.py", *options, "--selectivity", 0.5)
+    printed = run_loop(*options, "--selectivity", 0.5)
     offered, trained, _ = counts(printed)
     assert 0.2 < trained / offered < 0.7
 
@@ -74,7 +88,7 @@ def test_pytorch_loop_with_weights_cutmix_and_parquet_files(tmp_path):
         table = datasets.Dataset.from_dict({"img": encoded, "label": [int(label) for label in digits.target[rows]]})
         table.to_parquet(folder / f"{part}.parquet")
     options = ["--data", "cifar10", "--data-dir", tmp_path, "--method", "unbiased", "--mix", "cutmix", "--epochs", 1]
-    assert counts(run("pytorch_loop.py", *options))[0] == 300
+    assert counts(run_loop(*options))[0] == 300
 
 
 def test_lightning_digits(tmp_path):

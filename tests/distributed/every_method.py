@@ -7,6 +7,9 @@ import torch
 from tests.contracts.methods import METHODS
 from tests.distributed.runs import EPOCHS, Run
 
+LATE = 0.8
+"""Progress from which a run may be near its last step."""
+
 
 def epochs_of(name):
     """Three losses of an example must be known before a second difference is."""
@@ -30,12 +33,18 @@ def compare(make, epochs, plain, plain_batches, chance):
     everything = Run(make(1))
     inputs = []
     everything.train(lambda step: inputs.append(everything.loader.batch.data[0].clone()))
-    files = []
-    run = Run(make(0.4), epochs=epochs)
-    run.train(lambda step: files.append(run.save()))
+    run, saved, stop = Run(make(0.4), epochs=epochs), {}, chance.uniform(0, LATE)
+
+    def save(step):
+        """Save once at a random place, and near the end, where nobody knows which step will be the last."""
+        progress = run.loader.progress
+        if progress > LATE or (progress >= stop and not saved):
+            saved[step] = run.save()
+
+    run.train(save)
     resumed = {}
-    for step in (chance.randint(1, len(files) - 2), len(files) - 1):  # the last batches have a way of their own
-        again = Run(make(0.4), epochs=epochs).load(files[step - 1]).train()
+    for step in (min(saved), len(run.batches) - 1):  # the last batches have a way of their own
+        again = Run(make(0.4), epochs=epochs).load(saved[step]).train()
         resumed[step] = {"batches": again.batches, "weights": again.weights, "parameters": again.parameters}
     return {
         "same batches as plain": len(inputs) == len(plain_batches) and all(map(torch.equal, inputs, plain_batches)),

@@ -115,6 +115,11 @@ def run_function(function, *arguments):
     return _to_its_end(Running(function, arguments, ENVIRONMENT, None))
 
 
+def run_script(path, *words, prepare=None):
+    """A script, to its end, in a process that has torch already."""
+    return _to_its_end(Running(_script, [str(path), *map(str, words)], ENVIRONMENT, prepare))
+
+
 def _to_its_end(running):
     with running as process:
         output, errors = process.communicate()

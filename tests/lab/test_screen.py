@@ -11,9 +11,12 @@ import sys
 import threading
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import selective_backprop as sb
 from selective_backprop import methods
+from selective_backprop.lab.cli import app
 from selective_backprop.lab.cli.screen import layout
 from selective_backprop.lab.runs.recipes import RECIPES
 from tests.lab.command_line import ENVIRONMENT, records, run, text_of
@@ -180,6 +183,22 @@ def test_mistakes_are_answered_in_a_sentence(arguments, code, message):
     assert message in result.stderr
     assert result.stdout == ""
     assert "Usage" not in result.stderr and "Traceback" not in result.stderr
+
+
+def commands_of(group, *before):
+    """The words of every command, such as ["diet", "score"]."""
+    for name, found in group.commands.items():
+        yield from commands_of(found, *before, name) if hasattr(found, "commands") else [[*before, name]]
+
+
+def test_help_fits_80_columns_and_elides_nothing(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    group = typer.main.get_command(app)
+    for words in ([], *commands_of(group)):
+        result = CliRunner().invoke(app, [*words, "--help"])
+        assert result.exit_code == 0 and "Usage" in result.output
+        assert max(map(len, result.output.splitlines())) <= 80
+        assert "…" not in result.output, words
 
 
 def test_help_version_and_completion_do_not_import_torch():

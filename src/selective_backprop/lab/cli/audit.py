@@ -22,7 +22,9 @@ def audit(
         Path | None, typer.Option(help="File for all statistics: .csv, .jsonl or .parquet, one row per example.")
     ] = None,
     diet: Annotated[Path | None, typer.Option(help="File for scores, for `--method diet` and `diet prune`.")] = None,
-    show: Annotated[int, typer.Option(min=0, help="How many labels to list, the likeliest to be wrong first.")] = 20,
+    show: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many labels to list, the likeliest to be wrong first.")
+    ] = 20,
 ) -> None:
     """Tell what a run learned about its data: labels that are probably wrong, and easy, ambiguous and hard examples.
 

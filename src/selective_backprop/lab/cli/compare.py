@@ -26,8 +26,8 @@ Methods = Annotated[
     typer.Option(
         "--method",
         metavar="METHOD",
-        help="A method as [LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]; repeatable; see `list`. Default: well-known "
-        "ones.",
+        help="A method by name, such as ledger, sb@0.25 or stale:every=2, or with a label of your own, such as "
+        "mine=ledger:loss_share=0.8; repeatable; see `list`. Default: well-known ones.",
         autocompletion=completion.methods,
     ),
 ]
@@ -44,10 +44,10 @@ def compare(
     output: OutputOptions,
     method: Methods = None,
     seeds: Seeds = 3,
-    baselines: Annotated[
+    no_baselines: Annotated[
         bool,
-        typer.Option("--baselines/--no-baselines", help="Also run the baselines: plain training and random subsets."),
-    ] = True,
+        typer.Option("--no-baselines", metavar="", help="Leave out the baselines: plain training and random subsets."),
+    ] = False,
     target: Annotated[
         list[float] | None,
         typer.Option(
@@ -91,8 +91,8 @@ def compare(
     lengths, choices = options.lengths(chosen), parse_methods(method or DEFAULT_METHODS, chosen)
     factors = check_targets(target)
     more: dict[str, object] = {"label_noise": label_noise, "validation": options.validation}
-    design = Design(choices, chosen, lengths, baselines, more)
-    if not baselines and not design.methods:
+    design = Design(choices, chosen, lengths, not no_baselines, more)
+    if no_baselines and not design.methods:
         raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
     observers, load = options.observers(), cached_loader(options.data_dir)
     entries = [entry for seed in range(seeds) for entry in design.entries(seed)]
@@ -110,10 +110,10 @@ def compare(
     texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
     found = standings(results.arms())
     speeds = _speed_tables(results, design, factors)
-    words = [winner(found), *alerts(found)] if baselines else [NO_BASELINES]
+    words = [winner(found), *alerts(found)] if not no_baselines else [NO_BASELINES]
     report = out / "report.html"
     if is_first():
-        with_clock = standing_table(found, clock=baselines)
+        with_clock = standing_table(found, clock=not no_baselines)
         markdown = [*words, f"## Compute multipliers\n\n{with_clock.markdown()}", READING.format(**texts)]
         markdown += [f"## {title}\n\n{table.markdown()}" for title, table in speeds.items()]
         markdown += [SPEED_READING] if speeds else []

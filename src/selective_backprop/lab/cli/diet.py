@@ -50,8 +50,10 @@ def score(
     options: ModelOptions,
     output: OutputOptions,
     out: Annotated[Path, typer.Option(help="File for the scores.")],
-    epochs: Annotated[int, typer.Option(min=0, help="Score after this many epochs of the recipe's schedule.")] = 10,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of networks whose scores are averaged.")] = 3,
+    epochs: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Score after this many epochs of the recipe's schedule.")
+    ] = 10,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of networks whose scores are averaged.")] = 3,
     score: Annotated[Score, typer.Option(help="Which score to compute.")] = Score.EL2N,
     validation: Validation = 0.0,
     networks: Annotated[

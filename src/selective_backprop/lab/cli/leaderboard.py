@@ -39,7 +39,7 @@ OwnArm = Annotated[
     typer.Option(
         "--arm",
         metavar="ARM",
-        help="Add an arm of your own: LABEL=METHOD[@SELECTIVITY][:OPTION=VALUE,...]. Repeat it with up to five more "
+        help="Add an arm of your own, such as mine=ledger:loss_share=0.8. Repeat it with up to five more "
         "settings without a label, to be tried for the same arm.",
     ),
 ]
@@ -84,7 +84,7 @@ def run(
     workload: WorkloadName,
     data_dir: DataFolder = None,
     records: Records = Path("leaderboard"),
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: as planned.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of seeds; default: as planned.")] = None,
     arm: Annotated[
         list[str] | None, typer.Option("--arm", metavar="LABEL", help="Run this arm only; repeatable.")
     ] = None,
@@ -121,7 +121,7 @@ def show(
     into: Annotated[
         Path | None,
         typer.Option(
-            help="A page whose part between <!-- leaderboard --> and <!-- /leaderboard --> is replaced by the tables."
+            help="A page whose part between the comments `leaderboard` and `/leaderboard` is replaced by the tables."
         ),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for a chart of each workload, as SVG.")] = None,

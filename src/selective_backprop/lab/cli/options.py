@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from selective_backprop.lab.data.datasets import ImageSet
     from selective_backprop.lab.runs.training import Observer, Settings
 
-Seeds = Annotated[int, typer.Option(min=1, help="Runs per method, each with its own seed.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Runs per method, each with its own seed.")]
 LabelNoise = Annotated[float, typer.Option(help="Fraction of training labels to replace by wrong ones.")]
 Validation = Annotated[
     float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")
@@ -74,8 +74,8 @@ class RunOptions(ModelOptions):
     log: Annotated[
         str | None,
         typer.Option(
-            help="Dashboards to log to, such as tensorboard,wandb,mlflow. WANDB_MODE=offline and "
-            "MLFLOW_TRACKING_URI=sqlite:///mlflow.db keep them on this machine."
+            help="Dashboards to log to, such as tensorboard,wandb,mlflow. They stay on this machine if WANDB_MODE is "
+            "offline, and MLFLOW_TRACKING_URI is a file such as sqlite:///mlflow.db."
         ),
     ] = None
     tensorboard: Annotated[bool, typer.Option("--tensorboard", metavar="", help="Short for --log tensorboard.")] = False

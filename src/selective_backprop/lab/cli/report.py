@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain them.")]
 Scores = Annotated[
     list[Path] | None,
-    typer.Option(help="File made by `diet score`, to compare with the examples selected; repeatable."),
+    typer.Option(metavar="FILE", help="File made by `diet score`, to compare with the examples selected; repeatable."),
 ]
 Images = Annotated[
     bool | None,
@@ -78,7 +78,9 @@ def tell_left_out(made: Report) -> None:
 @command
 def watch(
     runs: Runs,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 takes any free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port to serve on; 0 takes any free one.")
+    ] = 0,
     scores: Scores = None,
     images: Images = None,
     data_dir: DataDir = None,
