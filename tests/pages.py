@@ -19,6 +19,9 @@ import shlex
 import textwrap
 from dataclasses import dataclass
 
+from PIL import Image
+
+from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.runs.recipes import RECIPES
 from tests.processes import ROOT
 
@@ -37,6 +40,7 @@ _NETWORKS = {
     "mobilenet_v2": "small_cnn",
     "googlenet": "small_resnet",
 }
+_TRAIN = ("compare", "diet", "sweep", "train")
 _DROPPED = ("--recipe", "--data-dir", "--epochs", "--seeds", "--seconds")
 _LENGTHS = {
     "advise": ["--seconds", "0.1"],
@@ -80,8 +84,11 @@ def commands(shell):
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def smallest(words):
-    """The same command on digits, for an epoch or two, with two values of each setting."""
+def smallest(words, images=None):
+    """The same command on digits, for an epoch or two, with two values of each setting.
+
+    images: a data set for commands that train, instead of all digits.
+    """
     name = " ".join(words[:2]) if words[0] == "diet" else words[0]
     kept = []
     for option, word in zip(["", *words], words, strict=False):
@@ -92,4 +99,19 @@ def smallest(words):
             setting, _, values = word.partition("=")
             word = f"{setting}={','.join(_NETWORKS.get(value, value) for value in values.split(',')[:2])}"
         kept.append(_NETWORKS.get(word, word))
+    if images is not None and words[0] in _TRAIN and "--dataset" not in words:
+        kept += ["--dataset", str(images)]
     return [*kept, *_LENGTHS.get(name, [])]
+
+
+def write_images(folder, *, train=96, test=32):
+    """Write some of the digits as a data set of its own, on which an epoch takes no time."""
+    digits = load_images("digits")
+    for split, images, labels, count in (
+        ("train", digits.train_images, digits.train_labels, train),
+        ("test", digits.test_images, digits.test_labels, test),
+    ):
+        for number, (image, label) in enumerate(zip(images[:count], labels[:count], strict=True)):
+            place = folder / split / str(int(label))
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(place / f"{number}.png")

@@ -14,7 +14,7 @@ import torch
 
 from selective_backprop import methods
 from tests.lab.command_line import run, run_on_ranks, start, text_of
-from tests.pages import DOCS, PAGES, blocks, commands, sides, smallest
+from tests.pages import DOCS, PAGES, blocks, commands, sides, smallest, write_images
 from tests.processes import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -40,7 +40,7 @@ def python(code, page, line, names):
     exec(compile("\n" * line + code, name_of(page), "exec"), names)
 
 
-def shell(words, folder):
+def shell(words, folder, images):
     """Run a command at the smallest size. Commands that would change this machine are checked only."""
     program, *rest = words
     there = functools.partial(os.chdir, folder)
@@ -53,7 +53,7 @@ def shell(words, folder):
         assert (ROOT / rest[0]).is_file() or rest[:1] == ["-m"], f"there is no {rest[0]}"
     elif program == "torchrun":
         after = rest.index("selective_backprop.lab") + 1
-        in_folder = [word.replace("runs/", f"{folder}/runs/") for word in smallest(rest[after:])]
+        in_folder = [word.replace("runs/", f"{folder}/runs/") for word in smallest(rest[after:], images)]
         result = run_on_ranks(*in_folder)
         assert result.returncode == 0, text_of(result)
     elif rest[:1] == ["watch"]:
@@ -64,8 +64,15 @@ def shell(words, folder):
             process.send_signal(signal.SIGINT)
     else:
         assert program == "selective-backprop", f"tests do not know how to run {program}"
-        result = run(*smallest(rest), prepare=there)
+        result = run(*smallest(rest, images), prepare=there)
         assert result.returncode == 0, f"{rest}\n{text_of(result)}"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "images"
+    write_images(folder)
+    return folder
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's own, here and below
@@ -74,7 +81,7 @@ def shell(words, folder):
 @pytest.mark.filterwarnings("ignore:.*smaller than the logging interval")
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")  # Keras' own
 @pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in ELSEWHERE], ids=name_of)
-def test_every_block_runs(page, tmp_path, monkeypatch):
+def test_every_block_runs(page, images, tmp_path, monkeypatch):
     found = blocks(page.read_text())
     for framework in FRAMEWORKS:
         if any(re.search(rf"^[ +]*(import|from) {framework}\b", block.code, re.MULTILINE) for block in found):
@@ -92,7 +99,7 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
                     python(new, page, block.line, names)
                 case "sh":
                     for words in commands(block.code):
-                        shell(words, tmp_path)
+                        shell(words, tmp_path, images)
                 case "toml":
                     tomllib.loads(block.code)
                 case "json":

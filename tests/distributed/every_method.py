@@ -8,7 +8,7 @@ from tests.contracts.methods import METHODS
 from tests.distributed.runs import EPOCHS, Run
 
 LATE = 0.8
-"""Progress from which a run may be near its last step."""
+"""Progress from which the next step may be the last one."""
 
 
 def epochs_of(name):
@@ -33,10 +33,10 @@ def compare(make, epochs, plain, plain_batches, chance):
     everything = Run(make(1))
     inputs = []
     everything.train(lambda step: inputs.append(everything.loader.batch.data[0].clone()))
-    run, saved, stop = Run(make(0.4), epochs=epochs), {}, chance.uniform(0, LATE)
+    run, saved, stop = Run(make(0.4), epochs=epochs), {}, chance.uniform(0, 0.5)
 
     def save(step):
-        """Save once at a random place, and near the end, where nobody knows which step will be the last."""
+        """Save once at a random place of the first half, and near the end, where any step may be the last but one."""
         progress = run.loader.progress
         if progress > LATE or (progress >= stop and not saved):
             saved[step] = run.save()

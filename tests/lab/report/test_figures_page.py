@@ -5,11 +5,8 @@ import re
 import shlex
 from pathlib import Path
 
-from PIL import Image
-
-from selective_backprop.lab.data.datasets import load_images
 from tests.lab.command_line import run, text_of
-from tests.pages import DOCS, commands, smallest
+from tests.pages import DOCS, commands, smallest, write_images
 
 PAGE = (DOCS / "lab" / "figures.md").read_text()
 
@@ -18,24 +15,10 @@ def at_smallest(words, folder):
     """The same command at the smallest size, with its runs in this folder."""
     program, *words = words
     assert program == "selective-backprop"
-    words = [word.replace("runs/", f"{folder}/runs/") for word in smallest(words)]
-    if words[0] in ("sweep", "train"):
-        return [*words, "--dataset", folder / "images"]
+    images = folder / "images" if words[0] in ("sweep", "train") else None
+    words = [word.replace("runs/", f"{folder}/runs/") for word in smallest(words, images)]
     # With three epochs the methods reach plain training's error, which the projection needs.
     return [*words, "--epochs", "3"] if words[0] == "compare" else words
-
-
-def write_images(folder, *, train=96, test=32):
-    """Write some of the digits as a data set of its own, on which an epoch takes no time."""
-    digits = load_images("digits")
-    for split, images, labels, count in (
-        ("train", digits.train_images, digits.train_labels, train),
-        ("test", digits.test_images, digits.test_labels, test),
-    ):
-        for number, (image, label) in enumerate(zip(images[:count], labels[:count], strict=True)):
-            place = folder / split / str(int(label))
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image[0].numpy()).save(place / f"{number}.png")
 
 
 def as_if_elsewhere(run_folder):
@@ -55,7 +38,7 @@ def test_every_command_makes_what_the_page_says(tmp_path):
             if command[0] == "report" and (tmp_path / "runs" / "machine-b").exists():
                 as_if_elsewhere(tmp_path / "runs" / "machine-b")
             result = run(*command)
-            assert result.returncode == 0, f"{shlex.join(map(str, command))}\n{text_of(result)}"
+            assert result.returncode == 0, f"{shlex.join(command)}\n{text_of(result)}"
         out = Path(shrunk[-1][shrunk[-1].index("--out") + 1])
         page = (out if out.suffix == ".html" else out / "report.html").read_text()
         rows = [line.split("|")[-2] for line in text.splitlines() if line.startswith("| ")][2:]
