@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 import os
 import signal
 import subprocess
@@ -363,6 +364,27 @@ def test_a_checkpoint_of_trainer_itself_is_refused(tmp_path):
 def test_what_cannot_work_is_refused_at_construction(method, options, settings, error, message, tmp_path):
     with pytest.raises(error, match=message):
         make(tmp_path, method, options=options, **settings)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_only_the_tokens_that_carry_the_loss_are_trained_on(share, tmp_path):
+    options = {"max_steps": 1, "learning_rate": 0.0, "max_grad_norm": 0.0}
+    trainer = make(tmp_path, sb.ledger_backprop(1.0), task="language", options=options, token_share=share)
+    trainer.model.config.attention_dropout = 0.0
+    for module in trainer.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    spy = Spy(trainer)
+    trainer.train()
+    (found,), ((batch,),) = spy.gradients, spy.batches
+    labels = batch["labels"][:, 1:]
+    logits = trainer.model(**{name: value for name, value in batch.items() if name != "labels"}).logits[:, :-1]
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")[labels != -100]
+    count = math.ceil(share * len(losses) - 1e-6)
+    trainer.model.zero_grad()
+    losses.sort(descending=True).values[:count].mean().backward()
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.allclose(found[name], parameter.grad, rtol=1e-3, atol=1e-6), name
 
 
 def test_a_collator_that_joins_examples_is_refused(tmp_path):

@@ -48,9 +48,9 @@ def sharded(trainer):
     return trainer
 
 
-def run(folder, method=None, *, of_trl=True, **options):
+def run(folder, method=None, *, of_trl=True, settings=None, **options):
     """Train; return the whole weights, and the statistics."""
-    tokenizer, settings = texts.make_tokenizer(), {} if method is None else {"method": method}
+    tokenizer, settings = texts.make_tokenizer(), (settings or {}) | ({} if method is None else {"method": method})
     data = texts.text(32)
     if of_trl:
         kind = SFTTrainer if method is None else SelectiveSFTTrainer
@@ -71,6 +71,11 @@ def run(folder, method=None, *, of_trl=True, **options):
     return found
 
 
+def lengths():
+    tokenizer = texts.make_tokenizer()
+    return [len(tokenizer(text)["input_ids"]) + 1 for text in texts.text(32)["text"]]
+
+
 def main():
     datasets.disable_progress_bars()
     folder = Path(sys.argv[1])
@@ -79,6 +84,8 @@ def main():
         "everything": run(folder, sb.ledger_backprop(1.0)),
         "sb": run(folder, sb.selective_backprop(1 / 2)),
         "packed": run(folder, sb.ledger_backprop(1 / 2), packing=True, per_device_train_batch_size=1),
+        "tokens": run(folder, sb.ledger_backprop(1.0), settings={"token_share": 0.5}),
+        "cost": run(folder, sb.ledger_backprop(1 / 2, cost=sb.LengthCost(lengths()))),
         "trainer": run(folder, of_trl=False),
         "trainer, everything": run(folder, sb.ledger_backprop(1.0), of_trl=False),
     }

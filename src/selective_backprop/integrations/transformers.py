@@ -26,7 +26,7 @@ from selective_backprop.files.writing import write_whole
 from selective_backprop.inference import preserved_rng
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
-from selective_backprop.loader.checks import check_reporting
+from selective_backprop.loader.checks import check_reporting, check_token_share
 from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.losses import Reducer, token_cross_entropy
@@ -73,6 +73,8 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             "max" or a function, such as `mean_of_largest(8)`.
         pad: how sequences of different lengths are padded to share a batch. By default the tokenizer passed as
             processing_class decides; without one, they are padded on the right.
+        token_share, token_reference: as for `SelectiveLoader`: train only on the tokens of each forward pass that carry
+            the loss. This saves no compute by itself.
         on_stats, stats_every: as for `SelectiveLoader`. What `report_to` names gets the selectivity anyway.
     """
 
@@ -83,14 +85,24 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         reducer: str | Reducer = "mean",
         pad: Pad | None = None,
+        token_share: float | None = None,
+        token_reference: nn.Module | None = None,
         on_stats: OnStats | None = None,
         stats_every: int | None = None,
         **options: Any,
     ) -> None:
+        if "batch_tokens" in options:
+            raise ValueError(
+                "batch_tokens= is for loops of your own: a trainer counts the batches of an epoch first, and their "
+                "number would follow from lengths. Use packing=True of TRL's SFTConfig, which fills rows of max_length "
+                "tokens, or SelectiveLoader(..., batch_tokens=) in a loop of your own"
+            )
         super().__init__(*args, **options)
+        self.token_share, self.token_reference = token_share, token_reference
         check_reporting(on_stats, stats_every)
         self.on_stats, self.stats_every = on_stats, stats_every
         _check(self, method, loss_fn)
+        check_token_share(token_share, token_reference, method)
         self.method, self.reducer = method, reducer
         self._by_labels = loss_fn is None
         self._loss_fn = loss_fn or _Smoothed(self.args.label_smoothing_factor)
@@ -200,12 +212,17 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             on_stats=self.on_stats,
             stats_every=self.stats_every,
+            **self.token_options(),
         )
         steps = OptimizerSteps(loader, self._frame.set_epoch)
         if self._saved_steps is not None:
             steps.load_state_dict(self._saved_steps)
             self._saved_steps = None
         return steps
+
+    def token_options(self) -> dict[str, Any]:
+        """Return the loader's options by which it masks tokens, if the loss comes from the loader."""
+        return {"token_share": self.token_share, "token_reference": self.token_reference}
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple[Any, ...]:
         values = super().set_initial_training_values(args, dataloader)
@@ -245,7 +262,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         # A copy, because Trainer takes the labels out.
         loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
-        weighted = bool((batch.weights != 1).any())
+        weighted = self.token_share is not None or bool((batch.weights != 1).any())
         if self._by_labels and isinstance(outputs, Mapping) and outputs.get("logits") is None:
             # A fused loss, such as Liger's, which tells neither logits nor the loss of each example.
             if not (weighted or self.method.scorer.needs.training_losses or self.method.schedule.observes_losses):
@@ -444,6 +461,11 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
         raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")
     if trainer.compute_loss_func is not None and loss_fn is None:
         raise ValueError("compute_loss_func gives one loss for the batch: pass loss_fn= too, with one per example")
+    if getattr(method.policy, "seconds", None) is not None:
+        raise ValueError(
+            "seconds_per_epoch= needs measured training steps, and a trainer's steps cannot be told apart from its "
+            "logging, evaluation and saving: use tokens_per_epoch= in LengthCost"
+        )
     if trainer.args.max_steps > 0 and method.needs_num_epochs:
         raise ValueError(
             f"{method.name} selects in a window of the run, and how long {trainer.args.max_steps=} will last is not "
