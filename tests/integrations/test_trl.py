@@ -329,14 +329,20 @@ def test_a_budget_of_tokens(options, tmp_path):
     [
         ({"settings": {"token_share": 1.5}}, "token_share must be in"),
         ({"settings": {"token_reference": torch.nn.Linear(1, 1)}}, "pass token_share= too"),
-        ({"settings": {"token_share": 0.5}, "label_smoothing_factor": 0.1}, "leave out label_smoothing_factor"),
         ({"settings": {"batch_tokens": 64}}, "batch_tokens= is for loops of your own.* Use packing=True"),
     ],
 )
-@pytest.mark.filterwarnings("default::FutureWarning")  # label smoothing is deprecated in TRL
 def test_wrong_options_of_tokens_are_refused(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         sft(tmp_path, sb.ledger_backprop(0.5), **options)
+
+
+def test_smoothed_labels_cannot_be_masked(tmp_path):
+    with (
+        pytest.warns(FutureWarning, match="label_smoothing_factor"),
+        pytest.raises(ValueError, match="leave out label_smoothing_factor"),
+    ):
+        sft(tmp_path, sb.ledger_backprop(0.5), settings={"token_share": 0.5}, label_smoothing_factor=0.1)
 
 
 def test_budgets_of_seconds_and_tokens_of_pairs_are_refused(tmp_path):
