@@ -39,16 +39,27 @@ QUIET = {
 PACKED = {"packing": True, "max_length": 48, "per_device_train_batch_size": 2}
 
 
-def sft(folder, method=None, *, data=texts.text, model=None, lora=False, tokenizer=None, settings=None, **options):
+def sft(
+    folder,
+    method=None,
+    *,
+    data=texts.text,
+    model=None,
+    make_model=texts.make_model,
+    lora=False,
+    tokenizer=None,
+    settings=None,
+    **options,
+):
     """A SelectiveSFTTrainer, or without a method SFTTrainer itself."""
     defaults = {"max_length": 48, "num_train_epochs": 2, "per_device_train_batch_size": 8}
-    settings = (settings or {}) | ({} if method is None else {"method": method})
+    settings = {"peft_config": texts.make_lora() if lora else None} | (settings or {})
+    settings |= {} if method is None else {"method": method}
     return (SFTTrainer if method is None else SelectiveSFTTrainer)(
-        model=model or texts.make_model(),
+        model=model or make_model(),
         args=SFTConfig(output_dir=str(folder), **QUIET | defaults | options),
         train_dataset=data(),
         processing_class=tokenizer or texts.make_tokenizer(),
-        peft_config=texts.make_lora() if lora else None,
         **settings,
     )
 
@@ -87,6 +98,9 @@ KINDS = {
     "packed, split and shuffled": PACKED | {"packing_strategy": "bfd_split", "max_length": 16, "shuffle_dataset": True},
     "padding-free": {"padding_free": True, "max_length": None},
     "checkpointing, LoRA": {"lora": True, "gradient_checkpointing": True, "num_train_epochs": 1},
+    "virtual tokens": {"settings": {"peft_config": texts.make_prompt()}, "num_train_epochs": 1},
+    "experts, with the loss that balances them": {"make_model": texts.make_experts, "num_train_epochs": 1},
+    "a formatting function": {"settings": {"formatting_func": lambda row: row["text"].upper()}, "num_train_epochs": 1},
 }
 
 
@@ -96,6 +110,30 @@ def test_2_selectivity_1_is_trl_itself_to_the_bit(options, tmp_path):
     assert same(plain.model.state_dict(), own.model.state_dict())
     assert losses_in(plain) == losses_in(own)
     assert own.selective_loader.stats.selectivity == 1
+
+
+def test_2_a_stream_is_trained_on_as_by_trl_itself(tmp_path):
+    def stream():
+        return texts.text().to_iterable_dataset()
+
+    plain, own = (trained(sft(tmp_path, method, data=stream, max_steps=9)) for method in (None, sb.traditional()))
+    assert same(plain.model.state_dict(), own.model.state_dict())
+    stats = trained(sft(tmp_path, sb.selective_backprop(0.5), data=stream, max_steps=9)).selective_loader.stats
+    assert 0 < stats.trained < stats.offered
+    with pytest.raises(ValueError, match=r"no ids.*selective_backprop, work with your loader"):
+        trained(sft(tmp_path, sb.ledger_backprop(), data=stream, max_steps=9))
+
+
+def test_weights_and_losses_with_virtual_tokens(tmp_path):
+    settings = {"peft_config": texts.make_prompt()}
+    trainer = trained(sft(tmp_path, sb.infobatch(until=1.0), settings=settings, num_train_epochs=3))
+    assert 0 < trainer.selective_loader.stats.trained < trainer.selective_loader.stats.offered
+    trainer = trained(sft(tmp_path, sb.ledger_backprop(1.0), settings=settings, num_train_epochs=1, learning_rate=0.0))
+    row, model = trainer.documents[7], trainer.model.eval()
+    with torch.no_grad():
+        alone = model(**{name: torch.tensor([row[name]]) for name in ("input_ids", "labels")}).loss
+    known = trainer.selective_loader.ledger.rows(torch.tensor([7])).loss
+    assert float(known) == pytest.approx(float(alone), rel=1e-4)
 
 
 PREFERENCES = {

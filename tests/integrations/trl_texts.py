@@ -1,13 +1,15 @@
 """Real text for TRL: lines of this repository's own files, a tokenizer trained on them, and tiny models."""
 
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PromptTuningConfig
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     set_seed,
 )
 
@@ -43,6 +45,19 @@ def make_classifier():
 
 def make_lora(task="CAUSAL_LM"):
     return LoraConfig(task_type=task, r=4, target_modules="all-linear")
+
+
+def make_prompt():
+    """Prompt tuning: three trained vectors before the tokens of each text."""
+    return PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+
+
+def make_experts():
+    """A mixture of experts, whose loss has a term that balances them."""
+    set_seed(0)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=400, pad_token_id=1, **size, **experts))
 
 
 def text(count=61):
