@@ -96,6 +96,7 @@ KINDS = {
     "chat, dft": {"data": texts.chats, "loss_type": "dft"},
     "packed, LoRA": PACKED | {"lora": True},
     "packed, split and shuffled": PACKED | {"packing_strategy": "bfd_split", "max_length": 16, "shuffle_dataset": True},
+    "odd lengths, packed": PACKED | {"data": texts.odd, "gradient_accumulation_steps": 3},
     "padding-free": {"padding_free": True, "max_length": None},
     "checkpointing, LoRA": {"lora": True, "gradient_checkpointing": True, "num_train_epochs": 1},
     "virtual tokens": {"settings": {"peft_config": texts.make_prompt()}, "num_train_epochs": 1},
@@ -498,6 +499,11 @@ def test_deepspeed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(accelerate.state.AcceleratorState, "_shared_state", {})
     with pytest.raises(ValueError, match=r"leave out deepspeed= .* with fsdp=True and fsdp_config={'version': 2}"):
         sft(tmp_path, sb.ledger_backprop(), deepspeed={"zero_optimization": {"stage": 2}})
+
+
+def test_an_empty_data_set_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="train_dataset has no examples"):
+        sft(tmp_path, sb.ledger_backprop(), data=lambda: datasets.Dataset.from_dict({"text": []}))
 
 
 def test_a_tokenizer_without_a_pad_token_is_refused(tmp_path):

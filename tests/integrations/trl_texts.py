@@ -71,6 +71,14 @@ def pairs(count=61):
     return Dataset.from_dict({"prompt": rows[:count], "completion": [" " + row for row in rows[count:]]})
 
 
+def odd():
+    """Examples of one token, without any label, and longer than a packed row."""
+    lengths = [1, 4, 60, 1, 7, 30, 2, 9] * 3
+    rows = [list(range(5, 5 + length)) for length in lengths]
+    labels = [[-100] * len(row) if number % 5 == 4 else row for number, row in enumerate(rows)]
+    return Dataset.from_dict({"input_ids": rows, "labels": labels})
+
+
 def chats(count=61):
     rows = lines("LICENSE")[: 2 * count]
     talks = [

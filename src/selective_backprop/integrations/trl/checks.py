@@ -21,6 +21,12 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
+def check_not_empty(dataset: Any) -> None:
+    """Raise if there is nothing to train on."""
+    if isinstance(dataset, Dataset) and not len(dataset):
+        raise ValueError("train_dataset has no examples: check the split and the filters that you made it with")
+
+
 def check_packing(args: Any) -> None:
     """Raise if packing loses the boundaries of documents."""
     if args.packing and args.packing_strategy == "wrapped":

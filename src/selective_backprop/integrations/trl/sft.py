@@ -11,7 +11,13 @@ from datasets import Dataset
 from torch import Tensor
 from trl import SFTTrainer, pack_dataset
 
-from selective_backprop.integrations.trl.checks import check_labels, check_lengths, check_packing, check_tokenizer
+from selective_backprop.integrations.trl.checks import (
+    check_labels,
+    check_lengths,
+    check_not_empty,
+    check_packing,
+    check_tokenizer,
+)
 from selective_backprop.integrations.trl.listening import SelectiveTRLTrainer
 from selective_backprop.integrations.trl.packing import (
     LENGTHS,
@@ -45,6 +51,7 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
     def __init__(self, *args: Any, **options: Any) -> None:
         self._packed: Packed | None = None
         check_tokenizer(options.get("processing_class"))
+        check_not_empty(options.get("train_dataset"))
         super().__init__(*args, **options)
         check_packing(self.args)
         check_labels(self.train_dataset)
