@@ -294,8 +294,8 @@ class Baton(transformers.TrainerCallback):
     """Makes two trainers take turns, step by step, and measures the processor seconds of each step.
 
     So both meet the same load of the machine, and work on the same batch one right after the other. The model's passes
-    and the optimizer's step are the same in both, to the bit, so what differs is in the rest of the step. It is measured
-    apart, because the load changes the time of the passes by more than that.
+    and the optimizer's step compute the same in both, to the bit, so the code that differs is in the rest of the step.
+    That is measured apart, too, because the load changes the time of the passes by more than that.
     """
 
     def __init__(self, trainer, mine, other):
@@ -497,8 +497,8 @@ def main(argv=None):
     for packing in (False, True) if options.rounds else ():
         whole, rest, equal = overhead(model_folder, data["choose"], rounds=options.rounds, packing=packing)
         print(
-            f"overhead at selectivity 1, {'packed' if packing else 'padded'}: {100 * rest:+.1f}% outside the passes and "
-            f"the optimizer (goal: at most 2%), {100 * whole:+.1f}% of whole steps, weights equal to the bit: {equal}",
+            f"overhead at selectivity 1, {'packed' if packing else 'padded'}: {100 * whole:+.1f}% of whole steps (goal "
+            f"at most 2%), {100 * rest:+.1f}% outside the passes and the optimizer, weights equal to the bit: {equal}",
             flush=True,
         )
     if options.overhead:
