@@ -19,7 +19,7 @@ from selective_backprop.loader.planning import id_blocks, plan_epoch
 BATCH = 128
 METHODS = {
     "ledger_backprop()": sb.ledger_backprop(),
-    "ledger_backprop(soft=True)": sb.ledger_backprop(soft=True),
+    "ledger_backprop(soft=True)": sb.ledger_backprop(soft=True, skip_at_least=0),
     "ledger_backprop(0.25)": sb.ledger_backprop(0.25),
     "stale_selective_backprop(0.25)": sb.stale_selective_backprop(0.25),
     "predicted_selective_backprop, GP": sb.predicted_selective_backprop(predictor="gaussian_process", past_scores=2),
@@ -28,11 +28,11 @@ METHODS = {
 }
 
 
-def filled_ledger(size, past_scores):
+def filled_ledger(size, needs):
     """A ledger as after a few epochs: losses of all ages, most of them small."""
-    ledger, everything = Ledger(size, past_scores), torch.arange(size)
+    ledger, everything = Ledger(size, needs.past_scores, needs.earlier_losses), torch.arange(size)
     losses = torch.randn(size).mul(2).sub(2).exp()
-    for epoch in range(past_scores):
+    for epoch in range(needs.past_scores):
         ledger.record_scores(everything, losses, epoch)
     ledger.record_losses(everything, losses, 1)
     ledger.loss_epoch.random_(0, 3)
@@ -61,7 +61,7 @@ def main():
     for name, method in METHODS.items():
         cells = []
         for size in sizes:
-            ledger = filled_ledger(size, method.scorer.needs.past_scores)
+            ledger = filled_ledger(size, method.scorer.needs)
             times = [seconds(method, ledger, orders[size]) for _ in range(3)]
             weight = sum(column.nbytes for column in vars(ledger).values()) / size
             cells.append(

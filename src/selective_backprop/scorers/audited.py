@@ -13,6 +13,7 @@ from selective_backprop.dynamics.auditing import audit
 from selective_backprop.dynamics.log import Dynamics
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.scorers.ages import Ages
+from selective_backprop.scorers.forgetting import ForgettingCheck
 from selective_backprop.scorers.training import TrainingLossScorer
 
 _ABOVE = 0.7  # probability of a wrong label from which on an example is left alone
@@ -52,6 +53,10 @@ class AuditedLossScorer(TrainingLossScorer):
             if found.noise_rate <= _MOST_NOISE:
                 suspects[torch.from_numpy(found.suspects(_ABOVE))] = True
         self.suspects = suspects
+
+    def _must_come_back(self, check: ForgettingCheck, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        must = super()._must_come_back(check, ids, rows, epoch)
+        return must if self.suspects is None else must & ~self.suspects[ids]
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         losses = super().recall(ids, rows, epoch)
