@@ -77,7 +77,7 @@ def test_epochs_spend_the_budget(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_takes_costs_without_a_budget(name):
-    own = {"skip_at_least": 0} if name == "ledger_backprop" else {}
+    own = {"loss_share": 0.8, "skip_at_least": 0} if name == "ledger_backprop" else {}
     loader = make(METHODS[name](cost=sb.LengthCost(LENGTHS, coefficients=TOKENS), **own))
     train(loader)
     assert 0 < loader.stats.selectivity < 1
