@@ -66,11 +66,13 @@ class Bars:
         self._epochs_done: dict[str, dict[int, int]] = {}
 
     def __enter__(self) -> Bars:
-        self._progress.start()
+        if self.live:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self.live:  # rich before 14 ends even disabled bars with an empty line
+            self._progress.stop()
 
     def show(self, entry: Entry, record: Record) -> None:
         """Move the run's bar after an epoch, or print a line if this is no terminal."""
