@@ -169,7 +169,7 @@ def test_regression_has_statistics_of_losses():
     assert "only statistics of losses" in found.notes[0] and found.num_classes == 0
     assert np.array_equal(found.ranked(), np.argsort(-found.mean_loss, kind="stable"))
     for call in (found.by_class, found.pred_probs):
-        with pytest.raises(ValueError, match="No margins"):
+        with pytest.raises(ValueError, match="only statistics of losses"):
             call()
 
 
