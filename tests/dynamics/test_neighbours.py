@@ -95,6 +95,29 @@ def test_votes_agree_with_a_slow_reference():
         assert votes[id] == pytest.approx(np.log(own + 0.05) - np.log(max(shares) + 0.05), abs=1e-6)
 
 
+def test_what_was_found_can_be_saved(tmp_path):
+    features = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    found = nb.near_duplicates(torch.cat([features, features[:5]]))
+    found.save(tmp_path / "duplicates.npz")
+    again = nb.Duplicates.load(tmp_path / "duplicates.npz")
+    assert np.array_equal(again.group, found.group) and again.threshold == found.threshold
+    assert np.array_equal(again.neighbours.ids, found.neighbours.ids)
+    assert np.array_equal(again.similarity, found.similarity)
+    np.savez(tmp_path / "wrong.npz", first=[0, 9], threshold=0.9, ids=[[1], [0]], similarities=[[1.0], [1.0]])
+    (tmp_path / "broken.npz").write_bytes(b"broken")
+    for name in ("wrong.npz", "broken.npz"):
+        with pytest.raises(ValueError, match=f"{name} is damaged"):
+            nb.Duplicates.load(tmp_path / name)
+
+
+def test_exact_copies_are_found_by_content():
+    images = torch.randint(0, 255, (20, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[7], images[19] = images[3], images[3]
+    expected = np.arange(20)
+    expected[[7, 19]] = 3
+    assert np.array_equal(nb.exact_copies(images), expected)
+
+
 def test_bad_features_are_refused():
     with pytest.raises(ValueError, match="one row per example"):
         nb.near_duplicates(torch.zeros(3))

@@ -19,7 +19,7 @@ from torch import Tensor
 from selective_backprop.dynamics import statistics
 from selective_backprop.dynamics.export import write_table
 from selective_backprop.dynamics.log import FILE, Dynamics
-from selective_backprop.dynamics.neighbours import label_votes, near_duplicates, nearest_neighbours
+from selective_backprop.dynamics.neighbours import Duplicates, label_votes, near_duplicates
 from selective_backprop.ledger import Ledger
 
 Array = NDArray[Any]
@@ -200,7 +200,7 @@ def audit(
     source: Any,
     labels: Sequence[int] | Tensor | Array | None = None,
     *,
-    features: Tensor | Array | None = None,
+    features: Tensor | Array | Duplicates | None = None,
 ) -> Audit:
     """Say what a run learned about each example: its kind, and whether its label is probably wrong.
 
@@ -214,7 +214,8 @@ def audit(
             `Dynamics.save` wrote. A ledger works too, but knows last losses only.
         labels: the labels of the run, one per example. By default those that the run recorded.
         features: (M, D) features of the examples, such as `sb.pruning.last_features` finds with one forward pass. They
-            give near-duplicates, and the labels of an example's neighbours help to judge its own.
+            give near-duplicates, and the labels of an example's neighbours help to judge its own. What
+            `dynamics.near_duplicates` found in features will do instead.
 
     >>> dynamics = Dynamics(2)
     >>> values = torch.tensor([[2.0, 0.9, 1.0, 0.0], [-3.0, 0.1, 0.0, 1.0]])  # margin, confidence, other class, label
@@ -241,10 +242,12 @@ def audit(
             f"features must have one row per example, but there are {len(features):,} rows for {len(source):,} "
             "examples: they are of other data"
         )
+    if features is not None and not isinstance(features, Duplicates):
+        features = near_duplicates(features)
     return _audit(source, _labels(source, labels), features)
 
 
-def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -> Audit:
+def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audit:
     losses, margins = dynamics.matrix("loss"), dynamics.matrix("margin")
     confidences, others = dynamics.matrix("confidence"), dynamics.matrix("other")
     num_epochs, has_classes, notes = len(losses), not np.isnan(margins).all(), []
@@ -252,7 +255,6 @@ def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -
     nothing, rate = np.full(len(dynamics), np.nan), float("nan")
     wrong, scores, low, high, kind = nothing, nothing, nothing, nothing, np.full(len(dynamics), _UNKNOWN)
     confidence, spread = statistics.time_mean(confidences), statistics.variability(confidences)
-    neighbours = None if features is None else nearest_neighbours(features)
     if not has_classes:
         notes.append(
             "There are only statistics of losses. Margins, confidences and wrong labels need record='dynamics' "
@@ -260,8 +262,8 @@ def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -
         )
     else:
         scores = statistics.label_scores(margins, others, labels, num_classes)
-        if neighbours is not None:
-            scores = statistics.with_neighbours(scores, label_votes(neighbours, labels))
+        if copies is not None:
+            scores = statistics.with_neighbours(scores, label_votes(copies.neighbours, labels))
         low, high = statistics.mean_bounds(confidences, 0.0, 1.0)
         kind = _kinds(confidence, spread)
         if num_epochs >= FEWEST_EPOCHS:
@@ -277,9 +279,7 @@ def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -
         notes.append(f"{never:,} examples were never trained on, so nothing is known about them.")
     seen = statistics.last_seen(losses)
     ids = np.arange(len(dynamics))
-    unknown, copies = np.full(len(ids), -1), None
-    if features is not None:
-        copies = near_duplicates(features, neighbours=neighbours)
+    unknown = np.full(len(ids), -1)
     return Audit(
         id=ids,
         label=labels,

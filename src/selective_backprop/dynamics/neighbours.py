@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from selective_backprop.files.reading import open_regular
+from selective_backprop.files.writing import write_whole
+
 Array = NDArray[Any]
+FILE = "duplicates.npz"
+"""Name of the file in the folder of a run."""
 NUM_NEIGHBOURS = 20
 RATIO = 0.13
 """Near-duplicates are closer than this share of the median distance to the nearest neighbour."""
@@ -37,16 +47,32 @@ class Neighbours:
 class Duplicates:
     """Groups of near-duplicates. Every member of a group is a near-duplicate of the group's first example."""
 
-    group: Array
-    """(M,) int64: the number of the group, from 0; -1 for examples without near-duplicates."""
     first: Array
     """(M,) int64: the id of the group's first example; its own id for examples without near-duplicates."""
-    nearest: Array
-    """(M,) int64: the nearest neighbour, whether it is a near-duplicate or not."""
-    similarity: Array
-    """(M,) float32: cosine of the features with the nearest neighbour's."""
     threshold: float
     """Cosine from which on two examples are near-duplicates."""
+    neighbours: Neighbours
+    """The nearest neighbours, whether they are near-duplicates or not."""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @functools.cached_property
+    def group(self) -> Array:
+        """(M,) int64: the number of the group, from 0; -1 for examples without near-duplicates."""
+        _, where, sizes = np.unique(self.first, return_inverse=True, return_counts=True)
+        numbers = np.cumsum(sizes > 1) - 1
+        return np.where(sizes[where] > 1, numbers[where], -1)
+
+    @property
+    def nearest(self) -> Array:
+        """(M,) int64: the nearest neighbour."""
+        return np.asarray(self.neighbours.ids[:, 0], dtype=np.int64)
+
+    @property
+    def similarity(self) -> Array:
+        """(M,) float32: cosine of the features with the nearest neighbour's."""
+        return np.asarray(self.neighbours.similarities[:, 0])
 
     @property
     def num_groups(self) -> int:
@@ -64,6 +90,33 @@ class Duplicates:
             raise ValueError(f"labels must be one per example, ({len(self.group)},), got shape {labels.shape}")
         differs = labels != labels[self.first]
         return np.asarray((self.group >= 0) & np.isin(self.group, self.group[differs]))
+
+    def save(self, file: str | Path) -> None:
+        """Write groups and neighbours to a file, which is never half-written. It takes 160 bytes per example."""
+        ids, similarities = self.neighbours.ids.astype(np.uint32), self.neighbours.similarities.astype(np.float32)
+        np.savez(buffer := io.BytesIO(), first=self.first, threshold=self.threshold, ids=ids, similarities=similarities)
+        write_whole({Path(file): buffer.getvalue()})
+
+    @classmethod
+    def load(cls, file: str | Path) -> Duplicates:
+        """Read a file that `save` wrote, without running code. Raises ValueError if it is damaged."""
+        try:
+            with open_regular(Path(file)) as opened, np.load(opened, allow_pickle=False) as found:
+                first, ids, similarities = found["first"], found["ids"].astype(np.int64), found["similarities"]
+                threshold = float(found["threshold"])
+            shapes = first.ndim == 1 and ids.ndim == 2 and ids.shape == similarities.shape and len(ids) == len(first)
+            if (
+                not shapes
+                or not ids.shape[1]
+                or any(len(x) and not 0 <= x.min() <= x.max() < len(first) for x in (first, ids))
+            ):
+                raise ValueError("shapes or ids do not fit")
+        except OSError:
+            raise
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            reason = str(error).partition(". If you trust")[0]  # numpy adds how to run the code in it
+            raise ValueError(f"{file} is damaged: {reason}") from None
+        return cls(first.astype(np.int64), threshold, Neighbours(ids, similarities.astype(np.float32)))
 
 
 def nearest_neighbours(features: Tensor | Array, k: int = NUM_NEIGHBOURS) -> Neighbours:
@@ -107,13 +160,7 @@ def label_votes(neighbours: Neighbours, labels: Array) -> Array:
     return np.asarray(np.log(own + _LEAST_VOTE) - np.log(other + _LEAST_VOTE))
 
 
-def near_duplicates(
-    features: Tensor | Array,
-    *,
-    ratio: float = RATIO,
-    threshold: float | None = None,
-    neighbours: Neighbours | None = None,
-) -> Duplicates:
+def near_duplicates(features: Tensor | Array, *, ratio: float = RATIO, threshold: float | None = None) -> Duplicates:
     """Find groups of near-duplicates by the cosine of features: exact, block by block, without new dependencies.
 
     Two examples are near-duplicates if their distance, 1 - cosine, is at most `ratio` times the median distance of
@@ -125,7 +172,6 @@ def near_duplicates(
         features: (M, D).
         ratio: share of the median distance.
         threshold: a cosine to use instead of the rule, in [-1, 1]. 1 finds equal features alone.
-        neighbours: what `nearest_neighbours` found, if it is known already.
 
     >>> features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.001], [1.0, 1.0], [-1.0, 0.5]])
     >>> near_duplicates(features).group.tolist()
@@ -136,18 +182,32 @@ def near_duplicates(
     if threshold is not None and not -1 <= threshold <= 1:
         raise ValueError(f"threshold is a cosine in [-1, 1], got {threshold}")
     unit = _unit(features)
-    found = neighbours if neighbours is not None else nearest_neighbours(features, 1)
-    nearest, similarity = found.ids[:, 0].copy(), found.similarities[:, 0].copy()
+    found = nearest_neighbours(features)
+    similarity = found.similarities[:, 0]
     if threshold is None:
         threshold = 1 - ratio * max(0.0, float(np.median(1 - similarity)))
     bound = threshold - _ROUNDING
     # An example of zeros points nowhere, and has no near-duplicates.
     close = (similarity >= bound) & (unit.norm(dim=1) > 0).numpy()
-    first = _join(unit, np.flatnonzero(close), bound)
-    _, where, sizes = np.unique(first, return_inverse=True, return_counts=True)
-    numbers = np.cumsum(sizes > 1) - 1
-    group = np.where(sizes[where] > 1, numbers[where], -1)
-    return Duplicates(group, first, nearest, similarity, threshold)
+    return Duplicates(_join(unit, np.flatnonzero(close), bound), threshold, found)
+
+
+def exact_copies(inputs: Tensor | Array) -> Array:
+    """Return the first example with exactly the same content, for each example: (M,) int64, its own id if it is first.
+
+    inputs: (M, ...) pixels, bytes or token ids.
+
+    >>> exact_copies(torch.tensor([[1, 2], [3, 4], [1, 2]])).tolist()
+    [0, 1, 0]
+    """
+    rows = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    seen: dict[bytes, int] = {}
+    return np.array(
+        [
+            seen.setdefault(hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest(), id)
+            for id, row in enumerate(rows)
+        ]
+    )
 
 
 def _join(unit: Tensor, candidates: Array, bound: float) -> Array:

@@ -91,6 +91,7 @@ def compare(
     lengths, choices = options.lengths(chosen), parse_methods(method or DEFAULT_METHODS, chosen)
     factors = check_targets(target)
     more: dict[str, object] = {"label_noise": label_noise, "validation": options.validation}
+    more["record"] = options.recorded()
     design = Design(choices, chosen, lengths, not no_baselines, more)
     if no_baselines and not design.methods:
         raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")

@@ -79,6 +79,15 @@ class RunOptions(ModelOptions):
         ),
     ] = None
     tensorboard: Annotated[bool, typer.Option("--tensorboard", metavar="", help="Short for --log tensorboard.")] = False
+    record: Annotated[
+        str | None, typer.Option(help="`dynamics` records what training says about each example, for `audit`.")
+    ] = None
+
+    def recorded(self) -> str | None:
+        """What to record beside the ledger. A wrong name fails."""
+        if self.record not in (None, "dynamics"):
+            raise ValueError(f"--record takes dynamics, got {self.record!r}")
+        return self.record
 
     @property
     def observes(self) -> str:

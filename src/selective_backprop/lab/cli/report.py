@@ -22,7 +22,8 @@ Scores = Annotated[
 Images = Annotated[
     bool | None,
     typer.Option(
-        "--images/--no-images", help="Show training images, if the data are on this machine. Default: only for digits."
+        "--images/--no-images",
+        help="Show training images or texts, if the data are on this machine. Default: only for digits and wordnet.",
     ),
 ]
 

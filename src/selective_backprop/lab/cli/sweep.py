@@ -61,9 +61,8 @@ def sweep(
     screen, chosen = Screen(output), options.chosen()
     choices = parse_methods(method or DEFAULT_METHODS, chosen)
     points = list(grid([Vary.parse(text) for text in vary]))
-    by_seed = [
-        sweep_entries(choices, chosen, points, seed=seed, validation=options.validation) for seed in range(seeds)
-    ]
+    more = {"validation": options.validation, "record": options.recorded()}
+    by_seed = [sweep_entries(choices, chosen, points, seed=seed, **more) for seed in range(seeds)]
     observers, load = options.observers(), cached_loader(options.data_dir)
     curves: Curves = {}
     if is_first():

@@ -41,9 +41,6 @@ def train(
         Path | None, typer.Option(help="Folder for settings, records and checkpoints. Without it nothing is saved.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", metavar="", help="Continue the run in --out.")] = False,
-    record: Annotated[
-        str | None, typer.Option(help="`dynamics` records what training says about each example, for `audit`.")
-    ] = None,
 ) -> None:
     """Train one model with one method.
 
@@ -76,11 +73,9 @@ def train(
     share = named.selectivity if selectivity is None else selectivity
     choice = Choice(named.method, *with_selectivity(named.method, share, named.options | given))
     settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
-    if record not in (None, "dynamics"):
-        raise ValueError(f"--record takes dynamics, got {record!r}")
-    if record is not None and out is None:
+    settings = dataclasses.replace(settings, record=options.recorded())
+    if options.record is not None and out is None:
         raise ValueError("--record needs --out, the folder to write to")
-    settings = dataclasses.replace(settings, record=record)
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to continue")
     if out is not None and not resume and from_first((out / "records.jsonl").exists):

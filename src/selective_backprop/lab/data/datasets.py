@@ -189,6 +189,12 @@ def load_images(
         if image_size not in (None, 8):
             raise ValueError(f"digits are 8x8 and cannot be resized, got image_size={image_size}")
         return _digits()
+    if name == "wordnet":
+        from selective_backprop.lab.data.wordnet import load_definitions
+
+        if image_size is not None:
+            raise ValueError(f"wordnet holds texts, which have no image_size, got {image_size}")
+        return load_definitions(data_dir or os.environ.get("SELECTIVE_BACKPROP_DATA") or ".")
     if name == "imagenet" and image_size is None:
         raise ValueError("imagenet has images of many sizes: pass image_size=, the height and width to resize them to")
     if isinstance(name, str) and ":" in name and not Path(name).is_dir():

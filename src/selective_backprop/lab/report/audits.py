@@ -3,41 +3,102 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from selective_backprop.dynamics import Audit, audit
+from selective_backprop.dynamics import Audit, Duplicates, audit
 from selective_backprop.dynamics.log import FILE
+from selective_backprop.dynamics.neighbours import FILE as DUPLICATES
+from selective_backprop.lab.data.datasets import ImageSet
+from selective_backprop.lab.data.sources import FILE as SOURCES
+from selective_backprop.lab.data.sources import read_sources
 from selective_backprop.lab.report.charts import axis, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table, rounded
-from selective_backprop.lab.report.images import LoadData, thumbnail
+from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table, Text, rounded
+from selective_backprop.lab.report.images import LoadData, may_show, quoted_text, thumbnail
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run
+from selective_backprop.lab.study.redundancy import AUDIT, RANDOM, Curve
+from selective_backprop.lab.study.redundancy import FILE as REDUNDANCY
 
 READING = (
     "Easy examples have a high confidence that hardly changes, ambiguous ones change most, and wrong labels are among "
     "the hard ones, at the lower left of the map."
 )
 _MOST_POINTS, _LISTED = 2000, 24
+_KINDS = ("easy", "ambiguous", "hard")
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """How examples are shown: as pictures, as text, or not at all."""
+
+    heading: list[str]
+    cells: Callable[[int], list[str]]
+    name: Callable[[int], str]
+    """Name of a class by its number."""
 
 
 def your_data(
     comparisons: Sequence[Comparison], left_out: LeftOut, *, load: LoadData | None = None, images: bool | None = None
 ) -> Section:
-    """Section with the map, likely wrong labels and classes of the first run of each comparison with dynamics."""
+    """Section with the map, likely wrong labels, duplicates, classes and what was not needed.
+
+    It is about the first run of each comparison that has dynamics.
+    """
     parts: list[Part] = []
     for comparison in comparisons:
         run = next((run for run in comparison.runs if (run.path / FILE).exists()), None)
         if run is None:
             continue
-        what = f"dynamics of {run.label}, seed {run.seed}"
-        found = left_out.unless_damaged(what, functools.partial(audit, run.path))
-        if found is not None and found.num_classes:
-            parts += [_map(comparison, run, found), _classes(comparison, found)]
-            parts += _suspects(comparison, run, found, load, images)
+        of_run = f"of {run.label}, seed {run.seed}"
+        found = _audit(run, left_out, of_run)
+        if found is None or not found.num_classes:
+            continue
+        shown = _shown(run, found, load, images)
+        parts += [_map(comparison, run, found), _groups(comparison, found, "class", found.by_class(), shown.name)]
+        if (run.path / SOURCES).exists():
+            read = functools.partial(read_sources, run.path / SOURCES, len(found))
+            if (sources := left_out.unless_damaged(f"sources {of_run}", read)) is not None:
+                parts.append(_groups(comparison, found, "source", found.by(sources), str))
+        parts += _suspects(comparison, found, shown)
+        parts += _duplicates(comparison, found, shown)
+        parts += _estimate(comparison, found)
+        if (run.path / REDUNDANCY).exists():
+            curve = left_out.unless_damaged(f"redundancy {of_run}", functools.partial(Curve.load, run.path))
+            parts += [] if curve is None else _curve(comparison, curve)
     return Section("audit", "Your data", READING, parts)
+
+
+def _audit(run: Run, left_out: LeftOut, of_run: str) -> Audit | None:
+    copies = None
+    if (run.path / DUPLICATES).exists():
+        copies = left_out.unless_damaged(
+            f"near-duplicates {of_run}", functools.partial(Duplicates.load, run.path / DUPLICATES)
+        )
+    return left_out.unless_damaged(f"dynamics {of_run}", functools.partial(audit, run.path, features=copies))
+
+
+def _shown(run: Run, found: Audit, load: LoadData | None, images: bool | None) -> _Shown:
+    try:
+        data = load(run) if load is not None else None
+    except (ValueError, OSError, ImportError):
+        data = None  # the run was made on another machine
+    if data is None or len(data.train_labels) != len(found):
+        return _Shown([], lambda id: [], str)
+    known: ImageSet = data
+
+    def name(label: int) -> str:
+        return known.classes[label] if 0 <= label < known.num_classes else str(label)
+
+    if not may_show(known, images):
+        return _Shown([], lambda id: [], name)
+    if known.is_text:
+        return _Shown(["text"], lambda id: [quoted_text(known.train_images[id])], name)
+    return _Shown(["image"], lambda id: [thumbnail(known.train_images[id])], name)
 
 
 def _map(comparison: Comparison, run: Run, found: Audit) -> Figure:
@@ -64,37 +125,36 @@ def _map(comparison: Comparison, run: Run, found: Audit) -> Figure:
             ),
         },
     }
-    shares = ", ".join(f"{(found.kind == kind).mean():.0%} {kind}" for kind in ("easy", "ambiguous", "hard"))
+    shares = ", ".join(f"{(found.kind == kind).mean():.0%} {kind}" for kind in _KINDS)
     title = f"Map of the data ({run.label}, seed {run.seed})"
     return Figure(f"map-{comparison.id}", title, f"The data are {shares}.", spec, rows, comparison.id)
 
 
-def _classes(comparison: Comparison, found: Audit) -> Table:
-    heading = ["class", "examples", "wrong labels", "confidence", "easy", "ambiguous", "hard"]
+def _groups(
+    comparison: Comparison, found: Audit, what: str, rows: list[dict[str, Any]], name: Callable[[Any], str]
+) -> Table:
+    copied = bool((found.nearest >= 0).any())
+    heading = [what, "examples", "wrong labels", "confidence", *_KINDS, "redundant", *(["duplicates"] * copied)]
     cells = [
-        [str(row["group"]), f"{row['examples']:,}", f"{row['wrong']:.1%}", f"{row['confidence']:.2f}"]
-        + [f"{row[kind]:.0%}" for kind in ("easy", "ambiguous", "hard")]
-        for row in found.by_class()
+        [name(row["group"]), f"{row['examples']:,}", f"{row['wrong']:.1%}", f"{row['confidence']:.2f}"]
+        + [f"{row[kind]:.0%}" for kind in _KINDS]
+        + [f"{row['redundant']:.0%}", *([f"{row['duplicates']:,}"] * copied)]
+        for row in rows
     ]
-    return Table(f"classes-{comparison.id}", "Your data by class", heading, cells, comparison.id)
+    note = "Redundant: never wrong after the first epoch, an estimate from this run alone."
+    id = f"{'classes' if what == 'class' else 'sources'}-{comparison.id}"
+    return Table(id, f"Your data by {what}", heading, cells, comparison.id, note)
 
 
-def _suspects(comparison: Comparison, run: Run, found: Audit, load: LoadData | None, images: bool | None) -> list[Part]:
+def _suspects(comparison: Comparison, found: Audit, shown: _Shown) -> list[Part]:
     ids = found.suspects()
     if not len(ids):
         return []
-    try:
-        data = load(run) if load is not None else None
-    except (ValueError, OSError, ImportError):
-        data = None  # the run was made on another machine
-    if data is not None and len(data.train_labels) != len(found):
-        data = None
-    shown = data is not None and (images if images is not None else data.name == "digits")
-    heading = ["id", *(["image"] if shown else []), "label", "suggested", "probability that it is wrong"]
+    heading = ["id", *shown.heading, "label", "suggested", "probability that it is wrong"]
     cells = []
     for id in ids[:_LISTED]:
-        image = [thumbnail(data.train_images[id])] if shown and data is not None else []
-        cells.append([str(id), *image, str(found.label[id]), str(found.suggested[id]), f"{found.wrong[id]:.0%}"])
+        labels = [shown.name(int(label)) for label in (found.label[id], found.suggested[id])]
+        cells.append([str(id), *shown.cells(int(id)), *labels, f"{found.wrong[id]:.0%}"])
     every = [
         [int(id), int(found.label[id]), int(found.suggested[id]), rounded(float(found.wrong[id]))]
         for id in found.ranked()
@@ -103,3 +163,121 @@ def _suspects(comparison: Comparison, run: Run, found: Audit, load: LoadData | N
     title = f"{len(ids):,} labels that are probably wrong"
     note = "By the dynamics of one run; see the guide on audits."
     return [Table(f"wrong-{comparison.id}", title, heading, cells, comparison.id, note, exported)]
+
+
+def _duplicates(comparison: Comparison, found: Audit, shown: _Shown) -> list[Part]:
+    if not (found.nearest >= 0).any():
+        return []
+    groups, members = int(found.duplicate.max()) + 1, int((found.duplicate >= 0).sum())
+    clashes = len(np.unique(found.duplicate[found.conflict == 1]))
+    words = (
+        f"**{groups:,} groups of near-duplicates** with {members:,} examples, by the features of the run's network "
+        f"(cosine {found.duplicate_threshold:.4f} or more: at most 0.13 times the median distance to the nearest "
+        f"neighbour). {clashes:,} of them have two labels, so at least one of those is wrong."
+    )
+    parts: list[Part] = [Text(words, comparison.id)]
+    # Groups with two labels first: they are certain errors where the examples are the same.
+    order = sorted(range(groups), key=lambda group: (not (found.conflict[found.duplicate == group] == 1).any(), group))
+    cells = []
+    for group in order[:_LISTED]:
+        ids = np.flatnonzero(found.duplicate == group)
+        first = int(ids[0])
+        other = next((int(id) for id in ids[1:] if found.label[id] != found.label[first]), int(ids[1]))
+        cells.append(
+            [str(len(ids))]
+            + [cell for id in (first, other) for cell in (str(id), *shown.cells(id), shown.name(int(found.label[id])))]
+            + ["two labels" if found.label[first] != found.label[other] else ""]
+        )
+    if cells:
+        heading = ["examples", *(["id", *shown.heading, "label"] * 2), ""]
+        columns = ["id", "duplicate", "nearest", "similarity", "conflict", "label"]
+        every = [
+            [rounded(getattr(found, name)[id].item()) for name in columns]
+            for id in np.flatnonzero(found.duplicate >= 0)
+        ]
+        note = "Two examples of each group, those with different labels first."
+        title = "Near-duplicates"
+        parts.append(Table(f"duplicates-{comparison.id}", title, heading, cells, comparison.id, note, (columns, every)))
+    return parts
+
+
+def _estimate(comparison: Comparison, found: Audit) -> list[Part]:
+    if not (found.redundant >= 0).any():
+        return []
+    words = (
+        f"**Estimate** of what was not needed, from this run alone: {(found.redundant == 1).mean():.0%} of the "
+        "examples were never wrong after the first epoch."
+    )
+    (first, firsts), (still, gaps) = found.first_looks, found.gaps
+    if firsts:
+        words += (
+            f" {first / firsts:.0%} of {firsts:,} were right before the run had trained on them for the first time."
+        )
+    if gaps:
+        words += (
+            f" Of {gaps:,} looks at examples that had been skipped while right, {still / gaps:.0%} were still right."
+        )
+    words += (
+        " This is about each example alone. What leaving many out together costs can only be measured: "
+        "`selective-backprop audit RUN --redundancy 0.25,0.5,0.75`."
+    )
+    return [Text(words, comparison.id)]
+
+
+def _curve(comparison: Comparison, curve: Curve) -> list[Part]:
+    names = {AUDIT: "easy ones left out, by the audit", RANDOM: "left out at random"}
+    rows: list[Row] = [
+        {
+            "kept": point.share,
+            "ranking": names[ranking],
+            "error": rounded(point.error.value),
+            "low": rounded(max(0.0, point.error.low)),
+            "high": rounded(point.error.high),
+            "examples": point.examples,
+        }
+        for ranking in (AUDIT, RANDOM)
+        for point in curve.of(ranking)
+    ]
+    x = axis("kept", "share of the examples kept", format=".0%", domain=[0, 1])
+    y = axis("error", "held-out error", format="~%", zero=False)
+    color = {
+        "field": "ranking",
+        "type": "nominal",
+        "scale": {"domain": list(names.values()), "scheme": "dark2"},
+        "legend": {"orient": "bottom", "title": None, "columns": 1, "labelLimit": 300},
+    }
+    tips = tooltip(kept="kept|.0%", examples="examples", error="error|.2%", low="low|.2%", high="high|.2%")
+    # The same offset as in bars: intervals of the two rankings at one share would hide each other.
+    spec: Spec = {
+        "encoding": {"x": x, "color": color},
+        "layer": [
+            {
+                "mark": {"type": "area", "opacity": 0.15},
+                "encoding": {"y": y | {"field": "low"}, "y2": {"field": "high"}},
+            },
+            {"mark": {"type": "line"}, "encoding": {"y": y}},
+            {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {"y": y, "tooltip": tips}},
+        ],
+    }
+    alt = "; ".join(f"{row['ranking']}, {row['kept']:.0%} kept: {row['error']:.2%}" for row in rows)
+    title = f"Measured: how much of the data is needed ({curve.model}, {curve.seeds} seeds)"
+    note = (
+        f"Networks trained again on a part of the data, with as many steps as on everything, and tested on the "
+        f"{curve.split} ({curve.held_out:,} examples). Bands are 90% intervals over seeds and held-out examples."
+    )
+    parts: list[Part] = [
+        Figure(f"redundancy-{comparison.id}", title, f"Held-out error: {alt}.", spec, rows, comparison.id, note=note),
+        Text(f"**Measured:** {curve.verdict()}", comparison.id),
+    ]
+    point, everything = curve.smallest(AUDIT), curve.of(AUDIT)[-1]
+    if point is not None:
+        cells = [
+            [name, f"{kept:.0%}", f"{before:.1%}", f"{after:.1%}"]
+            for name, kept, before, after in zip(
+                curve.classes, point.kept, everything.by_class, point.by_class, strict=True
+            )
+        ]
+        heading = ["class", "kept", "error with everything", f"error with {point.share:.0%}"]
+        title = f"What keeping {point.share:.0%} by the audit does to each class"
+        parts.append(Table(f"kept-{comparison.id}", title, heading, cells, comparison.id))
+    return parts

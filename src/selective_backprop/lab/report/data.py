@@ -16,7 +16,7 @@ from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.report import ranking
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, Text, rounded
-from selective_backprop.lab.report.images import LoadData, labels_of, thumbnail
+from selective_backprop.lab.report.images import LoadData, labels_of, may_show, quoted_text, thumbnail
 from selective_backprop.lab.report.logs import Log
 from selective_backprop.lab.report.overlap import Ranking, overlap_chart, overlap_parts
 from selective_backprop.lab.report.predictions import predictions
@@ -48,7 +48,9 @@ class Examples:
         return Picture(id, words, losses, self.image(id))
 
     def image(self, id: int) -> str:
-        return thumbnail(self.data.train_images[id]) if self.show_images and self.data is not None else ""
+        if not self.show_images or self.data is None or self.data.is_text:
+            return ""
+        return thumbnail(self.data.train_images[id])
 
 
 def about_data(
@@ -93,7 +95,7 @@ def _examples(log: Log, load: LoadData | None, images: bool | None) -> Examples:
     if data is None or len(data.train_labels) != log.num_examples:
         return Examples(log, None, None, None, False)
     labels, flipped = labels_of(log.run, data)
-    return Examples(log, data, labels, flipped, images if images is not None else data.name == "digits")
+    return Examples(log, data, labels, flipped, may_show(data, images))
 
 
 def _galleries(comparison: Comparison, examples: Examples) -> list[Part]:
@@ -133,7 +135,10 @@ def _suspects(comparison: Comparison, examples: Examples) -> list[Part]:
     said = predictions(examples.log.run, examples.data, ids) if examples.data is not None else {}
     measure = "loss above its class" if examples.labels is not None else "loss"
     columns: dict[str, Callable[[int], str]] = {"id": str}
-    if examples.show_images:
+    if examples.show_images and examples.data is not None and examples.data.is_text:
+        texts = examples.data.train_images
+        columns["text"] = lambda id: quoted_text(texts[id])
+    elif examples.show_images:
         columns["image"] = examples.image
     if examples.labels is not None:
         columns["label"] = examples.name

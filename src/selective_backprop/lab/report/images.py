@@ -52,6 +52,29 @@ def thumbnail(image: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
+def may_show(data: ImageSet, images: bool | None) -> bool:
+    """Whether a page may show examples: as the user says, or else only of data that anybody may pass on."""
+    return images if images is not None else data.name in ("digits", "wordnet")
+
+
+def quoted_text(row: Tensor, most: int = 200) -> str:
+    """Text of a uint8 (C, H, W) example in quotation marks. Bytes that are no text are shown as numbers.
+
+    >>> import torch
+    >>> quoted_text(torch.tensor([[[104, 105, 0, 0]]], dtype=torch.uint8))
+    '“hi”'
+    >>> quoted_text(torch.tensor([[[1, 255, 7, 0]]], dtype=torch.uint8))
+    '“1 255 7 0”'
+    """
+    content = bytes(row.flatten().tolist())
+    text = content.rstrip(b"\0").decode(errors="replace")
+    if text.endswith("\ufffd"):
+        text = text[:-1]  # a character that was cut in the middle
+    if not all((letter.isprintable() and letter != "\ufffd") or letter.isspace() for letter in text):
+        text = " ".join(map(str, content))
+    return f"“{text if len(text) <= most else text[: most - 1] + '…'}”"
+
+
 def labels_of(run: Run, data: ImageSet) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """(M,) labels that were trained on, and a mask of those that were made wrong on purpose."""
     noise, labels = float(run.config.get("label_noise", 0)), data.train_labels

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from selective_backprop.lab.runs.ranks import number_of_ranks
-from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.lab.runs.recipes import RECIPES, Decay, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,56 @@ class Settings:
             return content | {"batch_size_of_each_rank": self.recipe.batch_size // self.ranks}
         del content["ranks"]  # so that older folders still fit
         return content
+
+
+def settings_of(config: Any) -> Settings:
+    """Make the settings from what `Settings.as_json` gave, as config.json of a run holds it. Raises ValueError.
+
+    >>> from selective_backprop.lab.runs.recipes import find_recipe
+    >>> settings = Settings(recipe=find_recipe("cifar10"), method="traditional", selectivity=1.0, label_noise=0.1)
+    >>> settings_of(settings.as_json()) == settings
+    True
+    """
+    try:
+        recipe = dict(config["recipe"])
+        decay = recipe.pop("decay")
+        decay = Decay(**(decay | {"milestones": tuple(decay["milestones"])}))
+        known = {item.name for item in dataclasses.fields(Settings)} - {"recipe"}
+        rest = {name: value for name, value in config.items() if name in known}
+        return Settings(recipe=Recipe(**recipe, decay=decay), **({"ranks": 1} | rest))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"config.json is not that of a run ({error!r})") from None
+
+
+def command_options(settings: Settings) -> list[str]:
+    """Options of `selective-backprop train` that give this recipe, seed and data, without the method.
+
+    What a command cannot say, such as another learning rate, is left out.
+
+    >>> from selective_backprop.lab.runs.recipes import find_recipe
+    >>> recipe = find_recipe("svhn_small").with_(epochs=3, model="resnet20")
+    >>> command_options(Settings(recipe=recipe, method="traditional", selectivity=1.0, label_noise=0.1))
+    ['--recipe', 'svhn_small', '--model', 'resnet20', '--epochs', '3', '--label-noise', '0.1']
+    """
+    recipe, named = settings.recipe, ("dataset", "model", "epochs")
+
+    def differences(base: Recipe) -> int:
+        fields = (item.name for item in dataclasses.fields(Recipe))
+        free = ("method", "selectivity", "options", "source")
+        return sum(getattr(base, name) != getattr(recipe, name) for name in fields if name not in free)
+
+    name = min(RECIPES, key=lambda name: differences(RECIPES[name]))
+    found = ["--recipe", name] if name != "digits" else []
+    for item in named:
+        if getattr(RECIPES[name], item) != getattr(recipe, item):
+            found += [f"--{item}", str(getattr(recipe, item))]
+    for flag, value in (
+        ("--label-noise", settings.label_noise),
+        ("--validation", settings.validation),
+        ("--seed", settings.seed),
+    ):
+        found += [flag, f"{value:g}"] if value else []
+    return found
 
 
 def _plain(value: Any) -> Any:

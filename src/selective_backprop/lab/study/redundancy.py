@@ -1,0 +1,330 @@
+"""How much of the data a run could have done without: measured by training again on parts of it.
+
+# M = training examples, H = held-out examples, S = seeds
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from selective_backprop.files.reading import read_json
+from selective_backprop.files.writing import make_subfolder, write_whole
+from selective_backprop.lab.data.datasets import ImageSet, flip_labels
+from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop.lab.runs.settings import Settings
+from selective_backprop.lab.runs.training import Observer, Training, advance, start
+from selective_backprop.pruning import keep_after_pruning
+
+FILE = "redundancy.json"
+"""Name of the file in the folder of a run that holds the measured curve."""
+FOLDER = "redundancy.networks"
+"""Folder for the networks. Its ending keeps them out of reports."""
+AUDIT, RANDOM = "audit", "random"
+_T = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83)
+"""Two-sided 90% quantiles of Student's t with 1, 2, ... degrees of freedom."""
+_NORMAL = 1.645
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 90% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Training on a part of the data.
+
+    Args:
+        ranking: what decided which examples stay: the audit, or chance.
+        share: the share of the examples that stays.
+        examples: how many these are.
+        error: held-out error.
+        difference: held-out error minus that of training on everything, paired by seed and held-out example.
+        by_class: held-out error of each class, mean over seeds; NaN for a class without held-out examples.
+        kept: share of the examples of each class that stays.
+    """
+
+    ranking: str
+    share: float
+    examples: int
+    error: Estimate
+    difference: Estimate
+    by_class: tuple[float, ...]
+    kept: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The measured curve: share kept against held-out error, by the audit's ranking and by chance."""
+
+    points: list[Point]
+    classes: tuple[str, ...]
+    seeds: int
+    held_out: int
+    """Number of held-out examples."""
+    split: str
+    """Where they come from: "test set" or "validation split"."""
+    model: str
+    epochs: float
+    """Epochs of training on everything. Runs on a part take as many steps."""
+    highest: float
+    """Share of examples with probably wrong labels, which the audit's ranking leaves out at every share below 1."""
+    tolerance: float
+
+    def of(self, ranking: str) -> list[Point]:
+        """Return the points of a ranking, the smallest share first. Training on everything belongs to both."""
+        mine = [point for point in self.points if point.ranking == ranking or point.share == 1]
+        return sorted(mine, key=lambda point: point.share)
+
+    def smallest(self, ranking: str) -> Point | None:
+        """Return the smallest share below 1 that is certainly no worse than everything by more than the tolerance.
+
+        Certainly: the upper end of the interval of the difference is at most the tolerance.
+        """
+        found = (p for p in self.of(ranking) if p.share < 1 and p.difference.high <= self.tolerance)
+        return next(found, None)
+
+    def verdict(self) -> str:
+        """Say in words what can be left out."""
+        audit, random = self.smallest(AUDIT), self.smallest(RANDOM)
+        bound = f"{self.tolerance:.1%} points"
+        if audit is None and random is None:
+            return (
+                f"At no share that was tried is the error certainly within {bound} of training on everything: keep all "
+                f"examples, or measure with more than {self.seeds} seeds."
+            )
+        best = min((p for p in (audit, random) if p is not None), key=lambda p: (p.share, p.ranking != RANDOM))
+        how = "those that the audit ranks highest" if best.ranking == AUDIT else "chosen at random"
+        words = (
+            f"{best.share:.0%} of the examples, {how}, are enough: the error changes by {best.difference.value:+.1%} "
+            f"({best.difference.low:+.1%} to {best.difference.high:+.1%}), certainly less than {bound} worse."
+        )
+        if random is not None and best.ranking == RANDOM:
+            words += " The audit's ranking is not needed for that."
+        return words
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the curve as plain data."""
+        return dataclasses.asdict(self)
+
+    def save(self, run: Path) -> None:
+        """Write the curve into the folder of its run."""
+        write_whole({run / FILE: (json.dumps(_without_nan(self.as_json()), indent=1) + "\n").encode()})
+
+    @classmethod
+    def load(cls, run: Path) -> Curve:
+        """Read the curve in the folder of a run. Raises ValueError if the file is damaged."""
+        file = run / FILE
+        try:
+            content = read_json(file)
+            return cls(
+                [_point_of(point) for point in content["points"]],
+                tuple(map(str, content["classes"])),
+                int(content["seeds"]),
+                int(content["held_out"]),
+                str(content["split"]),
+                str(content["model"]),
+                float(content["epochs"]),
+                float(content["highest"]),
+                float(content["tolerance"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is damaged ({error!r}): measure the curve again") from None
+
+
+def _point_of(content: Any) -> Point:
+    error, difference = (
+        Estimate(*(float(content[name][end]) for end in ("value", "low", "high"))) for name in ("error", "difference")
+    )
+    by_class, kept = (tuple(_number(value) for value in content[name]) for name in ("by_class", "kept"))
+    share, examples = float(content["share"]), int(content["examples"])
+    return Point(str(content["ranking"]), share, examples, error, difference, by_class, kept)
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def labels_of_run(settings: Settings, data: ImageSet) -> Tensor:
+    """Return the training labels as the run saw them, with those that it made wrong."""
+    if not settings.label_noise:
+        return data.train_labels
+    return flip_labels(data.train_labels, settings.label_noise, data.num_classes, seed=settings.seed)[0]
+
+
+def keep_by_audit(scores: Tensor, share: float, highest: float) -> Tensor:
+    """Decide which examples stay: (M,) bool. `highest` is left out first, then the lowest scores."""
+    return keep_after_pruning(scores, max(0.0, 1 - share - highest), highest=min(highest, 1 - share))
+
+
+def keep_at_random(num_examples: int, share: float, seed: int) -> Tensor:
+    """Draw the examples that stay: (M,) bool. A smaller share of the same seed is a part of a larger one."""
+    order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(seed))
+    keep = torch.zeros(num_examples, dtype=torch.bool)
+    keep[order[: round(share * num_examples)]] = True
+    return keep
+
+
+def measure_redundancy(
+    settings: Settings,
+    data: ImageSet,
+    scores: Tensor,
+    folder: Path,
+    *,
+    shares: Sequence[float],
+    highest: float = 0.0,
+    seeds: int = 3,
+    tolerance: float = 0.01,
+    observers: Callable[[str, int], Sequence[Observer]] = lambda name, seed: (),
+) -> Curve:
+    """Train on everything and on parts of the data, plainly, and measure held-out errors.
+
+    Each run takes as many training steps as one on everything, so that a higher error is due to the missing data and
+    not to less training. It saves no compute, therefore; training on a part for as many epochs does.
+
+    Args:
+        settings: settings of the run whose data it is about. Its method plays no role.
+        data: its data. Errors are those on its test images.
+        scores: (M,) which examples to leave out first, the lowest ones; see `Audit.diet_scores`.
+        folder: for the networks. After a stop, what is finished there is not trained again.
+        shares: the shares to keep, each in (0, 1).
+        highest: share of the highest scores to leave out as well.
+        seeds: runs of every kind, at least 2: the spread between seeds is part of the interval.
+        tolerance: how much higher the error may be, for `Curve.smallest`.
+        observers: makes the observers of a run from its name and seed.
+    """
+    if seeds < 2:
+        raise ValueError(f"a curve with its uncertainty needs at least 2 seeds, got {seeds}")
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise ValueError(
+            f"shares of the data to keep must be between 0 and 1, such as 0.25,0.5,0.75, got {list(shares)}"
+        )
+    smallest = min(round(share * len(scores)) for share in shares)
+    if smallest < settings.recipe.batch_size:
+        raise ValueError(
+            f"{min(shares):.1%} of {len(scores):,} examples are {smallest}, fewer than a batch of "
+            f"{settings.recipe.batch_size}: choose larger shares"
+        )
+    labels, epochs = labels_of_run(settings, data), settings.length or settings.epochs
+    wrong: dict[tuple[str, float], list[NDArray[np.bool_]]] = {}
+    masks: dict[tuple[str, float], Tensor] = {}
+    kinds = [(AUDIT, 1.0), *((ranking, share) for share in sorted(set(shares)) for ranking in (AUDIT, RANDOM))]
+    for seed in range(seeds):
+        plain = dataclasses.replace(
+            settings,
+            method="traditional",
+            selectivity=1.0,
+            options={},
+            seed=seed,
+            label_noise=0.0,
+            record=None,
+            ranks=1,
+        )
+        for ranking, share in kinds:
+            if share == 1:
+                keep, name = torch.ones(len(labels), dtype=torch.bool), "everything"
+            elif ranking == AUDIT:
+                keep, name = keep_by_audit(scores, share, highest), f"{AUDIT}-{share:g}"
+            else:
+                keep, name = keep_at_random(len(labels), share, seed), f"{RANDOM}-{share:g}"
+            part = dataclasses.replace(data, train_images=data.train_images[keep], train_labels=labels[keep])
+            length = epochs * len(labels) / len(part.train_labels)
+            mine = dataclasses.replace(plain, length=None if share == 1 and settings.length is None else length)
+            place = make_subfolder(folder, f"{name}/seed-{seed}")
+            found = _wrong_after(mine, part, place, observers(name, seed))
+            wrong.setdefault((ranking, share), []).append(found)
+            masks.setdefault((ranking, share), keep)
+    tests = data.test_labels.numpy()
+    everything = np.stack(wrong[AUDIT, 1.0])
+    points = [
+        _point(ranking, share, masks[ranking, share], labels, np.stack(wrong[ranking, share]), everything, tests, data)
+        for ranking, share in kinds
+    ]
+    split = "validation split" if settings.validation else "test set"
+    return Curve(
+        points, data.classes, seeds, len(tests), split, settings.recipe.model, float(epochs), highest, tolerance
+    )
+
+
+def _wrong_after(settings: Settings, data: ImageSet, place: Path, observers: Sequence[Observer]) -> NDArray[np.bool_]:
+    """Train, and return which held-out examples the network gets wrong: (H,)."""
+    file = place / "held-out.json"
+    with RunFolder(place, settings.as_json(), data.fingerprint) as run:
+        if not file.exists():
+            training = start(settings, data, run)
+            while len(training.records) < settings.epochs:
+                advance(training, run, observers)
+            write_whole({file: json.dumps({"wrong": _wrong_ids(training, data)}).encode()})
+    result = np.zeros(len(data.test_labels), dtype=bool)
+    result[read_json(file)["wrong"]] = True
+    return result
+
+
+@torch.no_grad()
+def _wrong_ids(training: Training, data: ImageSet) -> list[int]:
+    training.model.eval()
+    found = []
+    for part in torch.split(data.test_images, 1000):
+        found.append(training.model(training.normalise(part.to(training.device))).argmax(1).cpu())
+    return [int(id) for id in (torch.cat(found) != data.test_labels).nonzero().flatten()]
+
+
+def _point(
+    ranking: str,
+    share: float,
+    keep: Tensor,
+    labels: Tensor,
+    wrong: NDArray[np.bool_],
+    everything: NDArray[np.bool_],
+    tests: NDArray[np.int64],
+    data: ImageSet,
+) -> Point:
+    classes = range(data.num_classes)
+    by_class = [float(wrong[:, tests == label].mean()) if (tests == label).any() else float("nan") for label in classes]
+    kept = [
+        float(keep[labels == label].float().mean()) if (labels == label).any() else float("nan") for label in classes
+    ]
+    error, difference = interval(wrong.astype(float)), interval(wrong.astype(float) - everything)
+    return Point(ranking, share, int(keep.sum()), error, difference, tuple(by_class), tuple(kept))
+
+
+def interval(values: NDArray[np.float64]) -> Estimate:
+    """Return the mean of (S, H) values, with a 90% interval for other seeds and other held-out examples.
+
+    The half-width is the root of the sum of two squares: Student's t times the standard error over seeds, and 1.645
+    times the standard error over held-out examples.
+
+    >>> found = interval(np.array([[0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0]]))
+    >>> found.value, round(found.high - found.value, 3)
+    (0.5, 0.475)
+    """
+    seeds, examples = values.shape
+    by_seed, by_example = values.mean(1), values.mean(0)
+    over_seeds = _T[min(seeds - 1, len(_T)) - 1] * float(by_seed.std(ddof=1)) / math.sqrt(seeds)
+    over_examples = _NORMAL * (float(by_example.std(ddof=1)) / math.sqrt(examples) if examples > 1 else 0.0)
+    width, mean = math.hypot(over_seeds, over_examples), fmean(by_seed.tolist())
+    return Estimate(mean, mean - width, mean + width)
