@@ -44,6 +44,7 @@ _TRAIN = ("compare", "diet", "sweep", "train")
 _DROPPED = ("--recipe", "--data-dir", "--epochs", "--seeds", "--seconds")
 _LENGTHS = {
     "advise": ["--seconds", "0.1"],
+    "audit": ["--seeds", "2"],
     "compare": ["--epochs", "2", "--seeds", "1"],
     "demo": ["--epochs", "2", "--seeds", "1"],
     "diet score": ["--epochs", "1", "--seeds", "1"],

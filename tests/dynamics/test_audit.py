@@ -173,6 +173,25 @@ def test_regression_has_statistics_of_losses():
             call()
 
 
+def test_sequences_and_regression_have_duplicates_too():
+    """Sequences: logits (N, C, T) and labels (N, T). Statistics of losses, and near-duplicates without conflicts."""
+    inputs = torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(0))
+    inputs[9] = inputs[2]
+    targets = torch.zeros(20, 3, dtype=torch.int64)
+    model, batches = nn.Conv1d(4, 5, 1), DataLoader(TensorDataset(inputs, targets), 5)
+    loader = sb.SelectiveLoader(
+        batches, model, nn.CrossEntropyLoss(), sb.traditional(), record="dynamics", reducer="mean"
+    )
+    for _ in range(2):
+        for batch in loader:
+            loader.loss(model(batch[0]), batch[1]).backward()
+    found = sb.audit(loader, features=inputs.flatten(1))
+    assert "sequences" in found.notes[0] and found.duplicate[9] == found.duplicate[2] == 0
+    assert (found.conflict == -1).all() and (found.redundant == -1).all()
+    assert found.by(np.arange(20) % 2)[0]["examples"] == 10
+    assert torch.equal(found.diet_scores(), torch.from_numpy(found.mean_loss).float())
+
+
 def test_a_ledger_knows_last_losses():
     ledger = Ledger(4)
     ledger.record_losses(torch.tensor([0, 2]), torch.tensor([0.5, 2.0]), epoch=3)

@@ -40,7 +40,9 @@ def audit(
     duplicates: Annotated[
         bool,
         typer.Option(
-            "--duplicates", help="Find near-duplicates, by one forward pass of the run's network over its data."
+            "--duplicates",
+            metavar="",
+            help="Find near-duplicates, by one forward pass of the run's network over its data.",
         ),
     ] = False,
     redundancy: Annotated[

@@ -173,7 +173,7 @@ def _duplicates(comparison: Comparison, found: Audit, shown: _Shown) -> list[Par
     words = (
         f"**{groups:,} groups of near-duplicates** with {members:,} examples, by the features of the run's network "
         f"(cosine {found.duplicate_threshold:.4f} or more: at most 0.13 times the median distance to the nearest "
-        f"neighbour). {clashes:,} of them have two labels, so at least one of those is wrong."
+        f"neighbour). {clashes:,} of them have two labels: where they show the same thing, at least one is wrong."
     )
     parts: list[Part] = [Text(words, comparison.id)]
     # Groups with two labels first: they are certain errors where the examples are the same.
@@ -218,14 +218,14 @@ def _estimate(comparison: Comparison, found: Audit) -> list[Part]:
             f" Of {gaps:,} looks at examples that had been skipped while right, {still / gaps:.0%} were still right."
         )
     words += (
-        " This is about each example alone. What leaving many out together costs can only be measured: "
-        "`selective-backprop audit RUN --redundancy 0.25,0.5,0.75`."
+        " This is about each example alone. What leaving many out together costs can only be measured, with "
+        "selective-backprop audit RUN --redundancy 0.25,0.5,0.75."
     )
     return [Text(words, comparison.id)]
 
 
 def _curve(comparison: Comparison, curve: Curve) -> list[Part]:
-    names = {AUDIT: "easy ones left out, by the audit", RANDOM: "left out at random"}
+    names = {AUDIT: "likely wrong and easy ones left out, by the audit", RANDOM: "left out at random"}
     rows: list[Row] = [
         {
             "kept": point.share,
@@ -244,10 +244,9 @@ def _curve(comparison: Comparison, curve: Curve) -> list[Part]:
         "field": "ranking",
         "type": "nominal",
         "scale": {"domain": list(names.values()), "scheme": "dark2"},
-        "legend": {"orient": "bottom", "title": None, "columns": 1, "labelLimit": 300},
+        "legend": {"orient": "bottom", "title": None, "columns": 1, "labelLimit": 320, "symbolOpacity": 1},
     }
     tips = tooltip(kept="kept|.0%", examples="examples", error="error|.2%", low="low|.2%", high="high|.2%")
-    # The same offset as in bars: intervals of the two rankings at one share would hide each other.
     spec: Spec = {
         "encoding": {"x": x, "color": color},
         "layer": [

@@ -103,7 +103,7 @@ class Curve:
     def verdict(self) -> str:
         """Say in words what can be left out."""
         audit, random = self.smallest(AUDIT), self.smallest(RANDOM)
-        bound = f"{self.tolerance:.1%} points"
+        bound = f"{100 * self.tolerance:g} percentage points"
         if audit is None and random is None:
             return (
                 f"At no share that was tried is the error certainly within {bound} of training on everything: keep all "
@@ -113,7 +113,7 @@ class Curve:
         how = "those that the audit ranks highest" if best.ranking == AUDIT else "chosen at random"
         words = (
             f"{best.share:.0%} of the examples, {how}, are enough: the error changes by {best.difference.value:+.1%} "
-            f"({best.difference.low:+.1%} to {best.difference.high:+.1%}), certainly less than {bound} worse."
+            f"({best.difference.low:+.1%} to {best.difference.high:+.1%}), so it is certainly at most {bound} worse."
         )
         if random is not None and best.ranking == RANDOM:
             words += " The audit's ranking is not needed for that."
