@@ -258,7 +258,7 @@ def test_a_log_without_classes_is_audited_by_its_losses(tmp_path):
     options = ["--out", tmp_path / "a.csv", "--diet", tmp_path / "d.pt", "--sources", sources]
     done = run("audit", tmp_path, *options)
     said = text_of(done)
-    assert done.returncode == 0 and "No margins and confidences" in said and "highest losses" in said, said
+    assert done.returncode == 0 and "only statistics of losses" in said and "highest losses" in said, said
     assert "by source" in said and len(sb.pruning.load_scores(tmp_path / "d.pt")) == 40
 
 

@@ -258,7 +258,8 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
     if not has_classes:
         notes.append(
             "There are only statistics of losses. Margins, confidences and wrong labels need record='dynamics' "
-            "(on the command line --record dynamics), and outputs that are logits (N, C) with labels (N,)."
+            "(on the command line --record dynamics), and outputs that are logits (N, C) with labels (N,), which "
+            "regression and sequences do not have."
         )
     else:
         scores = statistics.label_scores(margins, others, labels, num_classes)
