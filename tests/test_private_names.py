@@ -32,6 +32,10 @@ ALLOWED = {
     ("lab/runs/launch.py", "_run_exitfuncs"): "what Python calls at its end, which os._exit leaves out",
     ("tests/checkpoint/test_folders.py", "_exit"): "documented by Python: ends a process at once",
     ("tests/conftest.py", "_fixtureinfo"): "pytest has no public list of the fixtures of a test",
+    (
+        "tests/integrations/test_trl.py",
+        "_shared_state",
+    ): "what Accelerate shares in a process, and cannot be told to forget",
     ("tests/lab/report/test_in_notebooks.py", "_repr_html_"): "what Jupyter calls to show an object",
     ("tests/loader/test_own_iteration.py", "_get_iterator"): "a method of torch's DataLoader that users override",
     ("tests/loader/test_selective_loader.py", "_python_dispatch"): "where torch has TorchDispatchMode",

@@ -20,7 +20,7 @@ def test_the_example_does_what_the_text_says(tmp_path, monkeypatch, capsys):
     names = {}
     exec(compile(code[0], "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert re.search(r"offered 10,240, scored 0, trained 7,\d\d\d in \d+ batches.*selectivity 0\.7", printed)
+    assert re.search(r"offered 10,240, scored 0, trained 8,\d\d\d in \d+ batches.*selectivity 0\.8", printed)
     assert isinstance(names["model"], torch.nn.Module)
 
 

@@ -30,6 +30,11 @@ UNLEARNABLE = torch.arange(EXAMPLES) % 7 == 3
 """Examples that the reference model of `reducible_loss` finds as hard as the model does: wrong labels, for example."""
 
 
+def ledger() -> sb.Method:
+    """The ledger without the rules that train on everything: these losses are spread too evenly to skip 30%."""
+    return methods.ledger_backprop(skip_at_least=0, most_rise=None)
+
+
 def recorded() -> sb.Method:
     """A record of a run with Selective-Backprop."""
     record, generator = sb.SelectionRecord(EXAMPLES), torch.Generator().manual_seed(1)
@@ -41,8 +46,9 @@ def recorded() -> sb.Method:
 
 # Methods that cannot be made without arguments, or that show more with other ones.
 MADE: dict[str, Callable[[], sb.Method]] = {
-    "diet": lambda: methods.diet(methods.ledger_backprop(), LOSSES, prune=0.25),
+    "diet": lambda: methods.diet(ledger(), LOSSES, prune=0.25),
     "kath18": lambda: methods.kath18(variable_start=False),
+    "ledger_backprop": lambda: ledger(),
     "predicted_selective_backprop": lambda: methods.predicted_selective_backprop(max_age=3),
     "recorded_backprop": recorded,
     "reducible_loss": lambda: methods.reducible_loss(torch.where(UNLEARNABLE, LOSSES, 0.3 * LOSSES), 1 / 3),

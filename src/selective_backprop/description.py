@@ -42,7 +42,7 @@ def describe(method: object) -> dict[str, Any]:
 
     >>> from selective_backprop.methods import ledger_backprop
     >>> describe(ledger_backprop(0.25, max_age=5))["scorer"]
-    {'class': 'TrainingLossScorer', 'max_age': 5, 'ages': 'as_recorded'}
+    {'class': 'TrainingLossScorer', 'max_age': 5, 'ages': 'as_recorded', 'most_rise': None}
     """
     described = {name: _plain(value, 1) for name, value in _options(method)}
     return {name: described[name] for name in sorted(described)}

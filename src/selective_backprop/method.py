@@ -82,7 +82,7 @@ class Method:
         """Whether the loader must know the length of the run."""
         return self.schedule.needs_num_epochs or self.policy.needs_num_epochs
 
-    def guard(self, *, window: int = 50, patience: int = 1000) -> Method:
+    def guard(self, *, window: int = 50, patience: int = 1000, most_spread: float = 0.7) -> Method:
         """Return the same method with a guard, which switches selection off while it does not pay.
 
         That is while a candidate batch takes longer with selection, or while losses are spread evenly; see
@@ -91,6 +91,8 @@ class Method:
         Args:
             window: number of candidate batches over which time is measured.
             patience: number of candidate batches after which the slower way is tried again.
+            most_spread: selection is off while a larger share of the candidates than this carries 95% of the loss; 1
+                for no such rule.
 
         >>> from selective_backprop.methods import selective_backprop
         >>> selective_backprop(1 / 3).guard().name
@@ -107,7 +109,9 @@ class Method:
                 f"{self.schedule!r}"
             )
         timing = {item.name: getattr(self.schedule, item.name) for item in dataclasses.fields(Schedule)}
-        return dataclasses.replace(self, schedule=Guard(**timing, window=window, patience=patience))
+        return dataclasses.replace(
+            self, schedule=Guard(**timing, window=window, patience=patience, most_spread=most_spread)
+        )
 
 
 def require_method(method: Any) -> None:

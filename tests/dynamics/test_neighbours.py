@@ -17,7 +17,7 @@ def cosines(features):
 
 
 def test_neighbours_agree_with_a_slow_reference(monkeypatch):
-    monkeypatch.setattr(nb, "_BLOCK", 7)  # several blocks, the last one smaller
+    monkeypatch.setattr(nb, "BLOCK", 7)  # several blocks, the last one smaller
     features = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
     found, expected = nb.nearest_neighbours(features, 3), cosines(features.astype(np.float64))
     np.fill_diagonal(expected, -2)
@@ -37,7 +37,7 @@ def slow_groups(features, bound):
 
 @pytest.mark.parametrize("block", [5, 1024])
 def test_groups_agree_with_a_slow_reference(monkeypatch, block):
-    monkeypatch.setattr(nb, "_BLOCK", block)
+    monkeypatch.setattr(nb, "BLOCK", block)
     chance = np.random.default_rng(1)
     centres = chance.normal(size=(12, 6))
     features = np.repeat(centres, 4, axis=0) + 0.02 * chance.normal(size=(48, 6))

@@ -36,7 +36,10 @@ def test_the_environment_is_written_once(tmp_path):
 
 def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
     RunFolder(tmp_path, SETTINGS).close()
-    with pytest.raises(ValueError, match=r"holds a run with other settings \(epochs, seed\): choose another folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"with other settings \(epochs was null, is 3 now; seed was 0, is 1 now\): choose another folder",
+    ):
         RunFolder(tmp_path, {"method": "traditional", "seed": 1, "epochs": 3})
     assert json.loads((tmp_path / "config.json").read_text()) == SETTINGS
     RunFolder(tmp_path, SETTINGS).close()

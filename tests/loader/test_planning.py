@@ -82,7 +82,7 @@ def test_fractions_are_of_the_epoch_whatever_the_blocks():
 
 def test_each_block_keeps_its_share_of_the_loss():
     losses = torch.rand(4000, generator=torch.Generator().manual_seed(0))
-    method = sb.ledger_backprop(loss_share=0.8, skip_at_least=0, max_age=None)
+    method = sb.ledger_backprop(loss_share=0.8, skip_at_least=0, most_rise=None, max_age=None)
     whole, blocks = (
         sum(len(chunk.ids) for chunk in plan(4000, losses, block, batch=32, method=method)[1][0])
         for block in (10_000, 512)

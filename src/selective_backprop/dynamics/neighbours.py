@@ -28,7 +28,8 @@ FILE = "duplicates.npz"
 NUM_NEIGHBOURS = 20
 RATIO = 0.13
 """Near-duplicates are closer than this share of the median distance to the nearest neighbour."""
-_BLOCK = 1024  # rows whose similarities to all examples are in memory at once: 4 KB per example
+BLOCK = 1024
+"""Rows whose similarities to all examples are in memory at once: 4 KB per example."""
 _SHARPNESS, _LEAST_VOTE = 10.0, 0.05
 _ROUNDING = 1e-6  # a cosine of two equal vectors in float32
 
@@ -135,11 +136,11 @@ def nearest_neighbours(features: Tensor | Array, k: int = NUM_NEIGHBOURS) -> Nei
         raise ValueError(f"neighbours need at least 2 examples and k >= 1, got {len(unit)} examples and {k=}")
     ids = torch.empty(len(unit), k, dtype=torch.int64)
     similarities = torch.empty(len(unit), k)
-    for start in range(0, len(unit), _BLOCK):
-        block = unit[start : start + _BLOCK] @ unit.T
+    for start in range(0, len(unit), BLOCK):
+        block = unit[start : start + BLOCK] @ unit.T
         rows = torch.arange(len(block))
         block[rows, start + rows] = -2.0  # an example is no neighbour of itself
-        similarities[start : start + _BLOCK], ids[start : start + _BLOCK] = block.topk(k, 1)
+        similarities[start : start + BLOCK], ids[start : start + BLOCK] = block.topk(k, 1)
     return Neighbours(ids.numpy(), similarities.numpy())
 
 
@@ -214,7 +215,7 @@ def _join(unit: Tensor, candidates: Array, bound: float) -> Array:
     """Return the first example of each example's group: (M,). candidates: ids that may have near-duplicates, rising."""
     first = np.arange(len(unit))
     leaders = np.empty(0, dtype=np.int64)
-    for ids in np.array_split(candidates, max(1, -(-len(candidates) // _BLOCK))):
+    for ids in np.array_split(candidates, max(1, -(-len(candidates) // BLOCK))):
         mine = unit[torch.from_numpy(ids)]
         free = np.ones(len(ids), dtype=bool)
         if len(leaders):

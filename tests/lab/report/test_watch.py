@@ -64,7 +64,7 @@ def test_progress_counts_epochs_and_estimates_the_time_left(tmp_path):
     assert progress.seconds_left == pytest.approx((3 + 4) * 20 + 4 * (112.5 + 20) / 2)
     words = progress.sentence()
     assert "**3 of 14 epochs** are done, and 1 of 4 runs are finished." in words
-    assert "Estimated time left: **7 minutes**" in words
+    assert "Estimated time left: **about 7 minutes**" in words
     assert words.endswith("Arms to come: ledger, 4 epochs.")
     table = progress.section().parts[-1]
     assert table.cells == [
