@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from selective_backprop.distributed.ranks import current_ranks, lost_another
+from selective_backprop.lab.interrupts import INTERRUPTED
 from selective_backprop.lab.runs.torchrun import number_of_processes
 
 _PATIENCE = timedelta(seconds=5)  # how long to wait for rank 0 to meet the same error
@@ -110,7 +111,8 @@ def _fail(error: BaseException, rank: int, size: int, store: Any, said: str) -> 
         _post(store, rank, reason)  # only now, because torchrun ends this rank as soon as another one has left
     else:
         _post(store, rank, reason)
-        if _reason_of_first(store) != reason:
+        # Ctrl-C reaches all ranks, and the first one says so, however long it takes to get there.
+        if code != INTERRUPTED and _reason_of_first(store) != reason:
             text = said or "".join(traceback.format_exception(error))
             print(f"rank {rank} of {size}:\n{text}", file=sys.stderr, flush=True)
     sys.exit(code)
