@@ -60,6 +60,11 @@ def test_budget_schedules_end_at_zero():
     assert Decay(kind="constant").at(0.9) == 1
 
 
+def test_a_triangle_rises_and_falls_to_zero():
+    rates = [Decay(kind="triangle").at(progress) for progress in (0, 0.1, 0.2, 0.6, 1)]
+    assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
+
+
 def test_the_nearest_name_is_suggested():
     with pytest.raises(ValueError, match="there is no recipe 'cifar-10': did you mean cifar10"):
         find_recipe("cifar-10")
@@ -74,7 +79,7 @@ def test_the_nearest_name_is_suggested():
         (lambda: RECIPES["digits"].with_(lr=-1), "lr must be positive, got -1"),
         (lambda: RECIPES["digits"].with_(selectivity=2), r"selectivity must be in \(0, 1\], got 2"),
         (lambda: RECIPES["digits"].with_(learning_rate=1), "a recipe has no learning_rate"),
-        (lambda: Decay(kind="exponential"), "kind must be step, cosine, linear or constant, got 'exponential'"),
+        (lambda: Decay(kind="exponential"), "kind must be .*, triangle or constant, got 'exponential'"),
         (
             lambda: Decay(kind="step", milestones=(0.6, 0.3)),
             r"rising fractions of the run in \(0, 1\), got \(0.6, 0.3\)",

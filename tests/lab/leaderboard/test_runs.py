@@ -1,6 +1,8 @@
+import dataclasses
 import json
 
 import pytest
+import torch
 from torch import nn
 
 import selective_backprop as sb
@@ -35,6 +37,17 @@ def test_held_out_examples_are_never_trained_on():
     seen = {image.numpy().tobytes() for image in held_out.train_images}
     assert len(held_out.test_labels) == 400
     assert not seen & {image.numpy().tobytes() for image in held_out.test_images}
+
+
+def test_standardized_images_have_the_same_brightness_and_contrast():
+    plain = DIGITS.load(None, held_out=True)
+    data = dataclasses.replace(DIGITS, standardize=True).load(None, held_out=True)
+    for before, images in ((plain.train_images, data.train_images), (plain.test_images, data.test_images)):
+        deviation, mean = torch.std_mean(images.float(), dim=(1, 2, 3))
+        assert mean.sub(128).abs().max() < 1
+        assert deviation.min() > 45
+        assert deviation.max() < 50
+        assert before.float().mean((1, 2, 3)).std() > 5
 
 
 def test_a_cell_can_be_made_again_with_the_same_numbers(digits):

@@ -29,6 +29,8 @@ class Workload:
     proxy: str
     """Network that scores for the others, and that reducible losses refer to."""
     label_noise: float = 0.0
+    standardize: bool = False
+    """Give all images the same brightness and contrast."""
     held_out: int = 10_000
     """Training examples that settings are chosen on. No run trains on them."""
 
@@ -53,11 +55,10 @@ class Workload:
             )
         train, validation = order[: self.train_size], order[-self.held_out :]
         part = dataclasses.replace(full, train_images=full.train_images[train], train_labels=full.train_labels[train])
-        if not held_out:
-            return part
-        return dataclasses.replace(
-            part, test_images=full.train_images[validation], test_labels=full.train_labels[validation]
-        )
+        if held_out:
+            images, labels = full.train_images[validation], full.train_labels[validation]
+            part = dataclasses.replace(part, test_images=images, test_labels=labels)
+        return part.standardized() if self.standardize else part
 
 
 def _images(dataset: str, **more: object) -> Recipe:
@@ -133,12 +134,15 @@ WORKLOADS: dict[str, Workload] = {
         proxy="byte_transformer_tiny",
     ),
     "resnet": Workload(
-        title="SVHN (re-cropped), 16x16, 4,000 examples, ResNet-20 of half width",
-        recipe=_images("svhn", image_size=16, padding=2, model="resnet20_narrow", batch_size=32, lr=0.02),
+        title="SVHN (re-cropped), 16x16, standardized, 4,000 examples, ResNet-20 of half width",
+        recipe=_images("svhn", image_size=16, padding=2, model="resnet20_narrow").with_(
+            batch_size=64, lr=0.1, decay=Decay(kind="triangle")
+        ),
         train_size=4_000,
-        lengths=(2, 3, 4, 6, 8),
+        lengths=(3, 4, 5, 6, 8),
         seeds=5,
         proxy="strided_cnn_tiny",
+        standardize=True,  # without it, some runs learn nothing for several epochs
     ),
 }
 

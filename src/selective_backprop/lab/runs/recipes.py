@@ -19,15 +19,16 @@ class Decay:
     0.75
     """
 
-    kind: Literal["step", "cosine", "linear", "constant"] = "cosine"
+    kind: Literal["step", "cosine", "linear", "triangle", "constant"] = "cosine"
+    """"triangle" rises over the first fifth of the run and falls to zero over the rest."""
     milestones: tuple[float, ...] = ()
     """For "step": when the rate drops, as fractions of the run."""
     factor: float = 0.1
     """For "step": what the rate is multiplied by at each milestone."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("step", "cosine", "linear", "constant"):
-            raise ValueError(f"kind must be step, cosine, linear or constant, got {self.kind!r}")
+        if self.kind not in ("step", "cosine", "linear", "triangle", "constant"):
+            raise ValueError(f"kind must be step, cosine, linear, triangle or constant, got {self.kind!r}")
         if not all(0 < a < 1 for a in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones must be rising fractions of the run in (0, 1), got {self.milestones}")
         if (self.kind == "step") != bool(self.milestones):
@@ -41,6 +42,8 @@ class Decay:
             return 1.0
         if self.kind == "linear":
             return 1 - progress
+        if self.kind == "triangle":
+            return min(progress / 0.2, (1 - progress) / 0.8)
         if self.kind == "cosine":
             return (1 + math.cos(math.pi * progress)) / 2
         # 1e-9 makes up for rounding, so that epoch 120 of 200 counts as 0.6.

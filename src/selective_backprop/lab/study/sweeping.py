@@ -125,12 +125,12 @@ def _with_option(choice: Choice, name: str, value: object, recipe: Recipe) -> Ch
 
 
 def _decay(text: str) -> Decay:
-    if text in ("cosine", "linear", "constant"):
+    if text in ("cosine", "linear", "triangle", "constant"):
         return Decay(kind=text)  # type: ignore[arg-type]
     if text not in RECIPES:
-        known = ["cosine", "linear", "constant", *RECIPES]
+        known = ["cosine", "linear", "triangle", "constant", *RECIPES]
         raise ValueError(
-            f"schedule must be cosine, linear, constant or a recipe whose schedule is taken, got {text!r}"
+            f"schedule must be cosine, linear, triangle, constant or a recipe whose schedule is taken, got {text!r}"
             f"{suggestion(text, known)}"
         )
     return RECIPES[text].decay
