@@ -124,12 +124,9 @@ def _cut(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def flat(examples: dict[str, Tensor], collator: Any) -> dict[str, Any]:
     """Join padded documents into one row without padding, as TRL's collator does."""
-    lengths = lengths_of(examples)
-    columns = {name: examples[name].tolist() for name in ("input_ids", "labels")}
-    documents = [
-        {name: column[i][:length] for name, column in columns.items()} for i, length in enumerate(lengths.tolist())
-    ]
-    joined: dict[str, Any] = collator(documents)
+    inside = examples["attention_mask"].bool()
+    row = {name: examples[name][inside].tolist() for name in ("input_ids", "labels")}
+    joined: dict[str, Any] = collator([row | {LENGTHS: lengths_of(examples).tolist()}])
     return joined
 
 
