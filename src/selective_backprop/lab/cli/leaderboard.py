@@ -124,7 +124,9 @@ def show(
             help="A page whose part between the comments `leaderboard` and `/leaderboard` is replaced by the tables."
         ),
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Folder for a chart of each workload, as SVG.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for a chart of each workload, and one of all, as SVG.")
+    ] = None,
     evidence: Annotated[Path | None, typer.Option(help="File for what `advise` knows of each method, as JSON.")] = None,
 ) -> None:
     """Print the leaderboard of all records in a folder as Markdown, or put it into a page.
@@ -132,7 +134,7 @@ def show(
     Example: `selective-backprop leaderboard show benchmarks/results/leaderboard --into docs/leaderboard.md`
     """
     from selective_backprop.files.writing import write_whole
-    from selective_backprop.lab.leaderboard.chart import frontier_chart
+    from selective_backprop.lab.leaderboard.chart import frontier_chart, overview_chart
     from selective_backprop.lab.leaderboard.page import put_into, tables
     from selective_backprop.lab.leaderboard.records import Store
 
@@ -148,7 +150,8 @@ def show(
         typer.echo(text)  # as it is: lines of Markdown must not be broken
     if figures is not None:
         figures.mkdir(parents=True, exist_ok=True)
-        write_whole({figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in standings})
+        charts = {figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in standings}
+        write_whole(charts | {figures / "leaderboard.svg": overview_chart(standings)})
     if evidence is not None:
         write_whole({evidence: (json.dumps(evidence_by_method(standings), indent=1) + "\n").encode()})
     screen.result({"workloads": [_as_json(one) for one in standings]})
