@@ -110,7 +110,8 @@ def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path
     assert chosen["ledger, default"] == f"ledger:skip_at_least=0.3,most_rise=0.1,{rate}"
     defaults = make_method("ledger_backprop", 1 / 3, {"skip_at_least": 0.3, "most_rise": 0.1})
     assert repr(defaults) == repr(sb.ledger_backprop()), "the arm states the defaults of the library"
-    assert {cell.seed for cell in store.outcomes} == {1000}
+    seeds = {arm: {cell.seed for cell in store.outcomes if cell.arm == arm} for arm in ("plain", "mine")}
+    assert seeds == {"plain": set(range(1000, 1005)), "mine": {1000}}, "a baseline is tuned on more seeds"
     assert lengths_of(DIGITS, "plain", chosen["plain"], store) == (1, 2, 3)
     assert lengths_of(DIGITS, "mine", chosen["mine"], store) == (1, 2, 3, 6)  # twice as long for half of the examples
 

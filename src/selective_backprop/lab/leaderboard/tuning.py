@@ -1,8 +1,11 @@
-"""Choosing each arm's settings on held-out training examples, with equally many trials for all.
+"""Choosing each arm's settings on held-out training examples, with equally many settings to try for all.
 
 Plain training comes first: of its rates, the one with the lowest error at the middle length. Its runs at all lengths
 make the frontier. Every other arm takes, of its settings at the middle length, the one with the highest compute
 multiplier against that frontier, which weighs error and compute together.
+
+The two baselines choose by the mean over five seeds, the other arms by one: a badly tuned baseline would flatter
+every method.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.leaderboard.arms import PLAIN, UNTUNED, Arm
+from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM, UNTUNED, Arm
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import Show, run_missing
 from selective_backprop.lab.leaderboard.workloads import Workload
@@ -20,6 +23,8 @@ from selective_backprop.lab.study.frontier import Bound, Frontier
 
 TUNING_SEED = 1_000
 """Seed of all trials. No run on the test set has it."""
+BASELINE_SEEDS = range(TUNING_SEED, TUNING_SEED + 5)
+"""Seeds of the baselines' trials."""
 Chosen = dict[str, str]
 """The chosen setting of each arm."""
 
@@ -41,16 +46,20 @@ def tune(
         show: called after each run.
     """
     by_name = {arm.name: arm for arm in arms}
-    plain = by_name.pop(PLAIN)
+    plain, one = by_name.pop(PLAIN), [TUNING_SEED]
 
-    def cells(name: str, settings: Sequence[str], lengths: Sequence[int]) -> list[Cell]:
-        return [Cell(name, text, length, TUNING_SEED, True) for text in settings for length in lengths]
+    def cells(name: str, settings: Sequence[str], lengths: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
+        return [Cell(name, text, length, seed, True) for text in settings for length in lengths for seed in seeds]
 
-    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle]), data, store, show)
+    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle], BASELINE_SEEDS), data, store, show)
     chosen = {PLAIN: min(plain.trials, key=lambda text: fmean(_errors(tried, text)))}
-    budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths), data, store, show)
+    budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths, one), data, store, show)
     baseline = Frontier([_arm([run for run in budgets if run.cell.length == n]) for n in workload.lengths])
-    others = [cell for arm in by_name.values() for cell in cells(arm.name, arm.trials, [workload.middle])]
+    others = [
+        cell
+        for arm in by_name.values()
+        for cell in cells(arm.name, arm.trials, [workload.middle], BASELINE_SEEDS if arm.name == RANDOM else one)
+    ]
     tried = run_missing(workload, others, data, store, show)
     for arm in by_name.values():
         runs = [outcome for outcome in tried if outcome.cell.arm == arm.name]
@@ -58,7 +67,7 @@ def tune(
     for arm in UNTUNED:
         chosen[arm.name] = at_plain_rate(arm, chosen[PLAIN])
         # It is not tuned, but what it costs must be known.
-        run_missing(workload, cells(arm.name, [chosen[arm.name]], [workload.middle]), data, store, show)
+        run_missing(workload, cells(arm.name, [chosen[arm.name]], [workload.middle], one), data, store, show)
     return chosen
 
 
