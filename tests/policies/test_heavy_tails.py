@@ -92,8 +92,7 @@ def test_an_outlier_has_no_larger_part_in_the_steps_than_in_plain_training():
 
 def test_the_rule_without_a_cap_does_stop():
     """What the test above is there to see."""
-    method = sb.ledger_backprop(most_rise=None)
-    method.policy.cap = float("inf")
+    method = sb.ledger_backprop(cap=float("inf"), most_rise=None)
     _, batches = trained(method, 0, 1e4, lambda p: torch.optim.Adam(p, lr=0.05))
     assert sum(batches[1:10]) < 0.5 * batches[0]  # until all is trained on for its age
 
