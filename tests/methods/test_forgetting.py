@@ -99,7 +99,7 @@ def test_bad_options():
         sb.ledger_backprop(most_rise=0)
     with pytest.raises(ValueError, match="skip_at_least must be a share of the candidates in \\[0, 1\\), got 1"):
         sb.ledger_backprop(skip_at_least=1)
-    with pytest.raises(ValueError, match="cap must be at least 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"cap must be at least 1, got 0\.5"):
         sb.ledger_backprop(cap=0.5)
     budget = sb.LengthCost([3, 4, 5], tokens_per_epoch=6)
     for option in ({"most_rise": None}, {"skip_at_least": 0.1}, {"cap": 100}):

@@ -125,9 +125,9 @@ def ledger_backprop(
             negative, the share is that of their distance from the smallest loss.
         soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
             share is trained on. It takes more examples for the same share, and more compute for the same error.
-        cap: with a loss_share, no loss counts for more than this many times the mean; 10 by default. It keeps a few wrong
-            labels from using up the share once everything else is learned. On redundant data whose labels you trust,
-            a higher cap skips more.
+        cap: with a loss_share, no loss counts for more than this many times the mean; 10 by default. It keeps a few
+            wrong labels from using up the share once everything else is learned. On redundant data whose labels you
+            trust, a higher cap skips more.
         skip_at_least: with a loss_share, train on everything in an epoch that could skip fewer than this share of the
             examples; 0.3 by default. Where losses are spread evenly, skipping a few examples costs about as much
             accuracy as it saves compute. 0 skips whatever it can.
