@@ -101,8 +101,10 @@ def test_bad_options():
         sb.ledger_backprop(skip_at_least=1)
     with pytest.raises(ValueError, match=r"cap must be at least 1, got 0\.5"):
         sb.ledger_backprop(cap=0.5)
+    with pytest.raises(ValueError, match="keep_at_least must be a share of the candidates in \\[0, 1\\], got 2"):
+        sb.ledger_backprop(keep_at_least=2)
     budget = sb.LengthCost([3, 4, 5], tokens_per_epoch=6)
-    for option in ({"most_rise": None}, {"skip_at_least": 0.1}, {"cap": 100}):
+    for option in ({"most_rise": None}, {"skip_at_least": 0.1}, {"cap": 10}, {"keep_at_least": 0}):
         for more in ({"selectivity": 0.5}, {"cost": budget}):
-            with pytest.raises(ValueError, match="cap, skip_at_least and most_rise need a loss_share"):
+            with pytest.raises(ValueError, match="cap, keep_at_least, skip_at_least and most_rise need a loss_share"):
                 sb.ledger_backprop(**more, **option)

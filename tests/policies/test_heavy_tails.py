@@ -92,22 +92,55 @@ def test_an_outlier_has_no_larger_part_in_the_steps_than_in_plain_training():
 
 def test_the_rule_without_a_cap_does_stop():
     """What the test above is there to see."""
-    method = sb.ledger_backprop(cap=float("inf"), most_rise=None)
+    method = sb.ledger_backprop(cap=float("inf"), keep_at_least=0, most_rise=None)
     _, batches = trained(method, 0, 1e4, lambda p: torch.optim.Adam(p, lr=0.05))
     assert sum(batches[1:10]) < 0.5 * batches[0]  # until all is trained on for its age
 
 
-def test_some_wrong_labels_do_not_use_up_the_share():
+def test_a_low_cap_keeps_some_wrong_labels_from_using_up_the_share():
     """3% of the losses are 7, and what the network knows of the others differs; it goes on to train on these."""
     others = torch.rand(9700, generator=torch.Generator().manual_seed(0)) * 0.01
     losses = torch.cat([torch.full((300,), 7.0), others])
-    kept = sb.policies.LossSharePolicy(loss_share=0.95).select(losses, torch.Generator()).positions
-    assert int((kept < 300).sum()) == 300
-    assert int((kept >= 300).sum()) > 0.5 * len(others)
-    uncapped = (
-        sb.policies.LossSharePolicy(loss_share=0.95, cap=float("inf")).select(losses, torch.Generator()).positions
-    )
-    assert int((uncapped >= 300).sum()) == 0
+
+    def kept(**options):
+        policy = sb.policies.LossSharePolicy(loss_share=0.95, **options)
+        return policy.select(losses, torch.Generator()).positions
+
+    assert int((kept(cap=10) < 300).sum()) == 300
+    assert int((kept(cap=10) >= 300).sum()) > 0.5 * len(others)
+    assert int((kept(cap=float("inf")) >= 300).sum()) == 0
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("keep_at_least", [0.25, 0.5, 1.0])
+def test_however_few_carry_the_loss_a_share_of_the_examples_is_kept(soft, keep_at_least):
+    """3% of the losses are all that is left. Chances add up to the share within 1 of 3,000, soft ones within 2%."""
+    losses = torch.cat([torch.full((90,), 7.0), torch.linspace(0, 1e-4, 2910)])
+    policy = sb.policies.LossSharePolicy(loss_share=0.95, soft=soft, keep_at_least=keep_at_least)
+    selection = policy.select(losses, torch.Generator().manual_seed(0))
+    assert float(selection.probabilities.sum()) == pytest.approx(3000 * keep_at_least, abs=1 + 0.02 * 3000 * soft)
+    assert (set(range(90)) <= set(selection.positions.tolist())) or soft
+    few = sb.policies.LossSharePolicy(loss_share=0.95, soft=soft).select(losses, torch.Generator().manual_seed(0))
+    assert float(few.probabilities.sum()) < 0.24 * 3000
+
+
+def test_the_ledger_trains_on_a_tenth_at_least():
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(1000, 1), torch.zeros(1000, dtype=torch.long)
+    targets[:30] = 1  # wrong, and all of the loss, as the model is sure of the others
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([10.0, -10.0]))
+    for keep_at_least, expected in ((0.1, [1000, 100, 100]), (0.0, [1000, 50, 50])):  # 30 are topped up to a batch
+        method = sb.ledger_backprop(keep_at_least=keep_at_least, most_rise=None)
+        loader = make_loader((inputs, targets), model, method, nn.CrossEntropyLoss(), 3, batch_size=50)
+        trained_on = [0, 0, 0]
+        for epoch in range(3):
+            for batch_inputs, batch_targets in loader:
+                loader.loss(model(batch_inputs), batch_targets)
+                trained_on[epoch] += len(batch_inputs)
+        assert trained_on == expected
 
 
 class GaussianLoss(nn.Module):

@@ -16,7 +16,7 @@ from selective_backprop.policies import LossSharePolicy
 SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
 _WORTH_IT = 0.95  # fraction of plain training's time; a smaller gain is within the error of the prediction
 _STALE_EVERY = 3
-_LEDGER = LossSharePolicy(loss_share=0.95, skip_at_least=0.3)  # the default of ledger_backprop
+_LEDGER = LossSharePolicy(loss_share=0.95, keep_at_least=0.1, skip_at_least=0.3)  # the default of ledger_backprop
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from selective_backprop.scorers import (
 from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.selection_record import SelectionRecord
 
-_CAP, _SKIP_AT_LEAST, _MOST_RISE = 10.0, 0.3, 0.1
+_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE = 100.0, 0.1, 0.3, 0.1
 
 
 def traditional() -> Method:
@@ -106,6 +106,7 @@ def ledger_backprop(
     loss_share: float | None = None,
     soft: bool = False,
     cap: float = _CAP,
+    keep_at_least: float = _KEEP_AT_LEAST,
     skip_at_least: float = _SKIP_AT_LEAST,
     most_rise: float | None = _MOST_RISE,
     max_age: int | None = 10,
@@ -125,9 +126,9 @@ def ledger_backprop(
             negative, the share is that of their distance from the smallest loss.
         soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
             share is trained on. It takes more examples for the same share, and more compute for the same error.
-        cap: with a loss_share, no loss counts for more than this many times the mean; 10 by default. It keeps a few
-            wrong labels from using up the share once everything else is learned. On redundant data whose labels you
-            trust, a higher cap skips more.
+        cap: with a loss_share, no loss counts for more than this many times the mean; 100 by default. It keeps a few
+            broken examples from using up the share. A lower cap skips less once most examples are learned.
+        keep_at_least: with a loss_share, train on at least this share of the examples in every epoch; 0.1 by default.
         skip_at_least: with a loss_share, train on everything in an epoch that could skip fewer than this share of the
             examples; 0.3 by default. Where losses are spread evenly, skipping a few examples costs about as much
             accuracy as it saves compute. 0 skips whatever it can.
@@ -150,10 +151,11 @@ def ledger_backprop(
     """
     by_budget = has_budget(options)
     by_share = loss_share is not None or (selectivity is None and "beta" not in options and not by_budget)
-    own_rules = cap != _CAP or skip_at_least != _SKIP_AT_LEAST or most_rise != _MOST_RISE
-    if own_rules and not by_share:
+    rules = (cap, keep_at_least, skip_at_least, most_rise)
+    if rules != (_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE) and not by_share:
         raise ValueError(
-            "cap, skip_at_least and most_rise need a loss_share: a selectivity or a budget says how many to skip"
+            "cap, keep_at_least, skip_at_least and most_rise need a loss_share: a selectivity or a budget says how "
+            "many to skip"
         )
     rise = most_rise if by_share else None
     guard = options.get("noise_guard")
@@ -180,7 +182,9 @@ def ledger_backprop(
     if of_percentiles := [name for name in OF_PERCENTILES if name in options]:
         raise ValueError(f"{', '.join(of_percentiles)} has no effect with a loss_share: give a selectivity instead")
     share = 0.95 if loss_share is None else loss_share
-    policy = LossSharePolicy(loss_share=share, soft=soft, cap=cap, skip_at_least=skip_at_least)
+    policy = LossSharePolicy(
+        loss_share=share, soft=soft, cap=cap, keep_at_least=keep_at_least, skip_at_least=skip_at_least
+    )
     return method_with("ledger_backprop", scorer, policy, options)
 
 

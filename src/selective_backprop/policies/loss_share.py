@@ -19,9 +19,10 @@ class LossSharePolicy(Policy):
     made for whole epochs. It has no history, and looks only at the candidates of one selection.
 
     A few broken examples cannot use up the share. No score counts for more than `cap` times the mean, so at least
-    loss_share / cap of the candidates are kept. An outlier is a score more than 100 times as high as the bound below
-    which 99% of the scores lie. Outliers have no priority: each is kept with the average chance of a candidate.
-    Otherwise they would be trained on in every epoch, much more often than the rest.
+    loss_share / cap of the candidates are kept, and never fewer than `keep_at_least`. An outlier is a score more than
+    100 times as high as the bound below which 99% of the scores lie. Outliers do not count, and have no priority: each
+    is kept with the average chance of a candidate. Otherwise they would be trained on in every epoch, much more often
+    than the rest.
 
     If some scores are negative, as the loss of a Gaussian with a learned variance can be, each score counts by how far
     it is above the smallest. At least one candidate is kept, if there is any.
@@ -32,6 +33,7 @@ class LossSharePolicy(Policy):
             kept. Every candidate then has a chance, outliers the highest, and more are kept for the same share.
         cap: a score counts for at most this many times the mean. With infinity, scores count as they are, and there
             are no outliers.
+        keep_at_least: keep at least this share of the candidates, however few carry the loss.
         skip_at_least: if fewer than this share of the candidates could be left out, none is. A small saving is not
             worth what training loses by it.
 
@@ -45,27 +47,42 @@ class LossSharePolicy(Policy):
     1.0
     """
 
-    def __init__(self, *, loss_share: float, soft: bool = False, cap: float = 10.0, skip_at_least: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        loss_share: float,
+        soft: bool = False,
+        cap: float = 100.0,
+        keep_at_least: float = 0.0,
+        skip_at_least: float = 0.0,
+    ) -> None:
         if not 0 < loss_share <= 1:
             raise ValueError(f"loss_share must be in (0, 1], got {loss_share}")
         if not isinstance(soft, bool):  # "False" of a command line would count as true
             raise ValueError(f"soft must be true or false, got {soft!r}")
         if not cap >= 1:
             raise ValueError(f"cap must be at least 1, got {cap}")
+        if not 0 <= keep_at_least <= 1:
+            raise ValueError(f"keep_at_least must be a share of the candidates in [0, 1], got {keep_at_least}")
         if not 0 <= skip_at_least < 1:
             raise ValueError(f"skip_at_least must be a share of the candidates in [0, 1), got {skip_at_least}")
-        self.loss_share, self.soft, self.cap, self.skip_at_least = loss_share, soft, cap, skip_at_least
+        self.loss_share, self.soft, self.cap = loss_share, soft, cap
+        self.keep_at_least, self.skip_at_least = keep_at_least, skip_at_least
         self.why_all = None
         self.beta = float("nan")
         """The exponent of the last selection, if soft."""
 
     def keep_fraction(self, scores: Tensor) -> float:
         """Return the fraction of candidates that carry the share. Unless soft, this is the fraction kept."""
-        return self._fraction_of(functional.descending(scores))
+        ordered = functional.loss_above_smallest(functional.descending(scores))
+        return self._fraction_of(ordered[self._num_outliers(ordered) :])
+
+    def _num_outliers(self, ordered: Tensor) -> int:
+        return 0 if self.cap == float("inf") else int(functional.is_outlier(ordered, ordered=ordered).count_nonzero())
 
     def _fraction_of(self, ordered: Tensor) -> float:
         fraction = functional.count_of_ordered(ordered, self.loss_share, self.cap) / max(1, len(ordered))
-        return self._worth_it(fraction)
+        return self._worth_it(max(fraction, self.keep_at_least))
 
     def _worth_it(self, fraction: float) -> float:
         """The fraction to keep, or everything if too few could be left out."""
@@ -84,7 +101,9 @@ class LossSharePolicy(Policy):
 
     def _by_chance(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         percentiles = functional.rank_percentiles(scores)
-        self.beta = functional.beta_from_loss_share(percentiles, scores, self.loss_share, self.cap)
+        beta = functional.beta_from_loss_share(percentiles, scores, self.loss_share, self.cap)
+        most = functional.beta_from_selectivity(self.keep_at_least) if self.keep_at_least else beta
+        self.beta = min(beta, most)
         chances = functional.keep_probability(percentiles, self.beta)
         if len(scores) and self._worth_it(float(chances.mean())) == 1:
             self.beta, chances = 0.0, torch.ones_like(chances)
@@ -104,13 +123,13 @@ class LossSharePolicy(Policy):
         # Sorted only once, because an epoch may have millions of scores.
         ordered = functional.descending(scores)
         ordered_losses = functional.loss_above_smallest(ordered)
-        fraction = self._fraction_of(ordered_losses)
-        outliers = functional.is_outlier(functional.loss_above_smallest(scores), ordered=ordered_losses)
-        num_outliers = 0 if self.cap == float("inf") else int(outliers.count_nonzero())
+        num_outliers = self._num_outliers(ordered_losses)
+        fraction = self._fraction_of(ordered_losses[num_outliers:])
         if not num_outliers:
             count = round(fraction * len(scores))
             chosen, chances = functional.is_highest(scores, ordered[count - 1], count, generator)
             return chosen.nonzero().flatten(), chances
+        outliers = functional.is_outlier(functional.loss_above_smallest(scores), ordered=ordered_losses)
         count = math.ceil(fraction * (len(scores) - num_outliers) - 1e-9)
         usual = scores.masked_fill(outliers, float("-inf"))
         chosen, chances = functional.is_highest(usual, ordered[num_outliers + count - 1], count, generator)

@@ -4,7 +4,7 @@ Plain training comes first: of its rates, the one with the lowest error at the m
 make the frontier. Every other arm takes, of its settings at the middle length, the one with the highest compute
 multiplier against that frontier, which weighs error and compute together.
 
-The two baselines choose by the mean over five seeds, the other arms by one: a badly tuned baseline would flatter
+The two baselines choose by the mean over several seeds, the other arms by one: a badly tuned baseline would flatter
 every method.
 """
 
@@ -23,8 +23,6 @@ from selective_backprop.lab.study.frontier import Bound, Frontier
 
 TUNING_SEED = 1_000
 """Seed of all trials. No run on the test set has it."""
-BASELINE_SEEDS = range(TUNING_SEED, TUNING_SEED + 5)
-"""Seeds of the baselines' trials."""
 Chosen = dict[str, str]
 """The chosen setting of each arm."""
 
@@ -47,24 +45,25 @@ def tune(
     """
     by_name = {arm.name: arm for arm in arms}
     plain, one = by_name.pop(PLAIN), [TUNING_SEED]
+    several = range(TUNING_SEED, TUNING_SEED + workload.baseline_seeds)
 
     def cells(name: str, settings: Sequence[str], lengths: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
         return [Cell(name, text, length, seed, True) for text in settings for length in lengths for seed in seeds]
 
-    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle], BASELINE_SEEDS), data, store, show)
+    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle], several), data, store, show)
     chosen = {PLAIN: min(plain.trials, key=lambda text: fmean(_errors(tried, text)))}
     budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths, one), data, store, show)
     baseline = Frontier([_arm([run for run in budgets if run.cell.length == n]) for n in workload.lengths])
     others = [
         cell
         for arm in by_name.values()
-        for cell in cells(arm.name, arm.trials, [workload.middle], BASELINE_SEEDS if arm.name == RANDOM else one)
+        for cell in cells(arm.name, arm.trials, [workload.middle], several if arm.name == RANDOM else one)
     ]
     tried = run_missing(workload, others, data, store, show)
     for arm in by_name.values():
         runs = [outcome for outcome in tried if outcome.cell.arm == arm.name]
         chosen[arm.name] = max(arm.trials, key=lambda text, runs=runs: _merit(baseline, runs, text))  # type: ignore[misc]
-    for arm in UNTUNED:
+    for arm in (arm for arm in UNTUNED if workload.has(arm.name)):
         chosen[arm.name] = at_plain_rate(arm, chosen[PLAIN])
         # It is not tuned, but what it costs must be known.
         run_missing(workload, cells(arm.name, [chosen[arm.name]], [workload.middle], one), data, store, show)
