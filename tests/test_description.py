@@ -97,11 +97,11 @@ def test_no_addresses_in_what_is_printed(name):
         (sb.traditional(), "traditional()"),
         (
             sb.ledger_backprop(loss_share=0.95),
-            "ledger_backprop(loss_share=0.95, skip_at_least=0.3, max_age=10, most_rise=0.1)",
+            "ledger_backprop(loss_share=0.95, keep_at_least=0.1, skip_at_least=0.3, max_age=10, most_rise=0.1)",
         ),
         (
             sb.ledger_backprop(loss_share=0.95, skip_at_least=0, most_rise=None),
-            "ledger_backprop(loss_share=0.95, max_age=10)",
+            "ledger_backprop(loss_share=0.95, keep_at_least=0.1, max_age=10)",
         ),
         (sb.selective_backprop(1 / 3).guard(), "selective_backprop(selectivity=0.3333).guard()"),
         (
