@@ -97,7 +97,7 @@ def test_no_addresses_in_what_is_printed(name):
         (sb.traditional(), "traditional()"),
         (
             sb.ledger_backprop(loss_share=0.95),
-            "ledger_backprop(loss_share=0.95, keep_at_least=0.1, skip_at_least=0.3, max_age=10, most_rise=0.1)",
+            "ledger_backprop(loss_share=0.95, keep_at_least=0.1, skip_at_least=0.3, max_age=10, most_rise=0.2)",
         ),
         (
             sb.ledger_backprop(loss_share=0.95, skip_at_least=0, most_rise=None),

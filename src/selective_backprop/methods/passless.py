@@ -35,7 +35,7 @@ from selective_backprop.scorers import (
 from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.selection_record import SelectionRecord
 
-_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE = 100.0, 0.1, 0.3, 0.1
+_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE = 100.0, 0.1, 0.3, 0.2
 
 
 def traditional() -> Method:
@@ -133,7 +133,7 @@ def ledger_backprop(
             examples; 0.3 by default. Where losses are spread evenly, skipping a few examples costs about as much
             accuracy as it saves compute. 0 skips whatever it can.
         most_rise: with a loss_share, train on everything from then on, once the loss of examples that were left out has
-            risen by more than this share of the mean loss, by the median; 0.1 by default. The network has memorised
+            risen by more than this share of the mean loss, by the median; 0.2 by default. The network has memorised
             them then, and forgets them. To see it, about 1% of the examples come back in every epoch; up to 10% of
             small data. None for no such rule.
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
