@@ -1,4 +1,4 @@
-"""Compare settings of `ledger_backprop` on held-out training examples: its cap on losses, and how much forgetting it allows.
+"""Compare the cap and the limit on forgetting of `ledger_backprop` on held-out training examples.
 
     python benchmarks/ledger_defaults.py DATA RECORDS
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_missing
@@ -22,8 +22,7 @@ from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.study.frontier import Arm, Frontier
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What is run on a workload."""
 
     workload: Workload

@@ -56,6 +56,15 @@ def test_the_lab_and_the_bare_loop_train_the_same_network():
     assert all(speed > 0 for speed in benchmark.feeding(subjects["bare"], rounds=1))
 
 
+def test_the_runs_behind_the_ledgers_defaults_are_all_stored(capsys, monkeypatch):
+    benchmark, records = load("ledger_defaults"), FOLDER / "results" / "2026-11-17-ledger-defaults"
+    monkeypatch.setattr("sys.argv", ["ledger_defaults", "no data", str(records)])
+    benchmark.main()
+    printed = capsys.readouterr().out.strip().splitlines()
+    assert set(printed) <= set((records / "README.md").read_text().splitlines()), "the page has other numbers"
+    assert sum(line.startswith("| `ledger:") for line in printed) == 2 * 2 + 2 * 2 + 8 + 14 + 6 + 6 + 3
+
+
 def test_advice_is_set_against_measured_epochs(capsys):
     load("advice").main(["--model", "small_resnet", "--batches", "3", "--size", "8", "--seconds", "0.1"])
     lines = [line for line in capsys.readouterr().out.splitlines() if " measured " in line]

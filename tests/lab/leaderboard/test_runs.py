@@ -118,6 +118,13 @@ def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path
     assert lengths_of(DIGITS, "mine", chosen["mine"], store) == (1, 2, 3, 6)  # twice as long for half of the examples
 
 
+def test_a_slow_workload_has_few_arms_and_few_seeds_to_tune_them(digits, tmp_path):
+    workload, store = dataclasses.replace(DIGITS, arms=("plain", "SB"), baseline_seeds=1), Store(tmp_path / "t.jsonl")
+    assert [workload.has(name) for name in ("plain", "SB", "top_k")] == [True, True, False]
+    assert list(tune(workload, [ARMS["plain"]], digits, store)) == ["plain"], "not even the arms that are not tuned"
+    assert {cell.seed for cell in store.outcomes} == {1000}
+
+
 def test_the_commands_tune_run_and_show(tmp_path):
     records, page = tmp_path / "board", tmp_path / "page.md"
     arm = ("--arm", "mine=random@0.5")
