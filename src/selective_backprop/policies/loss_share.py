@@ -66,6 +66,11 @@ class LossSharePolicy(Policy):
             raise ValueError(f"keep_at_least must be a share of the candidates in [0, 1], got {keep_at_least}")
         if not 0 <= skip_at_least < 1:
             raise ValueError(f"skip_at_least must be a share of the candidates in [0, 1), got {skip_at_least}")
+        if keep_at_least + skip_at_least > 1:
+            raise ValueError(
+                f"keep_at_least={keep_at_least} and skip_at_least={skip_at_least} leave nothing to select: they are "
+                "shares of the same candidates, so their sum must be at most 1"
+            )
         self.loss_share, self.soft, self.cap = loss_share, soft, cap
         self.keep_at_least, self.skip_at_least = keep_at_least, skip_at_least
         self.why_all = None
