@@ -46,3 +46,19 @@ def test_links_to_the_site_lead_to_pages_and_their_headings():
 def test_the_recommended_method_comes_first():
     assert README.index("ledger_backprop") < README.index("selective_backprop(")
     assert README.index("<!-- results -->") < README.index("<!-- /results -->")
+
+
+def cells(text, label):
+    """The cells of the first table row with this label."""
+    row = next(line for line in text.splitlines() if line.startswith(f"| {label}"))
+    return [cell.strip() for cell in row.strip("|").split("|")][1:]
+
+
+def test_its_numbers_are_those_of_the_leaderboard():
+    own = README[README.index("<!-- results -->") : README.index("<!-- /results -->")]
+    board = (ROOT / "docs" / "leaderboard.md").read_text()
+    middle, lossless = (board[board.index(heading) :] for heading in ("### At the error of plain", "### Lossless"))
+    assert cells(own, "M of") == cells(middle, "M ")
+    assert cells(own, "at the error") == cells(middle, "ledger, default")
+    assert cells(own, "lossless") == cells(lossless, "ledger, default")
+    assert cells(own, "seeds") == [cell.partition(" ")[0] for cell in cells(middle, "seeds")]
