@@ -70,7 +70,7 @@ def transformed(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, float
     return lambda losses, kept: share(function(losses), kept)
 
 
-# "default" is the library's own: "cap 10 mean", and outliers by lot.
+# "default" is the library's own rule. When its results were stored, it was "cap 10 mean" with outliers by lot.
 RULES: dict[str, Callable[[Tensor, float], int]] = {
     "share": share,
     "sqrt": transformed(torch.sqrt),
