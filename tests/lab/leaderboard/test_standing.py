@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from selective_backprop.lab.leaderboard import page
 from selective_backprop.lab.leaderboard.standing import performance_profile, ratio, standing
 from selective_backprop.lab.study.frontier import Arm, Bound, Frontier
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
@@ -106,14 +105,3 @@ def test_plain_training_continues_the_curve_of_random_subsets():
     # Between 2 and 4 epochs the curve of subsets starts at a higher error, so that it is a little dearer.
     assert found.multiple.value == pytest.approx(1, abs=0.01)
     assert found.multiple.bound is Bound.EXACT
-
-
-def test_a_workload_with_few_arms_has_empty_cells_and_no_part_in_the_profile():
-    baselines = [*outcomes("plain", PLAIN), *outcomes("repeated random", RANDOM)]
-    halved = outcomes("halved", [(length, compute / 2, error) for length, compute, error in PLAIN])
-    both = [standing("mnist", [*baselines, *halved]), standing("mnist-large", baselines)]
-    assert page.matrix(both, "middle").rows[0] == ["halved", "**2.00 (2.00 to 2.00)**", ""]
-    profile = {row[0]: row[1:] for row in page.profile(both).rows}
-    assert profile["halved"] == ["100%"] * 5
-    assert profile["plain"] == ["0%"] * 4 + ["100%"]
-    assert page.profile(both[1:]).rows == []

@@ -67,7 +67,7 @@ def tune(
     screen, found = Screen(output), find_workload(workload)
     data = found.load(data_dir, held_out=True)
     store = Store(records / f"{workload}.tuning.jsonl")
-    arms = [ARMS[PLAIN], own_arm(arm)] if arm else [one for one in ARMS.values() if found.has(one.name)]
+    arms = [ARMS[PLAIN], own_arm(arm)] if arm else list(ARMS.values())
     chosen = choose_settings(found, arms, data, store, lambda outcome, left: screen.note(_line(outcome, left)))
     file = records / f"{workload}.chosen.json"
     both = _read_chosen(file) | chosen

@@ -127,12 +127,8 @@ def _cell(place: Place, target: str) -> str:
 
 
 def profile(standings: Sequence[Standing]) -> TextTable:
-    """Share of workloads on which an arm's compute for the middle error is within a factor of the best arm's.
-
-    Workloads that only a few arms run on do not count.
-    """
-    of_all = [one for one in standings if find_workload(one.workload).arms is None]
-    found = performance_profile(of_all, "middle", _FACTORS)
+    """Share of workloads on which an arm's compute for the middle error is within a factor of the best arm's."""
+    found = performance_profile(standings, "middle", _FACTORS)
     rows = [[arm, *(f"{share:.0%}" for share in shares)] for arm, shares in found.items()]
     rows.sort(key=lambda row: [-float(cell.rstrip("%")) for cell in reversed(row[1:])])
     return TextTable(["arm", *(f"within {factor:g}x" for factor in _FACTORS)], rows)

@@ -172,7 +172,7 @@ def performance_profile(standings: Sequence[Standing], target: str, factors: Seq
     An arm that does not reach the target is infinitely far from the best. Arms that lack a workload are left out.
     """
     names = [{place.arm for place in one.places} for one in standings]
-    arms = [place.arm for one in standings[:1] for place in one.places if all(place.arm in found for found in names)]
+    arms = [place.arm for place in standings[0].places if all(place.arm in found for found in names)]
     profile: dict[str, list[float]] = {}
     for arm in arms:
         distances = []

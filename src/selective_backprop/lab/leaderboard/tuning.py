@@ -2,9 +2,10 @@
 
 Plain training comes first: of its rates, the one with the lowest error at the middle length. Its runs at all lengths
 make the frontier. Every other arm takes, of its settings at the middle length, the one with the highest compute
-multiplier against that frontier, which weighs error and compute together.
+multiplier against that frontier, which weighs error and compute together. If no setting reaches an error of the
+frontier, there are only bounds, which say what a setting costs and nothing of its error. Then the lowest error decides.
 
-The two baselines choose by the mean over several seeds, the other arms by one: a badly tuned baseline would flatter
+The two baselines choose by the mean over five seeds, the other arms by one: a badly tuned baseline would flatter
 every method.
 """
 
@@ -23,6 +24,8 @@ from selective_backprop.lab.study.frontier import Bound, Frontier
 
 TUNING_SEED = 1_000
 """Seed of all trials. No run on the test set has it."""
+BASELINE_SEEDS = range(TUNING_SEED, TUNING_SEED + 5)
+"""Seeds of the baselines' trials."""
 Chosen = dict[str, str]
 """The chosen setting of each arm."""
 
@@ -45,25 +48,24 @@ def tune(
     """
     by_name = {arm.name: arm for arm in arms}
     plain, one = by_name.pop(PLAIN), [TUNING_SEED]
-    several = range(TUNING_SEED, TUNING_SEED + workload.baseline_seeds)
 
     def cells(name: str, settings: Sequence[str], lengths: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
         return [Cell(name, text, length, seed, True) for text in settings for length in lengths for seed in seeds]
 
-    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle], several), data, store, show)
+    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle], BASELINE_SEEDS), data, store, show)
     chosen = {PLAIN: min(plain.trials, key=lambda text: fmean(_errors(tried, text)))}
     budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths, one), data, store, show)
     baseline = Frontier([_arm([run for run in budgets if run.cell.length == n]) for n in workload.lengths])
     others = [
         cell
         for arm in by_name.values()
-        for cell in cells(arm.name, arm.trials, [workload.middle], several if arm.name == RANDOM else one)
+        for cell in cells(arm.name, arm.trials, [workload.middle], BASELINE_SEEDS if arm.name == RANDOM else one)
     ]
     tried = run_missing(workload, others, data, store, show)
     for arm in by_name.values():
         runs = [outcome for outcome in tried if outcome.cell.arm == arm.name]
         chosen[arm.name] = max(arm.trials, key=lambda text, runs=runs: _merit(baseline, runs, text))  # type: ignore[misc]
-    for arm in (arm for arm in UNTUNED if workload.has(arm.name)):
+    for arm in UNTUNED:
         chosen[arm.name] = at_plain_rate(arm, chosen[PLAIN])
         # It is not tuned, but what it costs must be known.
         run_missing(workload, cells(arm.name, [chosen[arm.name]], [workload.middle], one), data, store, show)
@@ -93,11 +95,11 @@ def at_plain_rate(arm: Arm, plain: str) -> str:
     return arm.trials[0].replace("rate=1", plain.partition(":")[2])
 
 
-def _merit(baseline: Frontier, runs: Sequence[Outcome], text: str) -> tuple[int, float]:
-    """Multiplier of a setting. A bound from below counts more than a number, and one from above less."""
-    multiple = baseline.multiple(_arm([run for run in runs if run.cell.setting == text]))
-    order = {Bound.LESS: 0, Bound.EXACT: 1, Bound.MORE: 1}
-    return order[multiple.bound], multiple.value
+def _merit(baseline: Frontier, runs: Sequence[Outcome], text: str) -> tuple[bool, float]:
+    """How good a setting is: its multiplier. Settings that do not reach the frontier come after, by their error."""
+    arm = _arm([run for run in runs if run.cell.setting == text])
+    multiple = baseline.multiple(arm)
+    return (False, -arm.error) if multiple.bound is Bound.LESS else (True, multiple.value)
 
 
 def _arm(runs: Sequence[Outcome]) -> frontier.Arm:

@@ -33,19 +33,11 @@ class Workload:
     """Give all images the same brightness and contrast."""
     held_out: int = 10_000
     """Training examples that settings are chosen on. No run trains on them."""
-    arms: tuple[str, ...] | None = None
-    """Names of the arms that run here; None for all. The slowest workloads have only a few."""
-    baseline_seeds: int = 5
-    """Number of seeds by which the baselines choose their settings."""
 
     @property
     def middle(self) -> int:
         """Length at which settings are chosen."""
         return self.lengths[len(self.lengths) // 2]
-
-    def has(self, arm: str) -> bool:
-        """Whether an arm runs here."""
-        return self.arms is None or arm in self.arms
 
     def load(self, data_dir: Path | None, *, held_out: bool) -> ImageSet:
         """Load the training part, with the test set or, to choose settings, with held-out training examples."""
@@ -86,8 +78,6 @@ def _images(dataset: str, **more: object) -> Recipe:
 
 
 _LENGTHS = (1, 2, 3, 4, 6)
-_LONG = (3, 4, 6, 8, 12)
-_FEW = ("plain", "repeated random", "ledger, default")  # minutes a run: the baselines and the method to recommend
 
 WORKLOADS: dict[str, Workload] = {
     "mnist": Workload(
@@ -153,26 +143,6 @@ WORKLOADS: dict[str, Workload] = {
         seeds=5,
         proxy="strided_cnn_tiny",
         standardize=True,  # without it, some runs learn nothing for several epochs
-    ),
-    "mnist-large": Workload(
-        title="MNIST, 14x14, 20,000 examples, ResNet-8, longer runs",
-        recipe=_images("mnist", model="small_resnet"),
-        train_size=20_000,
-        lengths=_LONG,
-        seeds=5,
-        proxy="strided_cnn_tiny",
-        arms=_FEW,
-        baseline_seeds=2,
-    ),
-    "svhn-large": Workload(
-        title="SVHN (re-cropped), 16x16, 20,000 examples, ResNet-8, longer runs",
-        recipe=_images("svhn", model="small_resnet", image_size=16, padding=2, lr=0.2),
-        train_size=20_000,
-        lengths=_LONG,
-        seeds=5,
-        proxy="strided_cnn_tiny",
-        arms=_FEW,
-        baseline_seeds=2,
     ),
 }
 
