@@ -142,11 +142,14 @@ def test_the_commands_tune_run_and_show(tmp_path):
     page.write_text("# Mine\n<!-- leaderboard -->\n<!-- /leaderboard -->\nThe end.\n")
     shown = run("leaderboard", "show", records, "--into", page, "--figures", tmp_path / "charts")
     assert shown.returncode == 0, text_of(shown)
+    assert "has no runs" not in text_of(shown)
     text = page.read_text()
     assert "### Lossless" in text
     assert "| mine |" in text
     assert text.endswith("The end.\n")
     assert (tmp_path / "charts" / "leaderboard-digits.svg").read_text().startswith("<svg")
+    assert run("leaderboard", "tune", "digits", *common, "--arm", "other=random@0.4").returncode == 0
+    assert "digits has no runs of other at the chosen setting" in text_of(run("leaderboard", "show", records))
 
 
 @pytest.mark.parametrize(

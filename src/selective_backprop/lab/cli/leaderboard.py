@@ -13,7 +13,7 @@ import typer
 from selective_backprop.lab.cli.command import command
 from selective_backprop.lab.cli.compare import interval_as_json
 from selective_backprop.lab.cli.completion import names_in
-from selective_backprop.lab.cli.screen import OutputOptions, Screen
+from selective_backprop.lab.cli.screen import OutputOptions, Screen, warn
 
 if TYPE_CHECKING:
     from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
@@ -140,6 +140,13 @@ def show(
 
     screen, standings = Screen(output), read_standings(records)
     names = [one.workload for one in standings]
+    for one in standings:
+        chosen = _read_chosen(records / f"{one.workload}.chosen.json")
+        if lacking := [arm for arm in chosen if one.place(arm) is None]:
+            warn(
+                f"{one.workload} has no runs of {', '.join(lacking)} at the chosen setting, so the tables lack them: run "
+                f"leaderboard run {one.workload}"
+            )
     trials = {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
     images = os.path.relpath(figures, into.parent) if figures and into else None
     text = tables(standings, trials, images)
