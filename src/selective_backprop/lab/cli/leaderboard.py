@@ -144,8 +144,8 @@ def show(
         chosen = _read_chosen(records / f"{one.workload}.chosen.json")
         if lacking := [arm for arm in chosen if one.place(arm) is None]:
             warn(
-                f"{one.workload} has no runs of {', '.join(lacking)} at the chosen setting, so the tables lack them: run "
-                f"leaderboard run {one.workload}"
+                f"{one.workload} has no runs of {', '.join(lacking)} at the chosen setting, so the tables lack them: "
+                f"run leaderboard run {one.workload}"
             )
     trials = {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
     images = os.path.relpath(figures, into.parent) if figures and into else None
