@@ -2,6 +2,7 @@
 
 import copy
 import queue
+import sys
 import threading
 from collections import namedtuple
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
+from selective_backprop.loader.index_stream import Chunk, IndexStream
 from selective_backprop.testing import same
 from tests.helpers import digits, make_model
 from tests.loader.test_loader_kinds import CRITERION, matches
@@ -252,6 +254,24 @@ def test_nested_batches_and_batched_loading(options):
 def test_pinned_memory():
     loader = wrap(Reorders, pin_memory=True)
     assert all(matches(batch, loader.batch.ids) for batch in loader)
+
+
+def test_a_thread_may_ask_for_batches_while_others_are_taken():
+    """Python switches between the threads as often as it can: one comes in between any two steps of the other."""
+    number = 5000
+    stream, asked = IndexStream(None, number, "InAThread"), queue.Queue()
+    stream.begin(Chunk(torch.tensor([i]), torch.empty(0), i / number) for i in range(number))
+    thread = threading.Thread(target=lambda: [asked.put(ids) for ids in stream], daemon=True)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for i in range(number):
+            ids = asked.get(timeout=60)
+            assert stream.take("batch")[0].ids.tolist() == ids == [i]
+            assert i % 1000 or len(stream.remaining()) == number - i - 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_saving_in_the_middle_of_an_epoch():

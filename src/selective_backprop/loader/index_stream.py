@@ -6,6 +6,7 @@ It decides which ids are loaded together, and knows the ids of every batch that 
 from __future__ import annotations
 
 import copy
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,8 @@ class IndexStream:
         self._source: Iterator[Chunk] = iter(())
         # Chunks whose batches have not been returned yet, by id(), in the order of asking.
         self._handed_out: dict[int, Chunk] = {}
+        # A user's DataLoader may read ahead in a thread, which asks for chunks while the main thread takes others.
+        self._lock = threading.RLock()
         self.asked: deque[Chunk] = deque()
         """If batches are tagged: chunks that the DataLoader's newest iterator asked for and has not returned yet."""
         self.tags = False
@@ -124,12 +127,17 @@ class IndexStream:
         return self._hand_out(self.asked)
 
     def _hand_out(self, asked: deque[Chunk]) -> Iterator[list[int]]:
-        # A while loop, not a for: remaining() replaces the source while this generator is suspended.
-        while (chunk := next(self._source, None)) is not None:
-            self._handed_out[id(chunk)] = chunk
+        while (chunk := self._next_chunk()) is not None:
             if self.tags:
                 asked.append(chunk)
             yield chunk.ids.tolist()
+
+    def _next_chunk(self) -> Chunk | None:
+        with self._lock:
+            chunk = next(self._source, None)  # not a for loop: remaining() replaces the source within an epoch
+            if chunk is not None:
+                self._handed_out[id(chunk)] = chunk
+            return chunk
 
     def batches(self, *, check: bool = True) -> Iterator[Tensor]:
         """Yield the user's batches of ids for one epoch.
@@ -174,7 +182,8 @@ class IndexStream:
 
     def take(self, batch: Any) -> tuple[Chunk, Any]:
         """Find the chunk of a batch that the DataLoader has just returned. Returns it and the batch without tags."""
-        oldest = next(iter(self._handed_out), None)
+        with self._lock:
+            oldest = next(iter(self._handed_out), None)
         if not self.tags:
             assert oldest is not None
             return self._handed_out.pop(oldest), batch
@@ -196,9 +205,10 @@ class IndexStream:
 
     def remaining(self) -> list[Chunk]:
         """List the chunks of this epoch whose batches have not been returned yet."""
-        rest = list(self._source)
-        self._source = iter(rest)
-        return [*self._handed_out.values(), *rest]
+        with self._lock:
+            rest = list(self._source)
+            self._source = iter(rest)
+            return [*self._handed_out.values(), *rest]
 
 
 _ADVICE = (

@@ -41,7 +41,7 @@ class LossSharePolicy(Policy):
     >>> redundant = torch.cat([torch.full((900,), 0.001), torch.full((100,), 1.0)])
     >>> len(policy.select(redundant, torch.Generator()).positions)
     91
-    >>> policy.keep_fraction(torch.cat([torch.ones(199), torch.tensor([1e8])]))    # not 0.005
+    >>> policy.keep_fraction(torch.cat([torch.ones(1000), torch.tensor([1e8])]))    # not 0.001
     0.9
     >>> LossSharePolicy(loss_share=0.9, skip_at_least=0.3).keep_fraction(torch.ones(200))  # a tenth is too few
     1.0
