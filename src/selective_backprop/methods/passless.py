@@ -127,7 +127,8 @@ def ledger_backprop(
         soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
             share is trained on. It takes more examples for the same share, and more compute for the same error.
         cap: with a loss_share, no loss counts for more than this many times the mean; 100 by default. It keeps a few
-            broken examples from using up the share. A lower cap skips less once most examples are learned.
+            broken examples from using up the share. A lower cap skips less once most examples are learned. Use 10 if
+            more than 1% of the targets of a regression may be broken: they are too many to count as outliers.
         keep_at_least: with a loss_share, train on at least this share of the examples in every epoch; 0.1 by default.
         skip_at_least: with a loss_share, train on everything in an epoch that could skip fewer than this share of the
             examples; 0.3 by default. Where losses are spread evenly, skipping a few examples costs about as much
