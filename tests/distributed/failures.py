@@ -2,12 +2,14 @@
 
 import os
 import signal
+import weakref
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import selective_backprop as sb
+from selective_backprop.distributed import ranks
 from tests.distributed import numbers
 from tests.distributed.numbers import Numbers, cut, go_through, make
 from tests.distributed.runs import Run
@@ -83,6 +85,20 @@ def empty():
     """Rank 1's loader has no batch."""
     ids = range(24) if dist.get_rank() == 0 else ()
     make(sb.selective_backprop(0.5), 48, cut(ids, 4), epochs=2)
+
+
+def ended(folder):
+    """What is left of the connections when the interpreter shuts down, with a loader that is still referred to."""
+    model, loader = loader_of_both(sb.ledger_backprop(0.5), 48)
+    go_through(model, loader, 1)
+    sb.save_checkpoint(folder, loader, model=model)
+    group, before = weakref.ref(loader.team.ranks.group), len(os.listdir("/proc/self/task"))
+    ranks._close_groups()
+    try:
+        next(iter(loader))
+    except RuntimeError as error:
+        message = str(error)
+    return {"open": group() is not None, "threads": before - len(os.listdir("/proc/self/task")), "message": message}
 
 
 def stopped_before(file):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launch import ENVIRONMENT, ROOT, SAFETY_NET, finish, start
+from tests.distributed.launch import ENVIRONMENT, ROOT, SAFETY_NET, finish, run, start
 
 LOST = "rank 0 of 2 lost another rank while they agreed on what to train on"
 
@@ -81,3 +81,10 @@ def test_7_the_job_of_torchrun_ends():
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=SAFETY_NET)
     assert result.returncode != 0
     assert "Signal 9 (SIGKILL)" in result.stderr
+
+
+def test_no_thread_is_left_that_would_abort_a_process_at_its_end(tmp_path):
+    """One that frees the tensors of the last message while the interpreter shuts down."""
+    for left in run("failures:ended", tmp_path, 2, tmp_path / "checkpoint"):
+        assert not left["open"] and left["threads"] > 0
+        assert left["message"].startswith("the process group that the loader was made in is closed: make the loader")

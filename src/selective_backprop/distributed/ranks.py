@@ -25,15 +25,26 @@ class Ranks:
     messages apart from the exchange of gradients. All ranks must call every method, in the same order.
 
     Args:
-        group: a process group for CPU tensors.
+        group: a process group for CPU tensors. It is not kept alive: see `_close_groups`.
     """
 
     def __init__(self, group: Any) -> None:
-        self.group = group
+        self._group = weakref.ref(group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.bytes_sent = 0
         """Bytes sent from this rank to others so far. `docs/explanations/scaling.md` reports them."""
+
+    @property
+    def group(self) -> Any:
+        """The process group."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError(
+                "the process group that the loader was made in is closed: make the loader after init_process_group, "
+                "and use it before destroy_process_group"
+            )
+        return group
 
     def gather(self, values: Tensor, counts: list[int] | None = None) -> list[Tensor]:
         """Return every rank's (n,) tensor, by rank. All have the same dtype; lengths may differ.
@@ -58,8 +69,8 @@ class Ranks:
         """Begin to gather (n,) tensors, where n is the same on all ranks."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self.bytes_sent += values.nbytes * (self.size - 1)
-        with self._reporting():
-            work = dist.all_gather(result, values.contiguous(), group=self.group, async_op=True)
+        with self._reporting() as group:
+            work = dist.all_gather(result, values.contiguous(), group=group, async_op=True)
 
         def finish() -> list[Tensor]:
             with self._reporting():
@@ -80,19 +91,20 @@ class Ranks:
         """
         sizes = torch.tensor([len(part) for part in parts])
         coming = torch.empty_like(sizes)
-        with self._reporting():
-            dist.all_to_all_single(coming, sizes, group=self.group)
+        with self._reporting() as group:
+            dist.all_to_all_single(coming, sizes, group=group)
             result = parts[0].new_empty(int(coming.sum()))
-            dist.all_to_all_single(result, torch.cat(parts), coming.tolist(), sizes.tolist(), group=self.group)
+            dist.all_to_all_single(result, torch.cat(parts), coming.tolist(), sizes.tolist(), group=group)
         own = parts[self.rank].nbytes
         self.bytes_sent += 8 * (self.size - 1) + sum(part.nbytes for part in parts) - own
         return list(torch.split(result, coming.tolist()))
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Replace torch's error for a broken connection by one that says what to do."""
+    def _reporting(self) -> Iterator[Any]:
+        """Give out the group. Replace torch's error for a broken connection by one that says what to do."""
+        group = self.group
         try:
-            yield
+            yield group
         except RuntimeError as error:
             raise lost_another(self.rank, self.size, "agreed on what to train on") from error
 
@@ -101,7 +113,11 @@ class Alone(Ranks):
     """A single process that trains alone: it sends no messages and receives what it gives."""
 
     def __init__(self) -> None:
-        self.group, self.rank, self.size, self.bytes_sent = None, 0, 1, 0
+        self.rank, self.size, self.bytes_sent = 0, 1, 0
+
+    @property
+    def group(self) -> None:
+        return None
 
     def start_gather(self, values: Tensor, counts: list[int] | None = None) -> Callable[[], list[Tensor]]:
         return lambda: [values]
@@ -139,10 +155,16 @@ _GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def _close_groups() -> None:
-    """Close all groups before the interpreter shuts down: threads of an open group would abort the process."""
-    for group in list(_GROUPS.values()):
+    """Close all groups before the interpreter shuts down.
+
+    A thread of a group frees the tensors of the last message, for which it needs the interpreter. If that has begun to
+    shut down, the whole process is aborted. A group waits for its threads when its last reference is gone, which is why
+    nothing else of ours may hold one.
+    """
+    for default in list(_GROUPS):
         with suppress(Exception):  # usually closed already, together with the default group
-            dist.destroy_process_group(group)
+            dist.destroy_process_group(_GROUPS[default])
+        del _GROUPS[default]
 
 
 def current_ranks() -> Ranks:
