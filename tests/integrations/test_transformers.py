@@ -280,6 +280,7 @@ def test_evaluation_is_untouched(tmp_path):
 RUN = """
 import os, signal, sys
 import selective_backprop as sb
+from selective_backprop.lab.runs.launch import leave
 from transformers import TrainerCallback
 from tests.integrations import test_transformers as tests, texts
 import torch
@@ -430,6 +431,7 @@ RANKS = """
 import os, signal, sys
 import torch
 import selective_backprop as sb
+from selective_backprop.lab.runs.launch import leave
 from transformers import TrainerCallback
 from tests.integrations import test_transformers as tests, texts
 from tests.integrations.test_transformers import Spy, finished, make
@@ -460,6 +462,7 @@ result["sb"] = finished(trainer)
 result["sizes"], result["selectivity"] = spy.sizes, trainer.selective_loader.stats.selectivity
 torch.save(result, f"{folder}/result_{rank}.pt")
 torch.distributed.destroy_process_group()
+leave()  # as a thread of DDP may abort the process while the interpreter ends
 """
 
 

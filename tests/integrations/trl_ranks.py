@@ -19,6 +19,7 @@ from trl import SFTConfig, SFTTrainer
 import selective_backprop as sb
 from selective_backprop.integrations.transformers import SelectiveTrainer
 from selective_backprop.integrations.trl import SelectiveSFTTrainer
+from selective_backprop.lab.runs.launch import leave
 from tests.integrations import trl_texts as texts
 
 OPTIONS = {
@@ -90,6 +91,8 @@ def main():
         "trainer, everything": run(folder, sb.ledger_backprop(1.0), of_trl=False),
     }
     torch.save(results, folder / f"result_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+    leave()  # as a thread of FSDP may abort the process while the interpreter ends
 
 
 if __name__ == "__main__":
