@@ -48,8 +48,7 @@ class Plan(NamedTuple):
 
 _tiny = find_workload("mnist")
 _resnet = dataclasses.replace(_tiny, recipe=find_recipe("mnist_small"), train_size=30_000)
-_caps = [f"cap={cap},keep_at_least=0,most_rise=0.1" for cap in (10, 100)]
-_uncertain = [f"cap={cap},keep_at_least=0,most_rise=None" for cap in (10, 100)]
+_caps = [f"cap={cap},keep_at_least=0,most_rise=0.2" for cap in (10, 20, 30, 100)]
 _rises = [f"cap=100,keep_at_least=0,most_rise={rise}" for rise in (0.1, 0.2, None)]
 _three = (2001, 2002, 2003)
 
@@ -63,7 +62,7 @@ PLANS = {
         dataclasses.replace(_tiny, label_noise=0.03),
         1.5,
         (2, 3, 4, 6, 10, 16),
-        dict.fromkeys(_caps, (4, 6, 10, 16)) | dict.fromkeys(_uncertain, (6, 10, 16)),
+        dict.fromkeys(_caps, (4, 6, 10, 16)),
         _three,
     ),
     "mnist-noisy": Plan(find_workload("mnist-noisy"), 2.0, (4, 6, 10), dict.fromkeys(_rises, (8, 12))),

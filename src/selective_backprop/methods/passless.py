@@ -35,7 +35,7 @@ from selective_backprop.scorers import (
 from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.selection_record import SelectionRecord
 
-_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE = 100.0, 0.1, 0.3, 0.2
+_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE = 20.0, 0.1, 0.3, 0.2
 
 
 def traditional() -> Method:
@@ -126,9 +126,9 @@ def ledger_backprop(
             negative, the share is that of their distance from the smallest loss.
         soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
             share is trained on. It takes more examples for the same share, and more compute for the same error.
-        cap: with a loss_share, no loss counts for more than this many times the mean; 100 by default. It keeps a few
-            broken examples from using up the share. A lower cap skips less once most examples are learned. Use 10 if
-            more than 1% of the targets of a regression may be broken: they are too many to count as outliers.
+        cap: with a loss_share, no loss counts for more than this many times the mean; 20 by default. It keeps broken
+            examples from using up the share, as long as they are fewer than 1 / cap of all. A lower cap bears more of
+            them, but skips less once most examples are learned.
         keep_at_least: with a loss_share, train on at least this share of the examples in every epoch; 0.1 by default.
         skip_at_least: with a loss_share, train on everything in an epoch that could skip fewer than this share of the
             examples; 0.3 by default. Where losses are spread evenly, skipping a few examples costs about as much

@@ -52,7 +52,7 @@ class LossSharePolicy(Policy):
         *,
         loss_share: float,
         soft: bool = False,
-        cap: float = 100.0,
+        cap: float = 20.0,
         keep_at_least: float = 0.0,
         skip_at_least: float = 0.0,
     ) -> None:
