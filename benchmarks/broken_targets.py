@@ -1,6 +1,6 @@
 """Compare caps of `ledger_backprop` on regressions in which some targets are broken, by error and compute.
 
-    python benchmarks/broken_targets.py
+    python benchmarks/broken_targets.py [--huber]
 
 Broken targets keep a high loss however often they are trained on, so selecting by loss trains on them more often than
 plain training does. The cap decides how many of them the ledger can bear. The test examples have no broken targets. It
@@ -36,7 +36,9 @@ def make_examples(network: str, draws: torch.Generator, slopes: Tensor) -> tuple
     return inputs, targets + 0.3 * torch.randn(EXAMPLES, 1, generator=draws)
 
 
-def train(network: str, method: sb.Method, share: float, target: float, seed: int) -> tuple[float, float]:
+def train(
+    network: str, method: sb.Method, share: float, target: float, seed: int, loss_fn: nn.Module
+) -> tuple[float, float]:
     """Mean squared error on other examples, and compute in epochs of plain training.
 
     Args:
@@ -45,6 +47,7 @@ def train(network: str, method: sb.Method, share: float, target: float, seed: in
         share: share of the targets that are broken.
         target: what they are set to.
         seed: of the data, the network and the order.
+        loss_fn: what is trained with.
     """
     draws = torch.Generator().manual_seed(seed)
     slopes = torch.randn(FEATURES, 1, generator=draws)
@@ -57,7 +60,7 @@ def train(network: str, method: sb.Method, share: float, target: float, seed: in
         model = nn.Sequential(*hidden) if network == "mlp" else nn.Linear(FEATURES, 1)
     order = torch.Generator().manual_seed(seed)
     candidates = DataLoader(TensorDataset(inputs, targets), 64, shuffle=True, generator=order)
-    loader = sb.SelectiveLoader(candidates, model, nn.MSELoss(), method, num_epochs=EPOCHS, seed=seed)
+    loader = sb.SelectiveLoader(candidates, model, loss_fn, method, num_epochs=EPOCHS, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     for _ in range(EPOCHS):
         for batch_inputs, batch_targets in loader:
@@ -70,11 +73,11 @@ def train(network: str, method: sb.Method, share: float, target: float, seed: in
         return float(nn.functional.mse_loss(model(test_inputs), test_targets)), loader.stats.trained / EXAMPLES
 
 
-def row(network: str, share: float, target: float, seeds: int) -> str:
+def row(network: str, share: float, target: float, seeds: int, loss_fn: nn.Module) -> str:
     """A line of the table: means over seeds."""
     cells = []
     for make in METHODS.values():
-        results = [train(network, make(), share, target, seed) for seed in range(seeds)]
+        results = [train(network, make(), share, target, seed, loss_fn) for seed in range(seeds)]
         error, compute = (statistics.mean(column) for column in zip(*results, strict=True))
         cells.append(f"{error:.2f} at {compute:.1f}")
     return f"| {network}, {share:.1%} at {target:g} | {' | '.join(cells)} |"
@@ -83,15 +86,17 @@ def row(network: str, share: float, target: float, seeds: int) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--huber", action="store_true", help="train with Huber's loss instead of the squared error")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.005, 0.015, 0.03, 0.06])
     parser.add_argument("--targets", type=float, nargs="+", default=[10.0, 30.0, 300.0])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    loss_fn = nn.HuberLoss() if options.huber else nn.MSELoss()
     print(f"| network, broken targets | {' | '.join(METHODS)} |\n| --- |{' ---: |' * len(METHODS)}")
     for network in ("linear", "mlp"):
         for share in options.shares:
             for target in options.targets if share else [0.0]:
-                print(row(network, share, target, options.seeds), flush=True)
+                print(row(network, share, target, options.seeds, loss_fn), flush=True)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,16 @@ def test_the_runs_behind_the_ledgers_defaults_are_all_stored(capsys, monkeypatch
     benchmark.main()
     printed = capsys.readouterr().out.strip().splitlines()
     assert set(printed) <= set((records / "README.md").read_text().splitlines()), "the page has other numbers"
-    assert sum(line.startswith("| `ledger:") for line in printed) == 2 * 2 + 2 * 2 + 8 + 14 + 6 + 6 + 3
+    assert sum(line.startswith("| `ledger:") for line in printed) == 4 * (2 + 2 + 4 + 4) + 6 + 6 + 3
+
+
+def test_caps_are_compared_on_broken_targets(capsys):
+    load("broken_targets").main(["--seeds", "1", "--shares", "0.03", "--targets", "30", "--huber"])
+    heading, _, linear, mlp = capsys.readouterr().out.splitlines()
+    assert heading.count("cap=") == 4
+    for line in (linear, mlp):
+        plain, *capped = ([float(word) for word in cell.split(" at ")] for cell in line.split(" | ")[1:-1])
+        assert plain[1] == 20 and all(compute < 15 for _, compute in capped)
 
 
 def test_advice_is_set_against_measured_epochs(capsys):
