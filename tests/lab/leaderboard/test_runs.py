@@ -160,6 +160,7 @@ def test_the_commands_tune_run_and_show(tmp_path):
         (("show", "nowhere"), "nowhere holds no runs of the leaderboard"),
         (("tune", "digits", "--arm", "sb@0.5"), "give your arm a name, as in mine=sb@0.5"),
         (("tune", "digits", "--arm", "mine=sb:rate=-1"), "rate must be a positive factor on the learning rate, got -1"),
+        (("tune", "digits", "--arm", "mine=sb@0.5", "--arm", "sb:betta=1"), "did you mean beta?"),
     ],
 )
 def test_mistakes_are_told_plainly(arguments, message, tmp_path, monkeypatch):
@@ -167,6 +168,7 @@ def test_mistakes_are_told_plainly(arguments, message, tmp_path, monkeypatch):
     result = run("leaderboard", *arguments)
     assert result.returncode == 2
     assert message in text_of(result)
+    assert not list(tmp_path.rglob("*.jsonl")), "before any run"
 
 
 def test_workloads_are_found_by_name():
