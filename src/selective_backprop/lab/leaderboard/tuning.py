@@ -19,6 +19,7 @@ from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM, UNTUNED, Arm
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import Show, run_missing, settings_of
 from selective_backprop.lab.leaderboard.workloads import Workload
+from selective_backprop.lab.runs.training import check
 from selective_backprop.lab.study import frontier
 from selective_backprop.lab.study.frontier import Bound, Frontier
 
@@ -48,7 +49,7 @@ def tune(
     """
     for arm in arms:
         for text in arm.trials:  # a mistake in the last one must not show only after hours of the others
-            settings_of(workload, Cell(arm.name, text, workload.middle, TUNING_SEED, True))
+            check(settings_of(workload, Cell(arm.name, text, workload.middle, TUNING_SEED, True)), data)
     by_name = {arm.name: arm for arm in arms}
     plain, one = by_name.pop(PLAIN), [TUNING_SEED]
 
