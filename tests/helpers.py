@@ -87,3 +87,15 @@ def train_plainly(train_loader, model, epochs):
             optimizer.step()
             batches.append(inputs.clone())
     return batches
+
+
+def wordnet_texts(folder, count=80):
+    """A file like WordNet's, with definitions of two topics."""
+    (folder / "wordnet").mkdir(parents=True)
+    lines = [
+        f"{number:08d} {5 if number % 2 else 13:02d} n 01 word{number} 0 000 @ 00000001 n 0000 | "
+        f"{'an animal with' if number % 2 else 'a dish of'} <b>{number}</b> legs (or so)"
+        for number in range(count)
+    ]
+    (folder / "wordnet" / "data.noun").write_text("\n".join(lines) + "\n")
+    return folder

@@ -19,6 +19,7 @@ from selective_backprop.lab.runs.records import RunFolder, read_records
 from selective_backprop.lab.runs.settings import command_options, settings_of
 from selective_backprop.lab.runs.training import Settings, train
 from selective_backprop.lab.study import redundancy
+from tests.helpers import wordnet_texts
 from tests.lab.command_line import run, run_on_ranks, text_of
 
 
@@ -280,20 +281,8 @@ def test_the_report_has_a_section_on_the_data(folder, tmp_path):
     assert any("dynamics" in what for what, _ in again.left_out)
 
 
-def texts(folder, count=80):
-    """A file like WordNet's, with definitions of two topics."""
-    (folder / "wordnet").mkdir(parents=True)
-    lines = [
-        f"{number:08d} {5 if number % 2 else 13:02d} n 01 word{number} 0 000 @ 00000001 n 0000 | "
-        f"{'an animal with' if number % 2 else 'a dish of'} <b>{number}</b> legs (or so)"
-        for number in range(count)
-    ]
-    (folder / "wordnet" / "data.noun").write_text("\n".join(lines) + "\n")
-    return folder
-
-
 def test_texts_are_shown_as_text(tmp_path):
-    data_dir, out = texts(tmp_path / "data"), tmp_path / "runs" / "a"
+    data_dir, out = wordnet_texts(tmp_path / "data"), tmp_path / "runs" / "a"
     recipe = find_recipe("digits").with_(dataset="wordnet", model="byte_transformer", epochs=1)
     settings = Settings(recipe=recipe, method="traditional", selectivity=1.0, record="dynamics")
     data = load_images("wordnet", data_dir=data_dir)

@@ -9,6 +9,7 @@ import torch
 
 from selective_backprop.lab.probes import read_confidence, read_examples, read_gradients
 from selective_backprop.lab.runs.ledger_log import read_ledger_log
+from tests.helpers import wordnet_texts
 from tests.lab.command_line import records, run, start, text_of
 
 SHORT = ("--epochs", 3, "--model", "small_cnn")
@@ -166,3 +167,12 @@ def test_list_and_help():
         assert f"selective-backprop {' '.join(words)}" in said, "an example to copy"
     overview = text_of(run("--help"))
     assert all(f" {words[0]} " in overview for words in commands)
+
+
+def test_a_proxy_for_wordnet_texts(tmp_path):
+    """Its name is checked before the data are known, and a network for texts cannot be made for images."""
+    where = ["--data-dir", wordnet_texts(tmp_path / "data"), "--out", tmp_path / "run", "--epochs", 1, "--json"]
+    method = "top_k@0.5:proxy=byte_transformer_tiny"
+    result = run("train", "--dataset", "wordnet", "--model", "byte_transformer", "--method", method, *where)
+    assert result.returncode == 0, text_of(result)
+    assert json.loads(result.stdout)["trained"] == 36

@@ -328,3 +328,8 @@ def test_a_text_is_classified_by_its_bytes_alone():
 def test_a_text_has_one_channel():
     with pytest.raises(ValueError, match="a text has one channel of bytes, got 3"):
         make_model("byte_transformer", num_classes=10, channels=3)
+
+
+def test_a_text_has_a_fixed_number_of_bytes():
+    with pytest.raises(ValueError, match="the network is for texts of 64 bytes, got 196 values per example"):
+        make_model("byte_transformer", num_classes=10, channels=1)(torch.zeros(2, 1, 14, 14))

@@ -25,7 +25,7 @@ class Ranks:
     messages apart from the exchange of gradients. All ranks must call every method, in the same order.
 
     Args:
-        group: a process group for CPU tensors. It is not kept alive: see `_close_groups`.
+        group: a process group for CPU tensors. It is not kept alive: see `close_groups`.
     """
 
     def __init__(self, group: Any) -> None:
@@ -154,7 +154,7 @@ def seed_of_rank(seed: int, rank: int) -> int:
 _GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def _close_groups() -> None:
+def close_groups() -> None:
     """Close all groups before the interpreter shuts down.
 
     A thread of a group frees the tensors of the last message, for which it needs the interpreter. If that has begun to
@@ -174,7 +174,7 @@ def current_ranks() -> Ranks:
     default = dist.group.WORLD
     if default not in _GROUPS:  # one for all loaders: connections are not free
         if not _GROUPS:
-            atexit.register(_close_groups)
+            atexit.register(close_groups)
         try:
             _GROUPS[default] = dist.new_group(backend="gloo", timeout=timeout_of(default))
         except RuntimeError as error:

@@ -92,7 +92,7 @@ def make_model(name: str, *, num_classes: int, channels: int, seed: int | None =
     """
     if num_classes < 1 or channels < 1:
         raise ValueError(f"num_classes and channels must be >= 1, got {num_classes} and {channels}")
-    function = _own_function(name) if ":" in name else _named_function(name)
+    function = find_model(name)
     if seed is None:
         model = function(num_classes=num_classes, channels=channels)
     else:
@@ -102,6 +102,16 @@ def make_model(name: str, *, num_classes: int, channels: int, seed: int | None =
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must return an nn.Module, got {type(model).__name__}")
     return model
+
+
+def find_model(name: str) -> Callable[..., object]:
+    """Find the function that makes a network, by the same names as `make_model`.
+
+    >>> find_model("resnet-20")
+    Traceback (most recent call last):
+    ValueError: there is no model 'resnet-20', did you mean 'resnet20'? There are ...
+    """
+    return _own_function(name) if ":" in name else _named_function(name)
 
 
 def _named_function(name: str) -> Callable[..., object]:

@@ -24,7 +24,7 @@ class ByteTransformer(nn.Module):
         super().__init__()
         if width % patch or length % patch:
             raise ValueError(f"patch must divide width and length, got {patch} for {width} and {length}")
-        self.tokens = length // patch
+        self.length, self.tokens = length, length // patch
         self.embedding = nn.Embedding(256, width // patch)
         self.position = nn.Parameter(0.02 * torch.randn(self.tokens, width))
         layer = nn.TransformerEncoderLayer(
@@ -34,7 +34,10 @@ class ByteTransformer(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, text: Tensor) -> Tensor:
-        embedded = self.embedding(text.flatten(1).int())
+        flat = text.flatten(1)
+        if flat.shape[1] != self.length:
+            raise ValueError(f"the network is for texts of {self.length} bytes, got {flat.shape[1]} values per example")
+        embedded = self.embedding(flat.int())
         tokens = embedded.view(len(text), self.tokens, -1) + self.position
         outputs: Tensor = self.classifier(self.layers(tokens).mean(1))
         return outputs

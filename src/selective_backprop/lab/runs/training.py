@@ -335,10 +335,12 @@ def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
 
 def check(settings: Settings, data: ImageSet) -> None:
     """Raise for wrong names before a folder is made. A folder made with them would be refused once they are right."""
-    method = make_method(settings.method, settings.selectivity, settings.options)
-    channels = data.train_images.shape[1]
-    model = make_model(settings.recipe.model, num_classes=data.num_classes, channels=channels, seed=0)
-    check_ranks(model, method, current_ranks())
+
+    def make_network(name: str) -> nn.Module:
+        return make_model(name, num_classes=data.num_classes, channels=data.train_images.shape[1], seed=0)
+
+    method = make_method(settings.method, settings.selectivity, settings.options, make_network)
+    check_ranks(make_network(settings.recipe.model), method, current_ranks())
 
 
 Observer = Callable[[Training, Record], None]
