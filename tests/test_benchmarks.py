@@ -65,6 +65,15 @@ def test_the_runs_behind_the_ledgers_defaults_are_all_stored(capsys, monkeypatch
     assert sum(line.startswith("| `ledger:") for line in printed) == 4 * (2 + 2 + 4 + 4) + 6 + 6 + 3
 
 
+def test_the_runs_with_the_larger_network_are_all_stored(capsys, monkeypatch):
+    benchmark, records = load("larger"), FOLDER / "results" / "2026-11-17-larger-network"
+    monkeypatch.setattr("sys.argv", ["larger", "no data", str(records)])
+    benchmark.main()
+    printed = capsys.readouterr().out.strip()
+    assert printed in (records / "README.md").read_text(), "the page has other numbers"
+    assert printed.count("5 seeds") == 2 * 3
+
+
 def test_caps_are_compared_on_broken_targets(capsys):
     load("broken_targets").main(["--seeds", "1", "--shares", "0.03", "--targets", "30", "--huber"])
     heading, _, linear, mlp = capsys.readouterr().out.splitlines()
