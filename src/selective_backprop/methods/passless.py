@@ -35,8 +35,6 @@ from selective_backprop.scorers import (
 from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.selection_record import SelectionRecord
 
-_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE = 20.0, 0.1, 0.3, 0.2
-
 
 def traditional() -> Method:
     """Train on everything, always.
@@ -105,10 +103,10 @@ def ledger_backprop(
     *,
     loss_share: float | None = None,
     soft: bool = False,
-    cap: float = _CAP,
-    keep_at_least: float = _KEEP_AT_LEAST,
-    skip_at_least: float = _SKIP_AT_LEAST,
-    most_rise: float | None = _MOST_RISE,
+    cap: float = 20.0,
+    keep_at_least: float = 0.1,
+    skip_at_least: float = 0.3,
+    most_rise: float | None = 0.2,
     max_age: int | None = 10,
     ages: Ages = "as_recorded",
     **options: Unpack[PercentileOptions],
@@ -152,8 +150,8 @@ def ledger_backprop(
     """
     by_budget = has_budget(options)
     by_share = loss_share is not None or (selectivity is None and "beta" not in options and not by_budget)
-    rules = (cap, keep_at_least, skip_at_least, most_rise)
-    if rules != (_CAP, _KEEP_AT_LEAST, _SKIP_AT_LEAST, _MOST_RISE) and not by_share:
+    unchanged = (cap, keep_at_least, skip_at_least, most_rise) == (20.0, 0.1, 0.3, 0.2)
+    if not unchanged and not by_share:
         raise ValueError(
             "cap, keep_at_least, skip_at_least and most_rise need a loss_share: a selectivity or a budget says how "
             "many to skip"
