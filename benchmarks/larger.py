@@ -1,12 +1,13 @@
 """Compare the ledger with plain training and random subsets on a larger network and more data than the leaderboard has.
 
-    python benchmarks/larger.py DATA RECORDS [mnist | svhn]
+    python benchmarks/larger.py DATA RECORDS [mnist | svhn | svhn-resnet20 | fashion_mnist | cifar10]
 
-DATA holds mnist/ and svhn/, each with train.parquet and test.parquet. A ResNet-8 of 75,000 parameters trains on 40,000
-half-size images; the leaderboard's networks and data are smaller, so that it can compare many methods. First, on 10,000
-held-out training examples, plain training and random subsets try three learning rates each. The ledger takes the rate
-of plain training, and its defaults. Then every arm is trained at every length with every seed, and tested once. Records
-go into the folder RECORDS; runs that are there are not repeated. Multipliers are those of the leaderboard. One thread.
+DATA holds mnist/, svhn/, fashion_mnist/ and cifar10/, each with train.parquet and test.parquet. A ResNet-8 of 75,000
+parameters, and on SVHN also a ResNet-20 of 270,000, train on 40,000 half-size images. The leaderboard has smaller
+networks and less data, so that it can compare many methods. First, on 10,000 held-out training examples, plain
+training and random subsets try three learning rates each. The ledger takes the rate of plain training, and its
+defaults. Then every arm is trained at every length with every seed, and tested once. Records go into the folder
+RECORDS; runs that are there are not repeated. Multipliers are those of the leaderboard. One thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_missing
 from selective_backprop.lab.leaderboard.standing import TARGETS, Standing, standing
 from selective_backprop.lab.leaderboard.workloads import Workload
-from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.recipes import Decay, Recipe, find_recipe
 
 SEEDS, TUNING_SEED = 5, 1000
 RATES = (0.5, 1.0, 2.0)
@@ -28,16 +29,29 @@ LENGTHS = {PLAIN: (2, 3, 4, 6, 8), RANDOM: (6, 9, 12, 18), DEFAULT.name: (4, 6, 
 TUNED_AT = {PLAIN: 4, RANDOM: 12}
 """Lengths at which rates are chosen: four epochs of compute."""
 
-WORKLOADS = {
-    name: Workload(
-        title=f"{title}, 40,000 examples, ResNet-8",
-        recipe=find_recipe(f"{name}_small"),
+
+def _workload(title: str, recipe: Recipe, *, standardize: bool = False) -> Workload:
+    return Workload(
+        title=title,
+        recipe=recipe,
         train_size=40_000,
         lengths=LENGTHS[PLAIN],
         seeds=SEEDS,
         proxy="none",
+        standardize=standardize,
     )
-    for name, title in (("mnist", "MNIST, 14x14"), ("svhn", "SVHN (re-cropped), 16x16"))
+
+
+_deeper = find_recipe("svhn_small").with_(model="resnet20", decay=Decay(kind="triangle"))
+
+WORKLOADS = {
+    "mnist": _workload("MNIST, 14x14, 40,000 examples, ResNet-8", find_recipe("mnist_small")),
+    "svhn": _workload("SVHN (re-cropped), 16x16, 40,000 examples, ResNet-8", find_recipe("svhn_small")),
+    "svhn-resnet20": _workload(
+        "SVHN (re-cropped), 16x16, standardized, 40,000 examples, ResNet-20", _deeper, standardize=True
+    ),
+    "fashion_mnist": _workload("Fashion-MNIST, 14x14, 40,000 examples, ResNet-8", find_recipe("fashion_mnist_small")),
+    "cifar10": _workload("CIFAR-10, 16x16, 40,000 examples, ResNet-8", find_recipe("cifar10_small")),
 }
 
 
@@ -102,8 +116,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder of the data sets")
     parser.add_argument("records", type=Path, help="folder of the records")
-    parser.add_argument("names", nargs="*", help="mnist or svhn; both if none is given")
+    parser.add_argument("names", nargs="*", help="workloads; all if none is given")
     options = parser.parse_args()
+    if unknown := set(options.names) - WORKLOADS.keys():
+        parser.error(f"there is no workload {', '.join(sorted(unknown))}: there are {', '.join(WORKLOADS)}")
     tables = []
     for name in options.names or WORKLOADS:
         workload = WORKLOADS[name]

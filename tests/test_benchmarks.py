@@ -67,7 +67,7 @@ def test_the_runs_behind_the_ledgers_defaults_are_all_stored(capsys, monkeypatch
 
 def test_the_runs_with_the_larger_network_are_all_stored(capsys, monkeypatch):
     benchmark, records = load("larger"), FOLDER / "results" / "2026-11-17-larger-network"
-    monkeypatch.setattr("sys.argv", ["larger", "no data", str(records)])
+    monkeypatch.setattr("sys.argv", ["larger", "no data", str(records), "mnist", "svhn"])
     benchmark.main()
     printed = capsys.readouterr().out.strip()
     assert printed in (records / "README.md").read_text(), "the page has other numbers"
