@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -54,7 +55,8 @@ def sources_file(file, num_examples, split=1000):
 
 
 def test_duplicates_sources_and_redundancy_go_into_the_report(folder, tmp_path):
-    run_folder, scores = folder / "with", tmp_path / "d.pt"
+    runs = shutil.copytree(folder, tmp_path / "runs")
+    run_folder, scores = runs / "with", tmp_path / "d.pt"
     options = ["--duplicates", "--sources", sources_file(tmp_path / "s.csv", 1437), "--redundancy", "0.5,0.8"]
     done = run("audit", run_folder, *options, "--seeds", "2", "--diet", scores, "--json")
     assert done.returncode == 0, text_of(done)
@@ -76,7 +78,7 @@ def test_duplicates_sources_and_redundancy_go_into_the_report(folder, tmp_path):
     # The networks are no runs of the experiment, and are not trained again.
     again = run("audit", run_folder, "--redundancy", "0.8", "--seeds", "2", "--json")
     assert json.loads(again.stdout)["curve"]["points"][1]["error"] == points[3]["error"]
-    made = write_report([folder], tmp_path / "report.html", load=data_of())
+    made = write_report([runs], tmp_path / "report.html", load=data_of())
     section = next(section for section in made.sections if section.title == "Your data")
     titles = [getattr(part, "title", getattr(part, "words", "")) for part in section.parts]
     for title in (
@@ -95,7 +97,7 @@ def test_duplicates_sources_and_redundancy_go_into_the_report(folder, tmp_path):
     for name in ("duplicates.npz", "redundancy.json", "sources.csv"):
         kept = (run_folder / name).read_bytes()
         (run_folder / name).write_bytes(b"broken")
-        broken = write_report([folder], tmp_path / "broken.html")
+        broken = write_report([runs], tmp_path / "broken.html")
         assert len(broken.left_out) == 1 and any(section.title == "Your data" for section in broken.sections)
         (run_folder / name).write_bytes(kept)
 
@@ -269,14 +271,15 @@ def test_a_run_without_dynamics_is_audited_by_its_losses(folder):
 
 
 def test_the_report_has_a_section_on_the_data(folder, tmp_path):
-    made = write_report([folder], tmp_path / "report.html")
+    runs = shutil.copytree(folder, tmp_path / "runs")
+    made = write_report([runs], tmp_path / "report.html")
     section = next(section for section in made.sections if section.title == "Your data")
-    found = sb.audit(folder / "with")
+    found = sb.audit(runs / "with")
     points = section.parts[0].rows
     assert len(points) == 1437 and points[7]["confidence"] == pytest.approx(found.confidence[7], rel=1e-5)
     assert len(section.parts[1].cells) == 10
-    (folder / "with" / "dynamics.npz").write_bytes(b"broken")
-    again = write_report([folder], tmp_path / "again.html")
+    (runs / "with" / "dynamics.npz").write_bytes(b"broken")
+    again = write_report([runs], tmp_path / "again.html")
     assert all(section.title != "Your data" for section in again.sections)
     assert any("dynamics" in what for what, _ in again.left_out)
 

@@ -1,5 +1,6 @@
 """Nothing that a command reads can make it run code: a malicious pickle in the place of every file is refused."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -133,6 +134,17 @@ def forms_of(files):
     return ["pickle", *native.get(Path(files).suffix, [])]
 
 
+@contextlib.contextmanager
+def without_new_files(place):
+    """What a command adds would be read by the next one instead of the file that it is about."""
+    known = set(place.rglob("*"))
+    try:
+        yield
+    finally:
+        for path in sorted(set(place.rglob("*")) - known, reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
 @pytest.mark.parametrize(
     ("files", "words", "form"), [(files, words, form) for files, words in READERS for form in forms_of(files)]
 )
@@ -143,26 +155,24 @@ def test_no_file_is_trusted(files, words, form, place, tmp_path, monkeypatch):
     assert found, "the file is there to be replaced"
     before = {path: path.read_bytes() for path in found}
     times = {path: path.stat() for path in found}
-    known = set(place.rglob("*"))
-    try:
-        for path in found:
-            path.write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
-        result = invoke(*words)
-        after = {path: path.read_bytes() for path in found}
-        assert not (tmp_path / "executed").exists()
-        if words == REPORT and files in LEFT_OUT:
-            assert result.exit_code == 0 and "left out of the report" in result.output, result.output
-        else:
-            assert result.exit_code == 2, result.output
-            assert isinstance(result.exception, SystemExit), result.exception
-        assert all(path.name in "".join(result.output.split()) for path in found[:1]) or "cache" in files, result.output
-        assert all(after[path] == FORMS[form](Malicious(tmp_path / "executed")) for path in found), "left as it was"
-    finally:
-        for path, content in before.items():
-            path.write_bytes(content)
-            os.utime(path, ns=(times[path].st_atime_ns, times[path].st_mtime_ns))  # the cache goes by it
-        for path in sorted(set(place.rglob("*")) - known, reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
+    with without_new_files(place):
+        try:
+            for path in found:
+                path.write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
+            result = invoke(*words)
+            after = {path: path.read_bytes() for path in found}
+        finally:
+            for path, content in before.items():
+                path.write_bytes(content)
+                os.utime(path, ns=(times[path].st_atime_ns, times[path].st_mtime_ns))  # the cache goes by it
+    assert not (tmp_path / "executed").exists()
+    if words == REPORT and files in LEFT_OUT:
+        assert result.exit_code == 0 and "left out of the report" in result.output, result.output
+    else:
+        assert result.exit_code == 2, result.output
+        assert isinstance(result.exception, SystemExit), result.exception
+    assert all(path.name in "".join(result.output.split()) for path in found[:1]) or "cache" in files, result.output
+    assert all(after[path] == FORMS[form](Malicious(tmp_path / "executed")) for path in found), "left as it was"
 
 
 def test_every_file_there_is_can_be_read_when_it_is_not_malicious(place, monkeypatch):
@@ -170,9 +180,9 @@ def test_every_file_there_is_can_be_read_when_it_is_not_malicious(place, monkeyp
     monkeypatch.chdir(place)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     for words in {words: None for _, words in READERS}:
-        result = invoke(*words)
+        with without_new_files(place):
+            result = invoke(*words)
         assert result.exit_code == 0, (words, result.output)
-        (place / "b.pt").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("form", FORMS)
