@@ -358,14 +358,14 @@ def with_selectivity(
     return method, selectivity, options
 
 
-_AS_IN_PYTHON = {"True": True, "False": False, "None": None}
+_AS_IN_PYTHON = {"True": True, "False": False, "None": None, "inf": float("inf")}
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """Parse name=value. The value is JSON, or True, False or None as in Python, or else a string.
+    """Parse name=value. The value is JSON, or True, False, None or inf as in Python, or else a string.
 
-    >>> parse_option("every=3"), parse_option("mode=train"), parse_option("soft=True")
-    (('every', 3), ('mode', 'train'), ('soft', True))
+    >>> parse_option("every=3"), parse_option("mode=train"), parse_option("soft=True"), parse_option("cap=inf")
+    (('every', 3), ('mode', 'train'), ('soft', True), ('cap', inf))
     """
     name, separator, value = text.partition("=")
     if not separator:
