@@ -85,7 +85,7 @@ WORKLOADS: dict[str, Workload] = {
         recipe=_images("mnist", lr=0.3),
         train_size=20_000,
         lengths=_LENGTHS,
-        seeds=8,
+        seeds=16,
         proxy="strided_cnn_tiny",
     ),
     "fashion": Workload(
