@@ -1,13 +1,13 @@
 """Compare the ledger with plain training and random subsets on a larger network and more data than the leaderboard has.
 
-    python benchmarks/larger.py DATA RECORDS [mnist | svhn | svhn-resnet20 | fashion_mnist | cifar10]
+    python benchmarks/larger.py DATA RECORDS [mnist | svhn | svhn-resnet20]
 
-DATA holds mnist/, svhn/, fashion_mnist/ and cifar10/, each with train.parquet and test.parquet. A ResNet-8 of 75,000
-parameters, and on SVHN also a ResNet-20 of 270,000, train on 40,000 half-size images. The leaderboard has smaller
-networks and less data, so that it can compare many methods. First, on 10,000 held-out training examples, plain
-training and random subsets try three learning rates each. The ledger takes the rate of plain training, and its
-defaults. Then every arm is trained at every length with every seed, and tested once. Records go into the folder
-RECORDS; runs that are there are not repeated. Multipliers are those of the leaderboard. One thread.
+DATA holds mnist/ and svhn/, each with train.parquet and test.parquet. A ResNet-8 of 75,000 parameters, and on SVHN
+also a ResNet-20 of 270,000, train on 40,000 half-size images. The leaderboard has smaller networks and less data, so
+that it can compare many methods. First, on 10,000 held-out training examples, plain training and random subsets try
+three learning rates each. The ledger takes the rate of plain training, and its defaults. Then every arm is trained at
+every length with every seed, and tested once. Records go into the folder RECORDS; runs that are there are not
+repeated. Multipliers are those of the leaderboard. One thread.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ WORKLOADS = {
     "svhn-resnet20": _workload(
         "SVHN (re-cropped), 16x16, standardized, 40,000 examples, ResNet-20", _deeper, standardize=True
     ),
-    "fashion_mnist": _workload("Fashion-MNIST, 14x14, 40,000 examples, ResNet-8", find_recipe("fashion_mnist_small")),
-    "cifar10": _workload("CIFAR-10, 16x16, 40,000 examples, ResNet-8", find_recipe("cifar10_small")),
 }
 
 
