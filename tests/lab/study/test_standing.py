@@ -51,6 +51,9 @@ def test_random_subsets_that_do_as_well_are_told():
     assert by_label(found)["ledger"].verdict is Verdict.SAME
     assert "Random subsets do as well as ledger." in alerts(found)
     assert winner(found).startswith("**Random subsets** win")
+    dearer = standings([*PLAIN, *as_good, arm("sb", "selective_backprop", 0.25, 3.5)])
+    assert by_label(dearer)["sb"].plain.multiple.value > 1
+    assert "Random subsets do better than sb." in alerts(dearer)
 
 
 def test_seeds_that_overlap_are_not_told_apart():

@@ -249,5 +249,6 @@ def alerts(found: Sequence[Standing]) -> list[str]:
     for standing in methods:
         known = standing.random is not None and standing.random.low is not None and says_anything(standing.random)
         if _is_above(standing.plain) and known and not _is_above(standing.random):
-            sentences.append(f"Random subsets do as well as {standing.label}.")
+            how = "better than" if standing.verdict is Verdict.WORSE else "as well as"
+            sentences.append(f"Random subsets do {how} {standing.label}.")
     return sentences
