@@ -20,11 +20,16 @@ class Clock:
         return self.now
 
 
+def next_is_on(guard, index):
+    guard.advance(0.0, index)
+    return guard.is_on(0.0, index)
+
+
 def run(guard, clock, num_batches, *, seconds_on, seconds_off, pause_at=None):
     """Whether selection was on for each batch of an epoch."""
     states = []
     for index in range(num_batches):
-        states.append(guard.is_on(0.0, index))
+        states.append(next_is_on(guard, index))
         clock.now += seconds_on if states[-1] else seconds_off
         clock.now += 1000 if index == pause_at else 0
     return states
@@ -141,7 +146,7 @@ def test_losses_that_are_spread_evenly_switch_selection_off(clock, caplog, power
     states = []
     with caplog.at_level(logging.INFO):
         for index in range(60):
-            states.append(guard.is_on(0.0, index))
+            states.append(next_is_on(guard, index))
             if states[-1]:
                 guard.observe(torch.rand(256, generator=generator) ** power)
             clock.now += 1.0 if states[-1] else 3.0
@@ -155,7 +160,7 @@ def test_losses_that_become_spread_evenly_switch_a_settled_guard_off(clock):
     guard = sb.schedules.Guard(window=5, patience=1000, clock=clock)
     states = []
     for index in range(60):
-        states.append(guard.is_on(0.0, index))
+        states.append(next_is_on(guard, index))
         if states[-1]:
             guard.observe(torch.tensor([1.0] + [0.0] * 9) if index < 30 else torch.ones(10))
         clock.now += 1.0 if states[-1] else 3.0
@@ -169,6 +174,9 @@ def test_only_methods_with_a_pass_for_every_candidate_have_one():
         sb.stale_selective_backprop().guard()
     with pytest.raises(ValueError, match="kath18 cannot have a guard, because it already decides"):
         sb.kath18(3).guard()
+    scorer, policy = sb.scorers.TrainingLossScorer(), sb.policies.TopKPolicy(selectivity=0.5)
+    with pytest.raises(ValueError, match=r"mine cannot have Guard\(window=5.* decides about a whole epoch"):
+        sb.Method("mine", scorer, policy, schedule=sb.schedules.Guard(window=5))
     with pytest.raises(ValueError, match="window must be at least 1"):
         sb.selective_backprop(0.5).guard(window=0)
     with pytest.raises(ValueError, match="margin must be in"):

@@ -1,6 +1,10 @@
-import pytest
+import copy
 
-from selective_backprop.schedules import Schedule
+import pytest
+import torch
+
+import selective_backprop as sb
+from selective_backprop.schedules import Guard, Schedule, VariableStart
 
 
 def test_on_by_default():
@@ -39,6 +43,42 @@ def test_never():
 def test_on_in_epoch():
     schedule = Schedule(start=0.25, end=0.5)
     assert [schedule.on_in_epoch(e, 10, num_epochs=10) for e in range(10)] == [2 <= e < 5 for e in range(10)]
+
+
+def schedules():
+    seconds = iter(range(10**6))
+    return [Schedule(interrupt=2), VariableStart(threshold=1.0, probe_every=3), Guard(window=3, clock=seconds.__next__)]
+
+
+@pytest.mark.parametrize("schedule", schedules(), ids=lambda schedule: type(schedule).__name__)
+def test_a_question_has_no_side_effects(schedule):
+    answers = []
+    for index in range(12):
+        schedule.advance(0.0, index)
+        state = copy.deepcopy(schedule.state_dict())
+        three = [(schedule.is_on(0.0, index), schedule.wants_scores(0.0, index)) for _ in range(3)]
+        schedule.on_in_epoch(0, 100)
+        assert schedule.state_dict() == state
+        assert len(set(three)) == 1
+        answers.append(three[0])
+    assert len(set(answers)) == 2, "the schedule changed its mind on the way"
+
+
+def test_a_variable_start_asks_for_scores_after_batches_without_losses():
+    schedule, wanted = VariableStart(threshold=1.5, probe_every=3), []
+    for index in range(12):
+        schedule.advance(0.0, index)
+        wanted.append(schedule.wants_scores(0.0, index))
+        if wanted[-1]:
+            schedule.observe(torch.ones(4))
+    assert wanted == [False, False, False, True] * 3
+
+
+@pytest.mark.parametrize("schedule", schedules()[1:], ids=lambda schedule: type(schedule).__name__)
+@pytest.mark.parametrize("scorer", [sb.scorers.TrainingLossScorer(), sb.scorers.ConstantScorer()])
+def test_schedules_that_decide_batch_by_batch_go_with_no_plan(schedule, scorer):
+    with pytest.raises(ValueError, match="decides about a whole epoch before it is loaded"):
+        sb.Method("mine", scorer, sb.policies.TopKPolicy(selectivity=0.5), schedule=schedule)
 
 
 @pytest.mark.parametrize(

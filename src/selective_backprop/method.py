@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from selective_backprop.description import arguments
+from selective_backprop.description import arguments, short
 from selective_backprop.schedules import Guard, Schedule
 from selective_backprop.types import Policy, Scorer
 
@@ -48,6 +48,12 @@ class Method:
             raise TypeError(
                 f"groups need a policy that selects within each group, such as GroupedPolicy, got {self.policy!r}"
             )
+        if self.plans_epochs and not self.schedule.known_ahead:
+            raise ValueError(
+                f"{self.name} cannot have {short(self.schedule)}, which decides from one candidate batch to the next: "
+                f"{short(self.scorer)} decides about a whole epoch before it is loaded. Use a Schedule, or a scorer "
+                "that scores every loaded batch"
+            )
 
     def __repr__(self) -> str:
         """Show the name, and all options that are not the default.
@@ -76,6 +82,12 @@ class Method:
     @property
     def needs_ids(self) -> bool:
         return self.scorer.needs.ids or self.keep is not None or isinstance(self.groups, Tensor)
+
+    @property
+    def plans_epochs(self) -> bool:
+        """Whether the method ever decides about a whole epoch before it is loaded."""
+        # Methods that plan some epochs only, such as Stale-SB, plan one of any two in a row.
+        return not self.schedule.never_on and any(self.scorer.remembers(epoch) for epoch in range(2))
 
     @property
     def needs_num_epochs(self) -> bool:

@@ -39,6 +39,8 @@ class Schedule:
     """Every `interrupt`-th candidate batch of an epoch is trained on as a whole; 0 for none."""
     observes_losses: ClassVar[bool] = False
     """Whether `observe_losses` uses training losses, so that the user's loop must report them."""
+    known_ahead: ClassVar[bool] = True
+    """Whether `is_on` can be asked about a whole epoch before it begins. Not if it depends on what happens in it."""
 
     def __post_init__(self) -> None:
         if not self.warmup_epochs >= 0:  # also if it is NaN
@@ -62,7 +64,7 @@ class Schedule:
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
         """Whether to select from the candidate batch that begins `epochs_done` epochs into the run.
 
-        If a run goes on after num_epochs, nothing changes any more.
+        Asking changes nothing. If a run goes on after num_epochs, the answer stays the same.
         """
         epochs_done += _ROUNDING
         if self.end == 0 or self.interrupt == 1 or epochs_done < self.warmup_epochs:
@@ -77,9 +79,11 @@ class Schedule:
         end = self.end if self.end < 1 else float("inf")
         return should_selective_backprop(duration, batch_idx, self.start, end, self.interrupt)
 
-    def expects_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        """Predict whether selection will be on for a later candidate batch. Asking changes nothing."""
-        return self.is_on(epochs_done, batch_idx, num_epochs)
+    def advance(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> None:
+        """Go on to the next candidate batch. Called once per batch, before `is_on` is asked about it.
+
+        This schedule has nothing to do here; subclasses may count batches or measure time.
+        """
 
     def on_in_epoch(self, epoch: int, num_batches: int | None, num_epochs: int | None = None) -> bool:
         """Whether selection is on for any candidate batch of the epoch."""
@@ -96,10 +100,7 @@ class Schedule:
         """Take note of training losses while selection is off. This schedule ignores them; subclasses may use them."""
 
     def wants_scores(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        """Whether to score candidates although selection is off, so that `observe` gets their scores.
-
-        Must be asked once for each candidate batch while selection is off.
-        """
+        """Whether to score this candidate batch although selection is off, so that `observe` gets its scores."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,6 +137,7 @@ class VariableStart(Schedule):
     """
 
     observes_losses: ClassVar[bool] = True
+    known_ahead: ClassVar[bool] = False
     threshold: float
     """Selection is on while tau is above this."""
     momentum: float = 0.9
@@ -175,11 +177,17 @@ class VariableStart(Schedule):
         if self.tau <= self.threshold:  # while selection is on, tau comes from the scores
             self.observe(losses)
 
+    def advance(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> None:
+        if self._waits_for_tau(epochs_done, batch_idx, num_epochs):
+            self._state["unobserved"] += 1
+
     def wants_scores(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        if self.tau > self.threshold or not super().is_on(epochs_done, batch_idx, num_epochs):
-            return False  # selection is on, or off for another reason, such as a warm-up
-        self._state["unobserved"] += 1
-        return bool(self._state["unobserved"] > self.probe_every)
+        is_due = bool(self._state["unobserved"] > self.probe_every)
+        return is_due and self._waits_for_tau(epochs_done, batch_idx, num_epochs)
+
+    def _waits_for_tau(self, epochs_done: float, batch_idx: int, num_epochs: int | None) -> bool:
+        """Whether selection is off only because tau is too low, and not because of a warm-up or the like."""
+        return self.tau <= self.threshold and super().is_on(epochs_done, batch_idx, num_epochs)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._state)
@@ -206,6 +214,7 @@ class Guard(Schedule):
     False
     """
 
+    known_ahead: ClassVar[bool] = False
     window: int = 50
     """Number of candidate batches over which time is measured."""
     patience: int = 1000
@@ -234,21 +243,21 @@ class Guard(Schedule):
         )
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        """Whether to select from this candidate batch. Must be asked once per batch: it measures the time between."""
+        return bool(self._state["on"]) and super().is_on(epochs_done, batch_idx, num_epochs)
+
+    def advance(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> None:
+        """Measure the time since the batch before, and decide at the end of each window whether selection is on."""
+        state = self._state
         if not super().is_on(epochs_done, batch_idx, num_epochs):
-            self._state["last"] = None  # batches outside the window or in the warm-up are not measured
-            return False
-        now, state = self.clock(), self._state
+            state["last"] = None  # batches outside the window or in the warm-up are not measured
+            return
+        now = self.clock()
         if state["last"] is not None and batch_idx > 0:  # between epochs the user may have tested the model
             state["intervals"] = [*state["intervals"], now - state["last"]][-self.window :]
         if state["since"] >= self.window and state["since"] % self.window == 0 and state["intervals"]:
             self._conclude()
         state["since"] += 1
         state["last"] = now
-        return bool(state["on"])
-
-    def expects_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        return bool(self._state["on"]) and super().is_on(epochs_done, batch_idx, num_epochs)
 
     def observe(self, scores: Tensor) -> None:
         """Note how evenly the losses of a candidate batch are spread. While selection is off, there are none to see."""

@@ -158,13 +158,13 @@ def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = 
         )
     if source.num_batches == 0 and (ranks.size == 1 or not source.is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
-    if method.groups is not None and not isinstance(method.groups, Tensor) and _plans_epochs(method):
+    if method.groups is not None and not isinstance(method.groups, Tensor) and method.plans_epochs:
         raise ValueError(
             f"{method.name} decides before loading, so a function of a batch cannot tell it the "
             f"{method.policy.groups_name}: pass them as a tensor with one value per id"
         )
     count = num_candidates(source.user_loader) if source.stream is not None else None
-    if count is not None and not source.can_be_planned and method.scorer.needs.ids and _plans_epochs(method):
+    if count is not None and not source.can_be_planned and method.scorer.needs.ids and method.plans_epochs:
         raise ValueError(
             f"your sampler has {count:,} indices per epoch, for a data set of {source.num_examples:,} examples. That "
             f"is too long for {method.name}, which decides about a whole epoch before it loads it. Make an epoch one "
@@ -199,11 +199,6 @@ def _lengths(scorer: Scorer | None) -> list[int]:
         return []
     num_examples = scorer.needs.num_examples
     return ([] if num_examples is None else [num_examples]) + _lengths(scorer.fresh)
-
-
-def _plans_epochs(method: Method) -> bool:
-    """Whether the method ever decides about a whole epoch before loading it."""
-    return not method.schedule.never_on and any(method.scorer.remembers(epoch) for epoch in range(2))
 
 
 def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:

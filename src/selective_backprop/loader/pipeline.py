@@ -157,10 +157,10 @@ class Pipeline:
         """Describe what this rank brings to the next round."""
         runner, epoch = self._runner, self.epoch
         if loaded is None:
-            # The epoch may be over. `expects_on` asks the schedule without advancing one that counts batches.
             tail, num_waiting = self._loading.source.tail
-            on = self.team.size > 1 and runner.expects_on(epoch, self.fraction, self._round)
+            on = self.team.size > 1 and runner.is_on(epoch, self.fraction, self._round)
             return Contribution(-1, len(tail) - num_waiting, 0, 1.0, on, False)
+        runner.advance(epoch, self.fraction, loaded.batch_idx)
         on = runner.is_on(epoch, self.fraction, loaded.batch_idx)
         probing = not on and runner.wants_scores(epoch, self.fraction, loaded.batch_idx)
         chunk, size = loaded.chunk, loaded.candidates.size
@@ -295,7 +295,7 @@ class Pipeline:
 
     def _submit_next(self, batch_idx: int) -> None:
         """Let the scorer begin with the next candidates while the current ones are trained on."""
-        if not self._is_plain and self._runner.expects_on(self.epoch, self.fraction, batch_idx):
+        if not self._is_plain and self._runner.is_on(self.epoch, self.fraction, batch_idx):
             self._runner.submit(self._loading.look_ahead())
 
     def resubmit(self) -> None:

@@ -90,7 +90,7 @@ class Runner:
         return self.scorer.needs.training_losses or self.schedule.observes_losses
 
     def is_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
-        """Whether to select from loaded candidates at this point of the epoch. Must be asked once per batch.
+        """Whether to select from loaded candidates at this point of the epoch.
 
         A method that does not score loaded candidates decides before loading, and trains on examples without a score.
         """
@@ -101,9 +101,9 @@ class Runner:
         wants = self.schedule.wants_scores(epoch + fraction, batch_idx, self._num_epochs)
         return wants and self.scorer.needs.selection_pass
 
-    def expects_on(self, epoch: int, fraction: float, batch_idx: int) -> bool:
-        """Predict what `is_on` will say. Asking changes nothing, so it can be asked at any time."""
-        return self._scores_loaded and self.schedule.expects_on(epoch + fraction, batch_idx, self._num_epochs)
+    def advance(self, epoch: int, fraction: float, batch_idx: int) -> None:
+        """Tell the schedule that the next candidate batch is here."""
+        self.schedule.advance(epoch + fraction, batch_idx, self._num_epochs)
 
     @property
     def skips_waiting(self) -> bool:
