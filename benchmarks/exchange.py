@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.lab.models import resnet20
+from selective_backprop.lab.models.cifar_resnet import resnet20
 from selective_backprop.policies import PercentilePolicy
 
 HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 28  # bytes

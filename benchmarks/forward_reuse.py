@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from selective_backprop.forward_reuse.row_gradients import weighted_sum
 from selective_backprop.inference import NoTrace
-from selective_backprop.lab.models import resnet20
+from selective_backprop.lab.models.cifar_resnet import resnet20
 
 SELECTIVITY = 1 / 3
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# The reports of the committed comparisons, and the README's two pictures:
+# Write a report of the stored comparisons into OUT, and make two pictures of the docs from them:
 #
-#     benchmarks/report.sh
+#     benchmarks/report.sh OUT
 #
 # Images of examples are left out: SVHN's may not be passed on.
 set -euo pipefail
-cd "$(dirname "$0")/../benchmarks/results"
+mkdir -p "$1"
+out=$(realpath "$1")
+cd "$(dirname "$0")/results"
 for results in 2026-11-16-comparisons 2026-11-16-hardest; do
-    selective-backprop report "$results" --no-images -o "$results/report.html"
+    selective-backprop report "$results" --no-images -o "$out/$results.html"
 done
 
 figures=$(mktemp -d)

@@ -17,7 +17,7 @@ from scipy.stats import percentileofscore
 from torch import nn
 
 from selective_backprop.batches.layout import Layout
-from selective_backprop.lab.models import resnet20
+from selective_backprop.lab.models.cifar_resnet import resnet20
 from selective_backprop.ledger import Ledger
 from selective_backprop.loader.queue import Queue
 from selective_backprop.policies import PercentilePolicy

@@ -167,10 +167,6 @@ def test_the_method_prunes_and_then_selects(scored):
 
 
 def test_a_run_trains_on_what_is_left(scored):
-    from selective_backprop.lab.runs.choices import METHODS
-
-    if "diet" not in METHODS:
-        pytest.skip("diet is no named method yet")
     options = {"scores": str(scored[0]), "prune": 0.4}
     training = start(Settings(recipe=find_recipe("digits"), method="diet", selectivity=0.5, options=options), DIGITS)
     training.epoch()

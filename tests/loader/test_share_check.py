@@ -97,7 +97,7 @@ def test_a_state_of_another_version_is_refused():
     loader = make_loader(sb.selective_backprop(1 / 3))
     state = loader.state_dict() | {"version": 2}
     with pytest.raises(
-        ValueError, match="version 2, expected 5: it was saved by another version of selective_backprop"
+        ValueError, match="version 2, expected 1: it was saved by another version of selective_backprop"
     ):
         loader.load_state_dict(state)
 

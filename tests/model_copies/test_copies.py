@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import selective_backprop as sb
 from selective_backprop.inference import beside_training
-from selective_backprop.lab.models import resnet20
+from selective_backprop.lab.models.cifar_resnet import resnet20
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.model_copies import cheap_copy
 from selective_backprop.model_copies.folding import Folding

@@ -22,7 +22,7 @@ from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Scorer
 
-STATE_VERSION = 5
+STATE_VERSION = 1
 
 _STATE_KEYS = {"method", "ranks", "in_epoch", "batch_size", "transform", "selector", "ledger", "stats", "feedback"}
 

@@ -38,8 +38,8 @@ def methods(incomplete: str) -> list[str]:
 def models(incomplete: str) -> list[str]:
     """Models whose name begins like this.
 
-    >>> models("wrn_16")
-    ['wrn_16_2', 'wrn_16_4']
+    >>> models("wrn")
+    ['wrn_28_10']
     """
     return _matching([*names_in("lab/models/__init__.py", "MODELS"), *names_of_plugins("models")], incomplete)
 

@@ -14,41 +14,14 @@ import torch
 from torch import nn
 
 from selective_backprop.lab.models.byte_transformer import byte_transformer
-from selective_backprop.lab.models.cifar_resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
-from selective_backprop.lab.models.densenet import densenet121, densenet_100_12, densenet_bc
+from selective_backprop.lab.models.cifar_resnet import cifar_resnet, resnet20
+from selective_backprop.lab.models.densenet import densenet121
 from selective_backprop.lab.models.googlenet import googlenet
 from selective_backprop.lab.models.mobilenet import mobilenet_v2
 from selective_backprop.lab.models.resnet import resnet18, resnet50
 from selective_backprop.lab.models.small import small_cnn, small_resnet, strided_cnn
-from selective_backprop.lab.models.wide_resnet import wide_resnet, wrn_10_1, wrn_16_2, wrn_16_4, wrn_28_10
+from selective_backprop.lab.models.wide_resnet import wide_resnet
 from selective_backprop.lab.plugins import load_plugin, names_of_plugins
-
-__all__ = [
-    "MODELS",
-    "byte_transformer",
-    "cifar_resnet",
-    "densenet121",
-    "densenet_100_12",
-    "densenet_bc",
-    "googlenet",
-    "make_model",
-    "mobilenet_v2",
-    "resnet18",
-    "resnet20",
-    "resnet32",
-    "resnet44",
-    "resnet50",
-    "resnet56",
-    "resnet110",
-    "small_cnn",
-    "small_resnet",
-    "strided_cnn",
-    "wide_resnet",
-    "wrn_10_1",
-    "wrn_16_2",
-    "wrn_16_4",
-    "wrn_28_10",
-]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
@@ -56,22 +29,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "strided_cnn_tiny": partial(strided_cnn, width=8),
     "strided_cnn_wide": partial(strided_cnn, width=32, stem_stride=4),
     "small_resnet": small_resnet,
-    "small_resnet_gn": partial(small_resnet, norm="group"),
     "resnet20": resnet20,
     "resnet20_narrow": partial(cifar_resnet, 20, width=8),
-    "resnet20_gn": partial(resnet20, norm="group"),
-    "resnet32": resnet32,
-    "resnet44": resnet44,
-    "resnet56": resnet56,
-    "resnet110": resnet110,
+    "resnet56": partial(cifar_resnet, 56),
     "resnet18": resnet18,
-    "resnet18_gn": partial(resnet18, norm="group"),
     "resnet50": resnet50,
-    "wrn_10_1": wrn_10_1,
-    "wrn_16_2": wrn_16_2,
-    "wrn_16_4": wrn_16_4,
-    "wrn_28_10": wrn_28_10,
-    "densenet_100_12": densenet_100_12,
+    "wrn_28_10": partial(wide_resnet, 28, 10),
     "densenet121": densenet121,
     "mobilenet_v2": mobilenet_v2,
     "googlenet": googlenet,

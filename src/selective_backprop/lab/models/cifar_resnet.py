@@ -8,18 +8,18 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from selective_backprop.lab.models.layers import Norm, classifier, conv, normalisation
+from selective_backprop.lab.models.layers import classifier, conv
 
 
 class _Block(nn.Module):
     """Two 3x3 convolutions and a shortcut without parameters (option A of the paper)."""
 
-    def __init__(self, channels_in: int, channels: int, stride: int, norm: Norm) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = conv(channels_in, channels, 3, stride)
-        self.norm1 = normalisation(norm, channels)
+        self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = conv(channels, channels, 3)
-        self.norm2 = normalisation(norm, channels)
+        self.norm2 = nn.BatchNorm2d(channels)
         self.stride, self.new_channels = stride, channels - channels_in
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,51 +33,29 @@ class _Block(nn.Module):
         return F.relu(out + x, inplace=True)
 
 
-def cifar_resnet(
-    depth: int, num_classes: int = 10, channels: int = 3, *, width: int = 16, norm: Norm = "batch"
-) -> nn.Module:
+def cifar_resnet(depth: int, num_classes: int = 10, channels: int = 3, *, width: int = 16) -> nn.Module:
     """ResNet with three stages of (depth - 2) / 6 blocks each, with width, 2 * width and 4 * width channels.
 
-    >>> sum(p.numel() for p in cifar_resnet(32).parameters())
-    464154
+    >>> sum(p.numel() for p in cifar_resnet(56).parameters())
+    853018
     """
     if depth < 8 or (depth - 2) % 6:
         raise ValueError(f"depth must be 6n + 2 with n >= 1 (8, 14, 20, 26, 32, ...), got {depth}")
     if width < 1:
         raise ValueError(f"width must be >= 1, got {width}")
-    layers: list[nn.Module] = [conv(channels, width, 3), normalisation(norm, width), nn.ReLU(inplace=True)]
+    layers: list[nn.Module] = [conv(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
     channels_in = width
     for stage in range(3):
         for block in range((depth - 2) // 6):
-            layers.append(_Block(channels_in, width << stage, 2 if stage > 0 and block == 0 else 1, norm))
+            layers.append(_Block(channels_in, width << stage, 2 if stage > 0 and block == 0 else 1))
             channels_in = width << stage
     return nn.Sequential(*layers, *classifier(channels_in, num_classes))
 
 
-def resnet20(num_classes: int = 10, channels: int = 3, *, norm: Norm = "batch") -> nn.Module:
+def resnet20(num_classes: int = 10, channels: int = 3) -> nn.Module:
     """ResNet-20 for 32x32 images: 0.27 million parameters.
 
     >>> sum(p.numel() for p in resnet20().parameters())
     269722
     """
-    return cifar_resnet(20, num_classes, channels, norm=norm)
-
-
-def resnet32(num_classes: int = 10, channels: int = 3, *, norm: Norm = "batch") -> nn.Module:
-    """ResNet-32 for 32x32 images: 0.46 million parameters."""
-    return cifar_resnet(32, num_classes, channels, norm=norm)
-
-
-def resnet44(num_classes: int = 10, channels: int = 3, *, norm: Norm = "batch") -> nn.Module:
-    """ResNet-44 for 32x32 images: 0.66 million parameters."""
-    return cifar_resnet(44, num_classes, channels, norm=norm)
-
-
-def resnet56(num_classes: int = 10, channels: int = 3, *, norm: Norm = "batch") -> nn.Module:
-    """ResNet-56 for 32x32 images: 0.85 million parameters."""
-    return cifar_resnet(56, num_classes, channels, norm=norm)
-
-
-def resnet110(num_classes: int = 10, channels: int = 3, *, norm: Norm = "batch") -> nn.Module:
-    """ResNet-110 for 32x32 images: 1.7 million parameters. The paper warms it up at a tenth of the learning rate."""
-    return cifar_resnet(110, num_classes, channels, norm=norm)
+    return cifar_resnet(20, num_classes, channels)

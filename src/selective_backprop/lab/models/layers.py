@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
-
-Norm = Literal["batch", "group"]
 
 
 def conv(channels_in: int, channels: int, size: int, stride: int = 1, *, groups: int = 1) -> nn.Conv2d:
     """A convolution that keeps the image's size at stride 1; no bias, since a normalisation follows."""
     return nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, groups=groups, bias=False)
-
-
-def normalisation(norm: Norm, width: int) -> nn.Module:
-    """BatchNorm, or GroupNorm in groups of at most 8 channels: the largest number that divides the width.
-
-    With GroupNorm, an example's outputs do not depend on the others in the batch (Wu and He 2018,
-    https://arxiv.org/abs/1803.08494). The paper's 16 channels per group would leave a single group in narrow ResNets.
-
-    >>> normalisation("group", 16), normalisation("group", 12)
-    (GroupNorm(2, 16, ...), GroupNorm(2, 12, ...))
-    """
-    if norm == "batch":
-        return nn.BatchNorm2d(width)
-    if norm == "group":
-        channels_per_group = max(size for size in range(1, 9) if width % size == 0)
-        return nn.GroupNorm(width // channels_per_group, width)
-    raise ValueError(f"norm must be 'batch' or 'group', got {norm!r}")
 
 
 class Residual(nn.Module):
@@ -48,11 +27,11 @@ class Residual(nn.Module):
         return total
 
 
-def projection(channels_in: int, channels: int, stride: int, norm: Norm = "batch") -> nn.Module:
+def projection(channels_in: int, channels: int, stride: int) -> nn.Module:
     """Shortcut of a block: identity if shapes match, else a normalised 1x1 convolution (option B of He et al.)."""
     if stride == 1 and channels_in == channels:
         return nn.Identity()
-    return nn.Sequential(conv(channels_in, channels, 1, stride), normalisation(norm, channels))
+    return nn.Sequential(conv(channels_in, channels, 1, stride), nn.BatchNorm2d(channels))
 
 
 def classifier(width: int, num_classes: int) -> list[nn.Module]:

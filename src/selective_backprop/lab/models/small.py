@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from selective_backprop.lab.models.cifar_resnet import cifar_resnet
-from selective_backprop.lab.models.layers import Norm, classifier, conv
+from selective_backprop.lab.models.layers import classifier, conv
 
 
 def small_cnn(num_classes: int = 10, channels: int = 1, width: int = 32) -> nn.Module:
@@ -37,10 +37,10 @@ def strided_cnn(num_classes: int = 10, channels: int = 3, *, width: int = 16, st
     return nn.Sequential(*layers, *classifier(4 * width, num_classes))
 
 
-def small_resnet(num_classes: int = 10, channels: int = 3, *, width: int = 16, norm: Norm = "batch") -> nn.Module:
+def small_resnet(num_classes: int = 10, channels: int = 3, *, width: int = 16) -> nn.Module:
     """ResNet-8: one block in each of three stages; 0.08 million parameters, four times as many at twice the width.
 
     >>> sum(p.numel() for p in small_resnet().parameters())
     75290
     """
-    return cifar_resnet(8, num_classes, channels, width=width, norm=norm)
+    return cifar_resnet(8, num_classes, channels, width=width)

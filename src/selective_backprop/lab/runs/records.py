@@ -70,10 +70,10 @@ class RunFolder:
             self.write_json("environment.json", environment())
         elif not isinstance(saved, dict):
             raise _damaged(self.path / "config.json", "no settings in it")
-        elif (ranks := saved.get("ranks", 1)) != settings.get("ranks", 1):
-            start = f"torchrun --nproc-per-node {ranks} -m selective_backprop.lab" if ranks > 1 else "no torchrun"
+        elif (ranks := saved.get("ranks")) != settings.get("ranks"):
+            start = "no torchrun" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m selective_backprop.lab"
             raise ValueError(
-                f"{self.path} holds a run of {ranks} ranks, but this one has {settings.get('ranks', 1)}: continue it "
+                f"{self.path} holds a run of {ranks} ranks, but this one has {settings.get('ranks')}: continue it "
                 f"with {start}, or choose another folder"
             )
         elif _deciding(saved) != _deciding(settings):
@@ -139,7 +139,7 @@ class RunFolder:
             try:
                 state = read_sealed(file)
                 if not isinstance(state.get("records"), list):
-                    raise ValueError("it has no records: another version wrote it")
+                    raise ValueError("it has no records")
             except ValueError as error:
                 damages[file] = error
                 continue
@@ -174,7 +174,7 @@ def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
     recipe = settings.get("recipe")
     if not isinstance(recipe, dict):
         return settings
-    names = ("method", "selectivity", "source")
+    names = ("method", "selectivity", "options", "source")
     return settings | {"recipe": {key: value for key, value in recipe.items() if key not in names}}
 
 

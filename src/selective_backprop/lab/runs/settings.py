@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,16 +52,7 @@ class Settings:
 
     def as_json(self) -> dict[str, Any]:
         """The settings as plain data. Equal settings give equal data."""
-        recipe = dataclasses.asdict(self.recipe)
-        del recipe["options"]  # the run's own options are in the settings, and older folders still fit
-        if recipe["optimizer"] == "sgd":
-            del recipe["optimizer"]  # for the same reason
-        content = dataclasses.asdict(self) | {"recipe": _plain(recipe)}
-        if self.record is None:
-            del content["record"]  # so that older folders still fit
-        if self.ranks > 1:
-            return content | {"batch_size_of_each_rank": self.recipe.batch_size // self.ranks}
-        del content["ranks"]  # so that older folders still fit
+        content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return content
 
 
@@ -112,9 +104,3 @@ def command_options(settings: Settings) -> list[str]:
     ):
         found += [flag, f"{value:g}"] if value else []
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -32,9 +32,6 @@ FILE = "redundancy.json"
 FOLDER = "redundancy.networks"
 """Folder for the networks. Its ending keeps them out of reports."""
 AUDIT, RANDOM = "audit", "random"
-_T = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83)
-"""Two-sided 90% quantiles of Student's t with 1, 2, ... degrees of freedom."""
-_NORMAL = 1.645
 
 
 @dataclass(frozen=True)
@@ -322,9 +319,11 @@ def interval(values: NDArray[np.float64]) -> Estimate:
     >>> found.value, round(found.high - found.value, 3)
     (0.5, 0.475)
     """
+    from scipy import stats  # here, because it takes half a second
+
     seeds, examples = values.shape
     by_seed, by_example = values.mean(1), values.mean(0)
-    over_seeds = _T[min(seeds - 1, len(_T)) - 1] * float(by_seed.std(ddof=1)) / math.sqrt(seeds)
-    over_examples = _NORMAL * (float(by_example.std(ddof=1)) / math.sqrt(examples) if examples > 1 else 0.0)
+    over_seeds = float(stats.t.ppf(0.95, seeds - 1) * by_seed.std(ddof=1)) / math.sqrt(seeds)
+    over_examples = float(stats.norm.ppf(0.95) * by_example.std(ddof=1)) / math.sqrt(examples) if examples > 1 else 0.0
     width, mean = math.hypot(over_seeds, over_examples), fmean(by_seed.tolist())
     return Estimate(mean, mean - width, mean + width)
