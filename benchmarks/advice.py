@@ -22,7 +22,7 @@ METHODS = {
     "traditional()": sb.traditional,
     "selective_backprop(0.33)": lambda: sb.selective_backprop(1 / 3),
     "stale_selective_backprop(0.33, every=3)": lambda: sb.stale_selective_backprop(1 / 3, every=3),
-    "ledger_backprop(0.33)": lambda: sb.ledger_backprop(1 / 3, max_age=None),
+    "random_backprop(0.33)": lambda: sb.random_backprop(1 / 3),
 }
 EPOCHS = 4  # the first one warms up; of the next three, one has fresh scores and two have stale ones
 

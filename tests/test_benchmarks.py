@@ -94,18 +94,8 @@ def test_advice_is_set_against_measured_epochs(capsys):
         "traditional()",
         "selective_backprop(0.33)",
         "stale_selective_backprop(0.33,",
-        "ledger_backprop(0.33)",
+        "random_backprop(0.33)",
     ]
-
-
-def test_every_way_to_score_is_set_against_the_plain_forward(capsys):
-    load("selection_pass").main(
-        ["--model", "small_resnet", "--examples", "256", "--steps", "2", "--rounds", "3", "--sizes", "128"]
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("half+int8") for line in lines)
-    assert next(line for line in lines if line.startswith("eval")).split() == ["eval", "1.000", "1.0000", "1.0000"]
-    assert lines[-1].startswith("  128: eval ")
 
 
 def test_calls_of_a_candidate_batch_are_counted():

@@ -12,7 +12,6 @@ from torch import nn
 
 import selective_backprop as sb
 from selective_backprop.description import checksum, describe, differences
-from selective_backprop.scorers import Int8Copy
 from tests.contracts.methods import METHODS
 from tests.helpers import make_loader
 
@@ -31,7 +30,7 @@ def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
     ("one", "other", "difference"),
     [
         (sb.selective_backprop(0.5), sb.selective_backprop(0.25), "policy.selectivity: 0.5 and 0.25"),
-        (sb.selective_backprop(), sb.selective_backprop(scoring="int8"), "scorer.model_copy: None and Int8Copy"),
+        (sb.selective_backprop(), sb.selective_backprop(scoring="bf16"), "scorer.precision: None and bf16"),
         (sb.selective_backprop(), sb.selective_backprop(scoring="pipelined"), "scorer: ForwardScorer.* and Pipelined"),
         (sb.selective_backprop(), sb.selective_backprop(classes=LABELS), "groups: None and <6 values"),
         (sb.selective_backprop(classes=LABELS), sb.selective_backprop(classes=1 - LABELS), "groups.checksum"),
@@ -105,15 +104,14 @@ def test_no_addresses_in_what_is_printed(name):
         ),
         (sb.selective_backprop(1 / 3).guard(), "selective_backprop(selectivity=0.3333).guard()"),
         (
-            sb.selective_backprop(0.5, scoring="int8+pipelined", warmup_epochs=1),
-            "selective_backprop(selectivity=0.5, scoring=PipelinedScorer(fresh=ForwardScorer(model_copy=Int8Copy())), "
-            "warmup_epochs=1)",
+            sb.selective_backprop(0.5, scoring="pipelined", warmup_epochs=1),
+            "selective_backprop(selectivity=0.5, scoring=PipelinedScorer(fresh=ForwardScorer()), warmup_epochs=1)",
         ),
         (
             sb.diet(sb.stale_selective_backprop(0.5, every=2), torch.arange(1000.0)),
             "diet(stale_selective_backprop(selectivity=0.5, every=2), keep=<750 of 1,000>)",
         ),
-        (sb.top_k(0.5, scoring="half"), "top_k(selectivity=0.5, scoring=ForwardScorer(scale_factor=0.5))"),
+        (sb.top_k(0.5, scoring="bf16"), "top_k(selectivity=0.5, scoring=ForwardScorer(precision='bf16'))"),
     ],
 )
 def test_a_method_is_printed_as_a_call(method, printed):
@@ -143,7 +141,6 @@ def test_a_part_of_a_users_own_shows_what_it_kept():
     assert repr(policy) == "Mine(selectivity=0.5, colour='blue')"
     described = describe(sb.Method("mine", sb.top_k().scorer, policy))
     assert described["policy"] == {"class": "Mine", "selectivity": 0.5, "colour": "blue"}
-    assert repr(Int8Copy(refresh_every=2)) == "Int8Copy(refresh_every=2)"
 
 
 def test_the_description_is_the_same_in_another_process():

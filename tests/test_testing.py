@@ -55,11 +55,6 @@ def test_what_a_policy_declares_is_fine(policy):
     sb.testing.check_policy(Declared)
 
 
-class Learning(sb.scorers.ForwardScorer):
-    def watch(self, candidates, task):
-        pass
-
-
 class Idle(sb.scorers.ForwardScorer):
     works_ahead = True
 
@@ -72,7 +67,6 @@ class NoScorer:
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        (Learning, r"watch\(\) and watches = True go together"),
         (Idle, r"submit\(\) and works_ahead = True go together"),
         (NoScorer, "subclass of sb.scorers.Scorer"),
         (sb.scorers.ForwardScorer, None),

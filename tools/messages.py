@@ -59,7 +59,7 @@ def _text(node: ast.AST) -> str:
 TOPICS = {
     "Arguments of methods": ("functional", "method", "methods", "policies", "schedules"),
     "The loader and its data": ("__init__", "loader", "batches", "losses", "ledger", "inference", "progress", "types"),
-    "Scoring": ("scorers", "model_copies", "forward_reuse"),
+    "Scoring": ("scorers", "forward_reuse"),
     "Checkpoints, states and files": ("checkpoint", "files", "description"),
     "Several ranks": ("distributed",),
     "Advice and pruning": ("advice", "dynamics", "pruning", "testing"),

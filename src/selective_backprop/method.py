@@ -87,7 +87,7 @@ class Method:
     def plans_epochs(self) -> bool:
         """Whether the method ever decides about a whole epoch before it is loaded."""
         # Methods that plan some epochs only, such as Stale-SB, plan one of any two in a row.
-        return not self.schedule.never_on and any(self.scorer.remembers(epoch) for epoch in range(2))
+        return not self.schedule.never_on and any(self.scorer.plans(epoch) for epoch in range(2))
 
     @property
     def needs_num_epochs(self) -> bool:

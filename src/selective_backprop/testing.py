@@ -134,11 +134,8 @@ def _check_resume(make_policy: Callable[[], Policy], scores: Tensor) -> None:
 def check_scorer(scorer: Scorer, candidates: Candidates, task: Task) -> None:
     """Assert that scoring gives one finite score per candidate, and changes neither the model nor random states."""
     assert isinstance(scorer, Scorer), f"a scorer must be a subclass of sb.scorers.Scorer, got {scorer!r}"
-    for hook, declared in {"submit": scorer.works_ahead, "watch": scorer.watches}.items():
-        is_own = getattr(type(scorer), hook) is not getattr(Scorer, hook)
-        assert declared == is_own or scorer.fresh is not None, (
-            f"{hook}() and {'works_ahead' if hook == 'submit' else 'watches'} = True go together"
-        )
+    submits = type(scorer).submit is not Scorer.submit
+    assert scorer.works_ahead == submits or hasattr(scorer, "fresh"), "submit() and works_ahead = True go together"
     data = copy.deepcopy(candidates.data)
     loss = task.loss.loss_fn if isinstance(task.loss.loss_fn, nn.Module) else nn.Module()
     trace, states, loss_trace = model_trace(task.model), global_random_states(), model_trace(loss)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,6 @@ class Task:
     model: nn.Module
     forward: Forward
     loss: PerExampleLoss
-    step: int = 0
-    """Number of training batches given out so far."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ class Needs:
 class Scorer(Described):
     """Gives candidates their scores. What is known about examples is in the ledger, not in the scorer.
 
-    Your own scorer overrides `score`, or `remembers` and `recall`, or all three. Everything else has a default, for a
+    Your own scorer overrides `score`, or `plans` and `recall`, or all three. Everything else has a default, for a
     scorer that learns nothing, does not work ahead, and whose scores are exact losses.
     """
 
@@ -198,23 +196,17 @@ class Scorer(Described):
     """What the scorer needs from the loader and the user's loop."""
     works_ahead: bool = False
     """Whether the loader calls `submit`, so that scoring begins before the candidates' turn."""
-    watches: bool = False
-    """Whether the loader calls `watch`, so that the scorer learns from candidates while selection is off."""
     must_train: bool = False
     """Whether candidates without a known score must be trained on in the same epoch."""
     is_final: bool = False
     """Whether the loader must not add examples to the selection, even if they do not fill a batch."""
     fidelity: float = 1.0
     """Rank correlation of the scores with exact ones, on the last sample; NaN before the first sample."""
-    staleness: int = 0
-    """How many training batches old the model's weights were when the last scores were used."""
     score_name: str = "loss"
     """What errors call a score. It must be "loss" if scores are comparable with training losses."""
-    fresh: Scorer | None = None
-    """Another scorer that scores loaded candidates for this one, if there is one."""
 
-    def remembers(self, epoch: int) -> bool:
-        """Whether the scorer may know scores in this epoch before candidates are loaded, by `recall`."""
+    def plans(self, epoch: int) -> bool:
+        """Whether this epoch is planned before candidates are loaded, from the scores that `recall` knows."""
         return False
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
@@ -229,24 +221,11 @@ class Scorer(Described):
         """Return (N,) scores of loaded candidates, on any device. The model must be left as it was."""
         raise RuntimeError(f"{type(self).__name__} does not score loaded candidates")
 
-    def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
-        """Return the same scores as `score`, in a background thread, with a copy of the model in eval mode.
-
-        The copy need not be left as it was. Do not touch global random states: the main thread draws from them.
-        """
-        raise TypeError(f"{type(self).__name__} cannot score in the background: it has no score_copy")
-
-    def measuring(self, measure: Measure) -> Self:
-        """Return the same scorer with another score than the loss."""
-        raise TypeError(
-            f"this method does not score by the loss, and {type(self).__name__} cannot compute another score"
-        )
-
     def submit(self, candidates: Candidates | None, task: Task) -> None:
         """Begin to score the next candidates. None: drop those submitted before. Called only if it works_ahead."""
 
     def watch(self, candidates: Candidates, task: Task) -> None:
-        """Learn from candidates while selection is off, as in a warm-up. Called only if it watches."""
+        """Learn from candidates while selection is off, as in a warm-up. By default nothing is learned."""
 
     def learn_dynamics(self, dynamics: Dynamics) -> None:
         """Learn from what was recorded so far, before an epoch begins. Called only if it needs dynamics."""

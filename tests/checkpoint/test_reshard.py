@@ -203,26 +203,26 @@ def test_counts_of_ranks_add_up_to_the_same(name, size):
     assert sum(parts) == 107 and max(parts) - min(parts) <= 1
 
 
-def test_losses_and_staleness_are_those_of_all_ranks():
+def test_losses_and_fidelity_are_those_of_all_ranks():
     first, second = Stats(), Stats()
     first.count_losses(6.0, 3, "trained")
     second.count_losses(10.0, 1, "trained")
     second.count_losses(11.0, 2, "candidates")
-    first.count_scores(30, fidelity=0.5, staleness=1)
-    second.count_scores(10, fidelity=0.9, staleness=3)
+    first.count_scores(30, fidelity=0.5)
+    second.count_scores(10, fidelity=0.9)
     for size in (1, 3):
         for stats in redeal_stats([first, second], size):
             assert stats.mean_trained_loss == pytest.approx(4.0)
             assert stats.mean_candidate_loss == pytest.approx(5.5)
-            assert (stats.staleness, stats.fidelity) == (pytest.approx(1.5), pytest.approx(0.6))
+            assert stats.fidelity == pytest.approx(0.6)
 
 
 def test_a_rank_without_scores_says_nothing_of_their_fidelity():
     scored = Stats()
-    scored.count_scores(10, fidelity=0.9, staleness=2)
+    scored.count_scores(10, fidelity=0.9)
     for together in ([scored, Stats()], [Stats(), scored]):
         (alone,) = redeal_stats(together, 1)
-        assert (alone.fidelity, alone.staleness) == (0.9, 2.0)
+        assert alone.fidelity == 0.9
 
 
 def test_seconds_are_those_of_the_slowest_rank():

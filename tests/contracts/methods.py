@@ -7,7 +7,7 @@ import torch
 from selective_backprop import methods
 from selective_backprop.method import Method
 from selective_backprop.methods.length_cost import LengthCost
-from selective_backprop.scorers import AutocastCopy, FoldedCopy, ForwardScorer, Int8Copy, PipelinedScorer
+from selective_backprop.scorers import ForwardScorer, PipelinedScorer
 from selective_backprop.scorers.proxy import proxy
 from selective_backprop.scorers.selection_record import SelectionRecord
 from tests.helpers import NUM_DIGITS, make_model
@@ -31,21 +31,12 @@ def recorded(selectivity, epochs=30):
     return methods.recorded_backprop(record)
 
 
-def scored_by(kind, **options):
-    """By a copy that is used whether it pays or not: measuring it would leave the outcome to the clock."""
-    return lambda selectivity: methods.selective_backprop(
-        selectivity, scoring=ForwardScorer(model_copy=kind(measure=False, **options), audit_every=5)
-    )
-
-
 METHODS = {
     "traditional": lambda selectivity: methods.traditional(),
     "selective_backprop": some("selective_backprop"),
     "selective_backprop, scoring in train mode": some("selective_backprop", scoring="train"),
     "selective_backprop, proxy trained before": some("selective_backprop", scoring=proxy(make_model(seed=8), 0)),
-    "selective_backprop, folded copy": scored_by(FoldedCopy, refresh_every=3),
-    "selective_backprop, int8 copy": scored_by(Int8Copy, refresh_every=3, calibration_batches=2),
-    "selective_backprop, autocast": scored_by(AutocastCopy),
+    "selective_backprop, bf16": some("selective_backprop", scoring=ForwardScorer(precision="bf16", check_every=5)),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
     "selective_backprop, forward reuse": some("selective_backprop", scoring="reuse"),
     "selective_backprop, forward reuse, unbiased, window": some(

@@ -82,7 +82,7 @@ def no_trace():
 
 def refused():
     messages = []
-    for scoring in ("folded", "int8", "pipelined"):
+    for scoring in ("pipelined",):
         try:
             Run(sb.selective_backprop(0.5, scoring=scoring), wrap=sharded)
         except ValueError as error:

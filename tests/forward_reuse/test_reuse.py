@@ -146,7 +146,6 @@ def test_a_step_without_loader_loss_is_refused():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sb.selective_backprop(scoring="reuse+half"), "cannot be joined with other names"),
         (lambda: sb.stale_selective_backprop(scoring="reuse"), "StoredScorer needs a selection pass"),
         (lambda: sb.reducible_loss(torch.rand(203), scoring="reuse"), "ReducibleLossScorer needs a selection pass"),
         (lambda: make_loader(sb.top_k(scoring="reuse"), batch_size=4), "leave out batch_size="),

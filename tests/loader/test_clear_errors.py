@@ -1,17 +1,13 @@
 """What other people's scripts met, each by its message; and copies of a model that changes."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 import selective_backprop as sb
-from selective_backprop.losses import PerExampleLoss
-from tests.helpers import digits, make_loader, make_model, train
+from tests.helpers import make_loader, make_model, train
 
 EPOCHS, STEPS = 2, 13
 
@@ -102,24 +98,6 @@ def test_a_model_that_cannot_be_copied_is_told_before_pipelining():
     model(torch.zeros(1, 64)).sum().backward()  # as after a first step: its weight is no leaf any more
     with pytest.raises(ValueError, match=r"pipelined.*copy\.deepcopy\(model\) failed.*parametrizations\.weight_norm"):
         next(iter(make_loader(sb.selective_backprop(0.5, scoring="pipelined"), model=model)))
-
-
-@pytest.mark.parametrize("kind", [sb.scorers.FoldedCopy, sb.scorers.Int8Copy, sb.scorers.AutocastCopy])
-def test_a_copy_is_made_anew_when_layers_were_swapped(kind, caplog):
-    model = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
-    scorer = sb.scorers.ForwardScorer(model_copy=kind(measure=False))
-    loader = make_loader(sb.top_k(0.5, scoring=scorer), model=model)
-    train(loader, model, 1)
-    model[0], model[2] = nn.Linear(64, 16), nn.Tanh()
-    with torch.no_grad():
-        model[0].weight.mul_(5)
-    inputs, targets = digits()[:32]
-    task = sb.types.Task(model, lambda m, batch: (m(batch[0]), batch[1]), PerExampleLoss(nn.CrossEntropyLoss()))
-    with caplog.at_level(logging.WARNING):
-        found = loader.scorer.score(sb.types.Candidates((inputs, targets), torch.arange(32), 32), task)
-    assert "your model has other layers than before" in caplog.text or kind is sb.scorers.AutocastCopy
-    model.eval()
-    torch.testing.assert_close(found, F.cross_entropy(model(inputs), targets, reduction="none"), rtol=0.15, atol=0.15)
 
 
 @pytest.mark.parametrize(

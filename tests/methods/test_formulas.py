@@ -768,7 +768,12 @@ def test_bad_parameters(make, error, message):
 def test_low_resolution_scoring_of_a_network_for_one_size_is_refused_at_once():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 10))
     data = torch.utils.data.TensorDataset(INPUTS.view(-1, 1, 8, 8), TARGETS)
-    loader = make_loader(sb.selective_backprop(scoring="half", start=0.5), dataset=data, model=model, num_epochs=4)
+    loader = make_loader(
+        sb.selective_backprop(scoring=sb.scorers.ForwardScorer(scale_factor=0.5), start=0.5),
+        dataset=data,
+        model=model,
+        num_epochs=4,
+    )
     with pytest.raises(ValueError, match=r"does not take inputs at scale_factor 0\.5: score at full size"):
         next(iter(loader))
 
@@ -788,6 +793,6 @@ def test_low_resolution_of_sequences_images_and_volumes(shape):
 
     model = Spy()
     data = torch.utils.data.TensorDataset(INPUTS.view(-1, *shape), TARGETS)
-    loader = make_loader(sb.top_k(0.5, scoring="half"), dataset=data, model=model)
+    loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.ForwardScorer(scale_factor=0.5)), dataset=data, model=model)
     next(iter(loader))
     assert sizes[0] == tuple(size // 2 for size in shape[1:])

@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
 from selective_backprop.losses import PerExampleLoss, default_forward
-from selective_backprop.scorers import pipelined, scorer_from
+from selective_backprop.scorers import ForwardScorer, PipelinedScorer, pipelined
 from selective_backprop.testing import same
 from tests.helpers import Noisy, digits, make_loader, make_model, train
 from tests.processes import ENVIRONMENT, ROOT
@@ -40,22 +40,15 @@ def run(scorer, *, forward=default_forward, slow_step=False, epochs=2, **options
     return batches, model.state_dict()
 
 
-def calibrating():
-    """By a copy that observes ranges in forward passes of its own, in the background too."""
-    return sb.scorers.ForwardScorer(model_copy=sb.scorers.Int8Copy(measure=False, calibrate_every=2))
-
-
-@pytest.mark.parametrize(
-    ("make_fresh", "sync_every"), [(sb.scorers.ForwardScorer, 1), (sb.scorers.ForwardScorer, 3), (calibrating, 1)]
-)
-def test_the_result_does_not_depend_on_the_timing(make_fresh, sync_every):
+@pytest.mark.parametrize("sync_every", [1, 3])
+def test_the_result_does_not_depend_on_the_timing(sync_every):
     clock = random.Random()  # seeded by the system: another one each time
 
     def sleepy(model, batch):
         time.sleep(clock.random() / 100 if in_background() else 0)
         return default_forward(model, batch)
 
-    scorer = sb.scorers.PipelinedScorer(make_fresh(), sync_every=sync_every)
+    scorer = sb.scorers.PipelinedScorer(sync_every=sync_every)
     expected = run(scorer, dataset=Noisy())
     for slow_step in (False, True):
         assert same(run(scorer, forward=sleepy, slow_step=slow_step, dataset=Noisy()), expected)
@@ -82,34 +75,21 @@ def test_scores_are_those_of_the_model_at_the_last_synchronisation(sync_every):
     select, offers = loader.policy.select, []  # the step at which each candidate batch was offered, and its scores
 
     def spy(scores, generator):
-        offers.append((loader.stats.batches, scores.clone(), loader.scorer.staleness))
+        offers.append((loader.stats.batches, scores.clone()))
         return select(scores, generator)
 
     loader.policy.select = spy
     versions = [copy.deepcopy(model.state_dict())]
     train(loader, model, 2, on_step=lambda *_: versions.append(copy.deepcopy(model.state_dict())))
     assert len(offers) == 26
-    total = 0
-    for number, (step, scores, staleness) in enumerate(offers):
+    for number, (step, scores) in enumerate(offers):
         rows = slice(number % 13 * 16, number % 13 * 16 + 16)
         # Submitted when the batch before was offered, before its training; the first of an epoch is scored at once.
         submitted = step if number % 13 == 0 else offers[number - 1][0]
         if number % sync_every == 0:
             synced = submitted
         assert torch.allclose(scores, losses_by(model, versions[synced], rows), atol=1e-6)
-        assert staleness == step - synced
-        total += staleness * len(scores)
-    assert loader.stats.staleness == pytest.approx(total / 406)
-    assert total > 0
-    assert f"staleness of scores {total / 406:.2f} batches" in str(loader.stats)
     assert loader.stats.scored == loader.stats.offered == 406
-
-
-def test_other_scorers_are_not_stale():
-    loader = make_loader(sb.selective_backprop(0.5))
-    train(loader, loader.model, 2)
-    assert loader.stats.staleness == 0
-    assert "staleness" not in str(loader.stats)
 
 
 def test_scoring_and_training_overlap():
@@ -134,7 +114,7 @@ def test_scoring_and_training_overlap():
 
 def test_fidelity_is_measured_against_the_current_model():
     model = make_model()
-    loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=100, audit_every=1)), model=model)
+    loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=100, check_every=1)), model=model)
     next(iter(loader))
     assert loader.stats.fidelity == 1
     train(loader, model, 6)
@@ -182,7 +162,11 @@ def test_random_numbers_in_eval_mode_are_refused():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: scorer_from("train+pipelined"), ValueError, "a copy of the model in eval mode, got mode 'train'"),
+        (
+            lambda: sb.scorers.PipelinedScorer(sb.scorers.ForwardScorer("train")),
+            ValueError,
+            "a copy of the model in eval mode, got mode 'train'",
+        ),
         (lambda: sb.scorers.PipelinedScorer(sync_every=0), ValueError, "sync_every must be a whole number .*, got 0"),
         (
             lambda: sb.scorers.PipelinedScorer(sb.scorers.ConstantScorer()),
@@ -194,7 +178,7 @@ def test_random_numbers_in_eval_mode_are_refused():
             TypeError,
             "needs a scorer that runs a model",
         ),
-        (lambda: sb.scorers.PipelinedScorer(audit_every=0), ValueError, "audit_every must be at least 1"),
+        (lambda: sb.scorers.PipelinedScorer(check_every=0), ValueError, "check_every must be at least 1"),
     ],
 )
 def test_bad_arguments(make, error, message):
@@ -202,14 +186,13 @@ def test_bad_arguments(make, error, message):
         make()
 
 
-def test_by_name_with_others_and_with_another_score():
-    scorer = sb.distance_backprop(scoring="half+pipelined").scorer
-    assert scorer.fresh.scale_factor == 0.5
+def test_with_another_scorer_and_another_score():
+    scorer = sb.distance_backprop(scoring=PipelinedScorer(ForwardScorer(scale_factor=0.5))).scorer
     inputs, targets = torch.rand(5, 3, 8, 8), torch.arange(5)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10))
     task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
     candidates = sb.types.Candidates((inputs, targets), None, 5)
-    alone = sb.distance_backprop(scoring="half").scorer.score(candidates, task)
+    alone = sb.distance_backprop(scoring=ForwardScorer(scale_factor=0.5)).scorer.score(candidates, task)
     scorer.submit(candidates, task)
     assert torch.equal(scorer.score(candidates, task), alone)
 
@@ -293,7 +276,6 @@ def test_loaders_of_one_method_share_nothing():
             next(iterator)
     assert same(run(method.scorer), expected), "a method that was used is as good as new"
     assert one.scorer is not two.scorer
-    assert method.scorer.staleness == 0
     assert one.scorer.state_dict()["scores"] is not None
     assert copy.deepcopy(one.scorer).state_dict()["scores"] is None, "what is under way stays with the loader"
 
@@ -385,7 +367,6 @@ def test_resume_with_a_batch_under_way(kind, sync_every):
         torch.set_rng_state(rng)
         assert same(steps(resumed, resumed_model, resumed_optimizer), given[count:])
         assert same(resumed_model.state_dict(), model.state_dict())
-        assert resumed.stats.staleness == loader.stats.staleness
     assert under_way > 5
 
 

@@ -169,7 +169,7 @@ def test_fidelity_is_against_the_large_model_and_grows():
     """A linear proxy comes to rank examples as a network with two hidden layers does. Over seeds: 0.63 to 0.71."""
     torch.manual_seed(0)
     model, found = make_model(), []
-    method = sb.selective_backprop(0.5, scoring=sb.proxy(nn.Linear(64, 10), train_every=1, audit_every=1))
+    method = sb.selective_backprop(0.5, scoring=sb.proxy(nn.Linear(64, 10), train_every=1, check_every=1))
     loader = make_loader(method, dataset=digits(1797), model=model, loader_options={"batch_size": 32})
     train(loader, model, 6, on_step=lambda *_: found.append(loader.stats.fidelity))
     first, last = (sum(part) / len(part) for part in (found[:20], found[-50:]))
@@ -194,7 +194,7 @@ def test_other_scores_than_the_loss_are_measured_on_the_proxy():
 
 def test_it_resumes_exactly_with_any_optimizer():
     def new():
-        scorer = sb.proxy(make_model(seed=8), train_every=2, optimizer=torch.optim.AdamW, audit_every=3)
+        scorer = sb.proxy(make_model(seed=8), train_every=2, optimizer=torch.optim.AdamW, check_every=3)
         return copy.deepcopy(scorer)  # as a loader does
 
     scorer, resumed = new(), new()
@@ -252,13 +252,13 @@ def test_a_proxy_that_diverges_is_named():
             "optimizer must be a function from parameters to an Optimizer, .* got SGD",
         ),
         (lambda: sb.proxy(small(), optimizer=list), TypeError, "must return a torch.optim.Optimizer, got list"),
-        (lambda: sb.proxy(small(), scoring="tests"), ValueError, "names joined by .* got 'tests'"),
+        (lambda: sb.proxy(small(), scoring="tests"), ValueError, "scoring must be a scorer or one of .* got 'tests'"),
         (
             lambda: sb.proxy(small(), scoring=sb.scorers.ConstantScorer()),
             TypeError,
-            "must make a selection pass, such as 'eval' or 'half', got ConstantScorer",
+            "must make a selection pass, such as 'eval' or 'bf16', got ConstantScorer",
         ),
-        (lambda: sb.proxy(small(), audit_every=0), ValueError, "audit_every must be at least 1"),
+        (lambda: sb.proxy(small(), check_every=0), ValueError, "check_every must be at least 1"),
     ],
 )
 def test_bad_parameters(make, error, message):

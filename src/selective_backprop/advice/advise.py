@@ -43,11 +43,7 @@ class Option:
         'stale(0.33, every=3)'
         """
         share = [f"{self.arguments['selectivity']:.2f}"] if "selectivity" in self.arguments else []
-        others = [
-            f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
-            for name, value in self.arguments.items()
-            if name != "selectivity"
-        ]
+        others = [f"{name}={value}" for name, value in self.arguments.items() if name != "selectivity"]
         return f"{self.name}({', '.join([*share, *others])})"
 
 
@@ -63,7 +59,7 @@ class Advice:
     options: list[Option]
     """All options: plain training first, then the others, the fastest first."""
     break_even: float
-    """Selectivity below which the cheapest selection pass for every candidate saves time. If 0 or less, none does."""
+    """Selectivity below which a selection pass for every candidate saves time. If 0 or less, none does."""
 
     @property
     def best(self) -> Option | None:
@@ -73,35 +69,22 @@ class Advice:
         keeps a third of the candidates. Methods that lose against plain training or random subsets on our leaderboard
         are never recommended.
         """
-        not_losing = [option for option in self.options[1:] if not _loses(option)]
-        fastest = self._fastest(not_losing)
-        if fastest is None or fastest.seconds >= _WORTH_IT * self.options[0].seconds:
+        fastest = self._fastest_at_a_third
+        if fastest.seconds >= _WORTH_IT * self.options[0].seconds:
             return None
-        return next((option for option in not_losing if option.method == "ledger_backprop()"), fastest)
-
-    def _fastest(self, options: Iterable[Option]) -> Option | None:
-        third = [option for option in options if option.selectivity == 1 / 3]
-        return min(third, key=lambda option: option.seconds, default=None)
+        ledger = next((option for option in self.options if option.name == "ledger_backprop"), None)
+        return ledger or (None if _loses(fastest) else fastest)
 
     @property
-    def best_candidate_batch(self) -> int | None:
-        """The size of candidate batches at which scoring is fastest; None if the loader's size is as good."""
-        by_size = self.costs.scoring_by_batch
-        if not by_size:
-            return None
-        fastest = min(by_size, key=lambda size: by_size[size])
-        return fastest if by_size[fastest] < _WORTH_IT * next(iter(by_size.values())) else None
+    def _fastest_at_a_third(self) -> Option:
+        third = (option for option in self.options if option.arguments.get("selectivity") == 1 / 3)
+        return min(third, key=lambda option: option.seconds)
 
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, spelled: Spelling = lambda option: option.method, scoring: str = 'scoring="{}"') -> str:
-        """The advice in words, for Python; or as the caller spells methods and ways of scoring.
-
-        Args:
-            spelled: writes a method.
-            scoring: how to write a way of scoring, with {} for its name.
-        """
+    def text(self, spelled: Spelling = lambda option: option.method) -> str:
+        """The advice in words, for Python; or as the caller spells methods."""
         costs, width = self.costs, max(len(spelled(option)) for option in self.options)
         unit = "s per epoch" if costs.num_candidates is not None else "s per candidate"
         lines = [
@@ -109,14 +92,6 @@ class Advice:
             f"forward {_time(costs.forward)}, forward and backward {_time(costs.training)}.",
             _backward(costs),
         ]
-        lines += [
-            f"A selection pass by {scoring.format(name)} takes {way.seconds / costs.forward:.2f} of the forward, "
-            f"rank correlation {way.fidelity:.2f}."
-            for name, way in costs.scoring.items()
-            if name != "exact"
-        ]
-        if self.best_candidate_batch is not None:
-            lines.append(_batches(costs.scoring_by_batch, self.best_candidate_batch))
         lines += ["", f"{'method':<{width}}  selectivity  {unit:>15}  speed-up"]
         lines += [
             f"{spelled(option):<{width}}  {option.selectivity:>11.2f}  {option.seconds:>15.4g}  "
@@ -126,7 +101,7 @@ class Advice:
         if costs.has_ids:
             lines += [
                 "",
-                f"{next(spelled(one) for one in self.options if one.method == 'ledger_backprop()')} goes by the losses "
+                f"{next(spelled(one) for one in self.options if one.name == 'ledger_backprop')} goes by the losses "
                 "of the model as it is; fewer examples carry them as it learns.",
             ]
         return "\n".join([*lines, "", self._verdict(spelled)])
@@ -136,12 +111,11 @@ class Advice:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _verdict(self, spelled: Spelling) -> str:
-        fastest = self._fastest(self.options[1:])
-        losing = fastest is not None and fastest.seconds < _WORTH_IT * self.options[0].seconds
-        if self.best is None and losing and fastest is not None:
+        fastest = self._fastest_at_a_third
+        if self.best is None and fastest.seconds < _WORTH_IT * self.options[0].seconds:
             return (
                 f"Nothing is recommended here: {spelled(fastest)} would make epochs {fastest.speed_up:.2f}x as fast, "
-                f"but its compute multiplier on our leaderboard is {evidence_of(fastest.method)}, so plain training or "
+                f"but its compute multiplier on our leaderboard is {evidence_of(fastest.name)}, so plain training or "
                 "random subsets reach the same error with less. ledger_backprop does better, but needs a map-style "
                 "data set."
             )
@@ -152,7 +126,7 @@ class Advice:
             )
         hint = "Whether accuracy holds for your data, only training tells: compare with plain training and random "
         hint += "subsets in the same budget."
-        if self.best.method == "ledger_backprop()":
+        if self.best.name == "ledger_backprop":
             return f"{self._of_ledger(self.best, spelled)} {self._of_passes()} {hint}"
         return (
             f"At a third of the candidates the shortest epochs are those of {spelled(self.best)}: "
@@ -160,16 +134,15 @@ class Advice:
         )
 
     def _of_ledger(self, option: Option, spelled: Spelling) -> str:
-        at_a_third = self._fastest(other for other in self.options if other.name == option.name)
-        faster = "" if at_a_third is None else f"If that is two thirds, epochs are {at_a_third.speed_up:.2f}x as fast. "
         now = (
             "The losses of the model as it is are spread evenly, so it would not skip any yet."
             if option.selectivity == 1
             else f"By the losses of the model as it is, it would train on {option.selectivity:.0%} of the examples."
         )
+        faster = f"If that is two thirds, epochs are {self._fastest_at_a_third.speed_up:.2f}x as fast."
         return (
             f"Try {spelled(option)} first. It makes no selection pass, and skips examples that the model already fits. "
-            f"{faster}{now} It decides anew before every epoch. {_evidence(option)}".rstrip()
+            f"{faster} {now} It decides anew before every epoch. {_evidence(option)}".rstrip()
         )
 
     def _of_passes(self) -> str:
@@ -183,8 +156,8 @@ def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[An
 
     Args:
         model, loss_fn, loader: as for `SelectiveLoader`. They are not changed.
-        options: forward, transform, reducer, pad and device as for `SelectiveLoader`; scoring=, the names of cheap ways
-            of scoring to try; seconds=, the time to spend on measuring (30).
+        options: forward, transform, reducer and device as for `SelectiveLoader`; seconds=, the time to spend on
+            measuring (30).
 
     >>> import torch
     >>> from torch.utils.data import DataLoader, TensorDataset
@@ -210,17 +183,15 @@ def predict(costs: Costs) -> Advice:
         )
 
     options, fresh = [], 1 / _STALE_EVERY
-    for way in dict.fromkeys(["exact", costs.cheapest_scoring]):
-        named, cost = {} if way == "exact" else {"scoring": way}, costs.scoring[way].seconds
-        for share in SELECTIVITIES:
-            at = {"selectivity": share}
-            options.append(option("selective_backprop", share, at | named, load=1, scoring=cost))
-            if costs.has_ids:
-                arguments = at | {"every": _STALE_EVERY} | named
-                part = fresh + (1 - fresh) * share
-                options.append(option("stale_selective_backprop", share, arguments, load=part, scoring=fresh * cost))
+    for share in SELECTIVITIES:
+        at = {"selectivity": share}
+        options.append(option("selective_backprop", share, at, load=1, scoring=costs.forward))
+        if costs.has_ids:
+            arguments = at | {"every": _STALE_EVERY}
+            part, cost = fresh + (1 - fresh) * share, fresh * costs.forward
+            options.append(option("stale_selective_backprop", share, arguments, load=part, scoring=cost))
     if costs.has_ids:
-        options += [option("ledger_backprop", share, {"selectivity": share}, load=share) for share in SELECTIVITIES]
+        options += [option("random_backprop", share, {"selectivity": share}, load=share) for share in SELECTIVITIES]
         by_share = _LEDGER.keep_fraction(costs.losses)
         options.append(option("ledger_backprop", by_share, {}, load=by_share))
     options.sort(key=lambda option: option.seconds)
@@ -238,16 +209,16 @@ def _break_even(costs: Costs) -> float:
     """Find the selectivity s for which loading + scoring + s * training takes as long as loading + training."""
     if costs.loads_ahead and costs.loading >= costs.training:
         return 0.0  # loading takes the most time, and every candidate must be loaded
-    return 1 - costs.scoring[costs.cheapest_scoring].seconds / costs.training
+    return 1 - costs.forward / costs.training
 
 
 def _loses(option: Option) -> bool:
-    found = evidence_of(option.method)
+    found = evidence_of(option.name)
     return found is not None and found.loses
 
 
 def _evidence(option: Option) -> str:
-    found = evidence_of(option.method)
+    found = evidence_of(option.name)
     return "" if found is None else f"Its compute multiplier on our leaderboard is {found}. "
 
 
@@ -260,14 +231,6 @@ def _backward(costs: Costs) -> str:
         reasons.append("gradient checkpointing runs the forward pass again")
     because = f" ({'; '.join(reasons)})" if reasons else ""
     return f"A backward pass costs {costs.backward:.1f} forward passes{because}."
-
-
-def _batches(by_size: dict[int, float], best: int) -> str:
-    own = next(iter(by_size))
-    return (
-        f"Scoring is fastest at candidate batches of {best}, {by_size[best] / by_size[own]:.2f} of the time at {own}: "
-        f"DataLoader(batch_size={best}), SelectiveLoader(batch_size={own})."
-    )
 
 
 def _time(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -13,31 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.advice.batch_size import seconds_by_batch_size
 from selective_backprop.advice.timing import time_in_turns
 from selective_backprop.batches.layout import count_rows, move
-from selective_backprop.batches.padding import Pad
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
 from selective_backprop.loader.index_stream import generator_owners, has_ids, num_candidates, untouched_generators
 from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
-from selective_backprop.scorers import CheapCopy, ForwardScorer, scorer_from
-from selective_backprop.scorers.base import fidelity
-from selective_backprop.types import Candidates, Forward, Scorer, Task
+from selective_backprop.scorers import ForwardScorer
+from selective_backprop.types import Candidates, Forward, Task
 
 _Action = Callable[[Candidates], object]
-CHEAP = ("half", "folded", "int8", "half+int8")
-_FAITHFUL = 0.9
 _SAMPLE = 8  # batches that are kept in memory and measured over and over
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoringCost:
-    """The cost and the quality of one way of scoring."""
-
-    seconds: float
-    """Seconds per candidate."""
-    fidelity: float
-    """Rank correlation with the exact loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +32,8 @@ class Costs:
     loading: float
     training: float
     """Seconds of the forward and backward pass, without the optimizer's step."""
-    scoring: dict[str, ScoringCost]
-    """Ways of scoring by the names that `scoring=` takes; "exact" is the loss in eval mode."""
-    scoring_by_batch: dict[int, float] = field(default_factory=dict)
-    """Seconds per candidate of the cheapest way, by size of the candidate batches, the loader's size first."""
+    forward: float
+    """Seconds of a selection pass: the loss in eval mode, without gradients."""
     losses: Tensor = field(repr=False)
     """Losses of the candidates used for measuring, under the model as it is."""
     num_candidates: int | None
@@ -65,10 +48,6 @@ class Costs:
     """Whether the model computes activations again in the backward pass (gradient checkpointing)."""
 
     @property
-    def forward(self) -> float:
-        return self.scoring["exact"].seconds
-
-    @property
     def backward(self) -> float:
         """Cost of a backward pass, in forward passes.
 
@@ -76,17 +55,6 @@ class Costs:
         more with gradient checkpointing, which runs the forward pass again.
         """
         return self.training / self.forward - 1
-
-    @property
-    def cheapest_scoring(self) -> str:
-        """The fastest way of scoring that ranks candidates nearly as exact scores do."""
-        return cheapest(self.scoring)
-
-
-def cheapest(scoring: dict[str, ScoringCost]) -> str:
-    """Find the fastest way of scoring with a rank correlation of at least 0.9; "exact" if there is none."""
-    faithful = [name for name, way in scoring.items() if name == "exact" or way.fidelity >= _FAITHFUL]
-    return min(faithful, key=lambda name: scoring[name].seconds)
 
 
 def measure_costs(
@@ -97,18 +65,14 @@ def measure_costs(
     forward: Forward = default_forward,
     transform: Callable[[Any], Any] | None = None,
     reducer: str | Reducer | None = None,
-    pad: Pad | None = None,
     device: torch.device | str | None = None,
-    scoring: Sequence[str] = CHEAP,
     seconds: float = 30.0,
 ) -> Costs:
     """Measure costs: load some batches, then score them and train on them in turn. Nothing is changed by it.
 
     Args:
-        model, loss_fn, loader, forward, transform, reducer, pad, device: as for `SelectiveLoader`.
-        scoring: names of cheap ways of scoring to measure besides the exact one. "compiled" and lower precisions may
-            take minutes to try, so they must be named.
-        seconds: time to spend. Each way is measured at least three times.
+        model, loss_fn, loader, forward, transform, reducer, device: as for `SelectiveLoader`.
+        seconds: time to spend. Everything is measured at least three times.
     """
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, got {seconds}")
@@ -116,21 +80,15 @@ def measure_costs(
     batches, loading = _load(loader, place, transform)
     task = Task(unwrap(model), forward, PerExampleLoss(loss_fn, reducer))
     candidates = [Candidates(batch, None, count_rows(batch)) for batch in batches]
-    ways: dict[str, Scorer] = {"exact": ForwardScorer(), **_cheaper(scoring, candidates[0], task)}
-    scores = {name: torch.cat([way.score(c, task).float().cpu() for c in candidates]) for name, way in ways.items()}
-    actions: dict[str, _Action] = {name: functools.partial(way.score, task=task) for name, way in ways.items()}
-    actions["training"] = functools.partial(_gradients, task=task)
-    costs = _per_candidate(actions, candidates, place, seconds * 3 / 4)
-    ways_costs = {
-        name: ScoringCost(seconds=costs[name], fidelity=fidelity(scores[name], scores["exact"])) for name in ways
-    }
-    alike = pad(batches) if pad is not None else batches
+    score = functools.partial(ForwardScorer().score, task=task)
+    losses = torch.cat([score(some).float().cpu() for some in candidates])
+    actions: dict[str, _Action] = {"forward": score, "training": functools.partial(_gradients, task=task)}
+    costs = _per_candidate(actions, candidates, place, seconds)
     return Costs(
         loading=loading,
         training=costs["training"],
-        scoring=ways_costs,
-        scoring_by_batch=seconds_by_batch_size(ways[cheapest(ways_costs)], alike, task, place, seconds / 4),
-        losses=scores["exact"],
+        forward=costs["forward"],
+        losses=losses,
         num_candidates=num_candidates(loader) if has_ids(loader) else None,
         has_ids=has_ids(loader),
         loads_ahead=getattr(loader, "num_workers", 0) > 0,
@@ -169,24 +127,6 @@ def _load(
     if not batches:
         raise ValueError("the loader is empty: it has no batch to measure with")
     return batches, median(times[1:] or times)
-
-
-def _cheaper(names: Sequence[str], candidates: Candidates, task: Task) -> dict[str, Scorer]:
-    """Find the cheap ways of scoring that work with this model and these batches, by name."""
-    ways: dict[str, Scorer] = {}
-    for name in names:
-        way = scorer_from(name)
-        assert isinstance(way, ForwardScorer)
-        stand_in = way.model_copy
-        if isinstance(stand_in, CheapCopy):
-            stand_in.measure = False  # it is measured here
-        try:
-            way.score(candidates, task)
-        except Exception:  # whatever a network raises for inputs of another size
-            continue
-        if not isinstance(stand_in, CheapCopy) or stand_in.used:
-            ways[name] = way
-    return ways
 
 
 def _per_candidate(

@@ -38,17 +38,13 @@ class Evidence:
         return f"{self.median:.2f} ({min(values):.2f} to {max(values):.2f} on {len(values)} workloads)"
 
 
-def evidence_of(call: str) -> Evidence | None:
-    """What is known about a method, by the call that makes it; None for one that was never on the leaderboard.
+def evidence_of(name: str) -> Evidence | None:
+    """What is known about a method, by its name; None for one that was never on the leaderboard.
 
-    `ledger_backprop` was there at its defaults, so nothing is known about it with a given share.
-
-    >>> evidence_of("mine(0.5)") is None and evidence_of("ledger_backprop(0.33)") is None
+    >>> evidence_of("mine") is None
     True
     """
-    if call.startswith("ledger_backprop(") and call != "ledger_backprop()":
-        return None
-    multipliers = _table().get(call.partition("(")[0])
+    multipliers = _table().get(name)
     return Evidence(multipliers) if multipliers else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from statistics import median
 from typing import TypeVar
 
 import torch
@@ -41,8 +40,3 @@ def time_in_turns(
             times[key].append(time.perf_counter() - began)
         turn += 1
     return times
-
-
-def medians(times: Mapping[Key, list[float]]) -> dict[Key, float]:
-    """Compute the median of each action's times."""
-    return {key: median(values) for key, values in times.items()}

@@ -198,7 +198,7 @@ def _lengths(scorer: Scorer | None) -> list[int]:
     if scorer is None:
         return []
     num_examples = scorer.needs.num_examples
-    return ([] if num_examples is None else [num_examples]) + _lengths(scorer.fresh)
+    return ([] if num_examples is None else [num_examples]) + _lengths(getattr(scorer, "fresh", None))
 
 
 def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:
@@ -290,8 +290,7 @@ def runs_the_model_alone(scorer: Scorer) -> bool:
     """Whether scores come from forward passes of the model itself, not of a copy."""
     if scorer.works_ahead:
         return False  # it scores with a snapshot of the model
-    inner = scorer if scorer.fresh is None else scorer.fresh
-    return isinstance(inner, ForwardScorer) and inner.model_copy is None
+    return isinstance(getattr(scorer, "fresh", scorer), ForwardScorer)
 
 
 def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any, team: Team) -> None:

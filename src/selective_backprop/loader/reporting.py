@@ -72,7 +72,7 @@ def _since(stats: Stats, told: Stats) -> dict[str, float]:
     sums |= {f"loss_{name}": stats.loss_sums[name] - told.loss_sums[name] for name in stats.loss_sums}
     sums |= {f"seconds_{phase}": stats.seconds[phase] - told.seconds[phase] for phase in PHASES}
     batches = float(stats.batches - told.batches)
-    return sums | {"batches": batches, "fidelity": stats.fidelity, "staleness": stats.staleness}
+    return sums | {"batches": batches, "fidelity": stats.fidelity}
 
 
 def _flat(by_name: dict[str, tuple[float, ...]]) -> dict[str, float]:
@@ -84,7 +84,7 @@ def _flat(by_name: dict[str, tuple[float, ...]]) -> dict[str, float]:
     found["mean_trained_loss"] = _ratio(total["loss_trained"], total["loss_num_trained"])
     found["mean_candidate_loss"] = _ratio(total["loss_candidates"], total["loss_num_candidates"])
     if total["scored"]:
-        found |= {"fidelity": total["fidelity"] / ranks, "staleness": total["staleness"] / ranks}
+        found["fidelity"] = total["fidelity"] / ranks
     found |= {f"seconds_{phase}": max(by_name[f"seconds_{phase}"]) for phase in PHASES}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 

@@ -131,11 +131,7 @@ class Runner:
         """
         scorer, schedule = self.scorer, self.schedule
         self.policy.begin_epoch(epoch, self._num_epochs)
-        if (
-            not self._plans
-            or not scorer.remembers(epoch)
-            or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs)
-        ):
+        if not self._plans or not scorer.plans(epoch) or not schedule.on_in_epoch(epoch, num_batches, self._num_epochs):
             return None
         # At first no losses are known, so every example is trained on, without a plan. A loader without a length is
         # planned nevertheless: that finds out whether its epochs end.
@@ -243,7 +239,7 @@ class Runner:
         # The one wait for the GPU per candidate batch: the backward pass runs on the selected candidates only.
         scores = scores.to("cpu", torch.float32)
         require_finite(scores, ids, "training loss")
-        self._stats.count_scores(len(scores), fidelity=1.0, staleness=0)
+        self._stats.count_scores(len(scores), fidelity=1.0)
         phase = self._stats.switch("selecting")
         selection = self.select(scores, candidates, [scores], [len(scores)]).selection
         self._stats.switch(phase)
@@ -311,8 +307,7 @@ class Runner:
             self._require_valid(scores, loaded.candidates.ids)
             self.schedule.observe(scores)
             return
-        learns = self.scorer.watches and not self.schedule.never_on  # while selection is off, as in a warm-up
-        if learns and loaded.undecided and loaded.candidates.size:
+        if not self.schedule.never_on and loaded.undecided and loaded.candidates.size:
             phase = self._stats.switch("scoring")
             self.scorer.watch(loaded.candidates, self._current_task())
             self._stats.switch(phase)
@@ -340,7 +335,7 @@ class Runner:
         scores = scores.detach().to("cpu", torch.float32)
         self._stats.switch(phase)
         if self.scorer.needs.selection_pass:
-            self._stats.count_scores(candidates.size, fidelity=self.scorer.fidelity, staleness=self.scorer.staleness)
+            self._stats.count_scores(candidates.size, fidelity=self.scorer.fidelity)
             if self._score_name == "loss":
                 self._stats.count_losses(float(scores.sum()), scores.numel(), "candidates")
             if candidates.ids is not None:
@@ -368,7 +363,7 @@ class Runner:
             self._stats.switch(phase)
 
     def _current_task(self) -> Task:
-        return dataclasses.replace(self._task, model=unwrap(self._task.model), step=self._stats.batches)
+        return dataclasses.replace(self._task, model=unwrap(self._task.model))
 
     def learn(self, ids: Tensor | None, losses: Tensor, epoch: int, *, all_kept: bool) -> None:
         """Record the losses of a finished training step.

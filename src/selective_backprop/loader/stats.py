@@ -51,8 +51,6 @@ class Stats:
     """Number of training batches given out."""
     fidelity: float = field(default=float("nan"), metadata=_combine("mean of scores"))
     """Rank correlation of cheap scores with exact ones, on the last sample; 1 if scores are exact."""
-    staleness: float = field(default=0.0, metadata=_combine("mean of scores"))
-    """How many training batches old the model's weights were when a score was used, on average over all scores."""
     loss_sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOSSES, 0.0), metadata=_combine("sums"))
     """Sums and numbers of losses, from which `mean_trained_loss` and `mean_candidate_loss` are computed."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0), metadata=_combine("longest"))
@@ -115,11 +113,10 @@ class Stats:
         self._phase, self._since = phase, now
         return before
 
-    def count_scores(self, size: int, *, fidelity: float, staleness: int) -> None:
+    def count_scores(self, size: int, *, fidelity: float) -> None:
         """Count a selection pass of `size` candidates."""
         self.scored += size
         self.fidelity = fidelity
-        self.staleness += (staleness - self.staleness) * size / self.scored
 
     def state_dict(self) -> dict[str, Any]:
         return {f.name: copy.copy(getattr(self, f.name)) for f in fields(self)}
@@ -136,11 +133,10 @@ class Stats:
     def __str__(self) -> str:
         seconds = ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in PHASES)
         fidelity = f", fidelity of scores {self.fidelity:.3f}" if self.fidelity < 1 else ""
-        staleness = f", staleness of scores {self.staleness:.2f} batches" if self.staleness > 0 else ""
         return (
             f"offered {self.offered:,}, scored {self.scored:,}, trained {self.trained:,} in {self.batches:,} batches, "
             f"skipped before loading {self.skipped_before_loading:,}, queued {self.queued:,}; "
-            f"selectivity {self.selectivity:.3f}{fidelity}{staleness}; seconds: {seconds}"
+            f"selectivity {self.selectivity:.3f}{fidelity}; seconds: {seconds}"
         )
 
 

@@ -1,15 +1,11 @@
 """Scorers: where scores come from and how old they are."""
 
-from selective_backprop.model_copies.autocast import AutocastCopy
-from selective_backprop.model_copies.cheap_copy import CheapCopy
-from selective_backprop.model_copies.folded import FoldedCopy
-from selective_backprop.model_copies.int8 import Int8Copy
 from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.constant import ConstantScorer
 from selective_backprop.scorers.diverse import DiverseScorer
 from selective_backprop.scorers.fall import FallScorer
-from selective_backprop.scorers.forward import ForwardScorer, ModelCopy
+from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
@@ -23,17 +19,12 @@ from selective_backprop.types import Scorer
 
 __all__ = [
     "AuditedLossScorer",
-    "AutocastCopy",
-    "CheapCopy",
     "ConstantScorer",
     "DiverseScorer",
     "FallScorer",
-    "FoldedCopy",
     "ForwardScorer",
     "FreshScorer",
-    "Int8Copy",
     "LeastSelectedScorer",
-    "ModelCopy",
     "PipelinedScorer",
     "PredictedScorer",
     "ProxyScorer",

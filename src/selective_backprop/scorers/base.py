@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -25,13 +25,26 @@ class FreshScorer(Scorer):
     measure: Measure | None = None
     """Computes a score other than the loss; None for the loss."""
 
+    def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
+        """Return the same scores as `score`, in a background thread, with a copy of the model in eval mode.
+
+        The copy need not be left as it was. Do not touch global random states: the main thread draws from them.
+        """
+        raise TypeError(f"{type(self).__name__} cannot score in the background: it has no score_copy")
+
+    def measuring(self, measure: Measure) -> Self:
+        """Return the same scorer with another score than the loss."""
+        raise TypeError(
+            f"this method does not score by the loss, and {type(self).__name__} cannot compute another score"
+        )
+
     def options_in_method(self) -> list[str]:
         """Show the scorer as the `scoring=` that was passed, unless it is the default."""
         found = short(self)
         return [] if found == "ForwardScorer()" else [f"scoring={found}"]
 
 
-class Audit:
+class FidelityCheck:
     """Compares cheap scores with exact ones on every n-th candidate batch.
 
     Args:
@@ -41,7 +54,7 @@ class Audit:
 
     def __init__(self, exact: FreshScorer, every: int = 100) -> None:
         if every < 1:
-            raise ValueError(f"audit_every must be at least 1 candidate batch, got {every}")
+            raise ValueError(f"check_every must be at least 1 candidate batch, got {every}")
         self.exact = exact
         self.every = every
         self.fidelity = float("nan")
@@ -52,10 +65,10 @@ class Audit:
             self.fidelity = fidelity(scores, self.exact.score(candidates, task))
         self._batches += 1
 
-    def measuring(self, measure: Measure) -> Audit:
-        audit = copy.copy(self)
-        audit.exact = self.exact.measuring(measure)
-        return audit
+    def measuring(self, measure: Measure) -> FidelityCheck:
+        check = copy.copy(self)
+        check.exact = self.exact.measuring(measure)
+        return check
 
     def state_dict(self) -> dict[str, Any]:
         return {"fidelity": self.fidelity, "batches": self._batches}

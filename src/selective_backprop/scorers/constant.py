@@ -12,7 +12,7 @@ from selective_backprop.types import Candidates, Scorer, Task
 class ConstantScorer(Scorer):
     """Gives every candidate the score 0, which is known before loading."""
 
-    def remembers(self, epoch: int) -> bool:
+    def plans(self, epoch: int) -> bool:
         return True
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils import _pytree
 
 from selective_backprop.functional import shrink
-from selective_backprop.inference import NoTrace, ScoringMode
-from selective_backprop.scorers.base import Audit, FreshScorer
+from selective_backprop.inference import NoTrace, ScoringMode, device_of
+from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.types import Candidates, Measure, Task
 
-
-class ModelCopy(Protocol):
-    """A cheaper copy of the model whose weights follow those of the model."""
-
-    def current(self, candidates: Candidates, task: Task) -> nn.Module:
-        """Return the module to score these candidates with, brought up to date if that is due."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ForwardScorer(FreshScorer):
@@ -36,8 +27,13 @@ class ForwardScorer(FreshScorer):
         measure: a score other than the loss: a function from (outputs, targets) to one number per example.
         scale_factor: if below 1, inputs are shrunk by this factor along all their axes (length; height and width;
             depth). This needs batches that are pairs, and a network that takes smaller inputs.
-        model_copy: scores with a cheaper copy of the model; only in mode "eval".
-        audit_every: with a scale_factor or a model_copy, compare with exact scores once in this many candidate batches.
+        precision: "bf16" or "fp16" runs the forward pass under torch.autocast; losses are computed in float32. A CPU
+            without these types emulates them, at a thirtieth of the speed.
+        check_every: with a scale_factor or a precision, compare with exact scores once in this many candidate batches.
+
+    >>> ForwardScorer(precision="fp8")
+    Traceback (most recent call last):
+    ValueError: precision must be one of bf16, fp16, got 'fp8'
     """
 
     def __init__(
@@ -46,69 +42,71 @@ class ForwardScorer(FreshScorer):
         *,
         measure: Measure | None = None,
         scale_factor: float = 1,
-        model_copy: ModelCopy | None = None,
-        audit_every: int = 100,
+        precision: str | None = None,
+        check_every: int = 100,
     ) -> None:
         if mode not in ("eval", "train"):
             raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
         if not 0 < scale_factor <= 1:
             raise ValueError(f"scale_factor must be <= 1 and above 0, got {scale_factor}")
-        if model_copy is not None and mode == "train":
-            raise ValueError("a model_copy scores in eval mode only, got mode 'train'")
+        if precision is not None and precision not in _PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(_PRECISIONS)}, got {precision!r}")
         self.mode = mode
         self.measure = measure
         self.scale_factor = scale_factor
-        self.model_copy = model_copy
-        self.audit_every = audit_every
-        exact = scale_factor == 1 and model_copy is None
-        self._audit = None if exact else Audit(ForwardScorer(mode, measure=measure), audit_every)
+        self.precision = precision
+        self.check_every = check_every
+        exact = scale_factor == 1 and precision is None
+        self._check = None if exact else FidelityCheck(ForwardScorer(mode, measure=measure), check_every)
         self._guard: NoTrace | None = None
         self._loss_works = False
 
     @property
     def fidelity(self) -> float:  # type: ignore[override]
-        return 1.0 if self._audit is None else self._audit.fidelity
+        return 1.0 if self._check is None else self._check.fidelity
 
     @property
     def score_name(self) -> str:  # type: ignore[override]
         return "loss" if self.measure is None else "score"
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
-        shown, model = self._seen(candidates, task)
-        if self._guard is None or self._guard.model is not model:
-            self._guard = NoTrace(model, self.mode)
+        if self._guard is None or self._guard.model is not task.model:
+            self._guard = NoTrace(task.model, self.mode)
         with self._guard():
-            scores = self._measured(model, shown, task)
-        if self._audit is not None:
-            self._audit(scores, candidates, task)
+            scores = self._measured(candidates, task)
+        if self._check is not None:
+            self._check(scores, candidates, task)
         return scores
 
     def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
-        shown, model = self._seen(candidates, task)
         with torch.no_grad():
-            return self._measured(model, shown, task)
+            return self._measured(candidates, task)
 
-    def _seen(self, candidates: Candidates, task: Task) -> tuple[Candidates, nn.Module]:
-        """Return the candidates to score, which may be shrunk, and the model that scores them, which may be a copy."""
+    def _measured(self, candidates: Candidates, task: Task) -> Tensor:
         if self.scale_factor != 1:
             candidates = replace(candidates, data=_shrink_pair(candidates.data, self.scale_factor))
-        return candidates, task.model if self.model_copy is None else self.model_copy.current(candidates, task)
-
-    def _measured(self, model: nn.Module, candidates: Candidates, task: Task) -> Tensor:
         if self.scale_factor == 1 or self._loss_works:
-            outputs, targets = task.forward(model, candidates.data)
+            outputs, targets = self._forward(candidates, task)
         else:
-            outputs, targets = self._first_forward(model, candidates, task)
+            outputs, targets = self._first_forward(candidates, task)
         if self.measure is not None and self._loss_works:
             return self.measure(outputs, targets)
         losses = task.loss.per_example(outputs, targets, candidates.size)
         self._loss_works = True  # the loss is tried once even if a measure is used, to find out early if it fails
         return losses if self.measure is None else self.measure(outputs, targets)
 
-    def _first_forward(self, model: nn.Module, candidates: Candidates, task: Task) -> tuple[Any, Any]:
+    def _forward(self, candidates: Candidates, task: Task) -> tuple[Any, Any]:
+        if self.precision is None:
+            return task.forward(task.model, candidates.data)
+        dtype = _PRECISIONS[self.precision]
+        with torch.autocast(device_of(task.model).type, dtype=dtype):
+            outputs, targets = task.forward(task.model, candidates.data)
+        return _pytree.tree_map_only(Tensor, lambda x: x.float() if x.dtype == dtype else x, outputs), targets
+
+    def _first_forward(self, candidates: Candidates, task: Task) -> tuple[Any, Any]:
         """Make the first pass over smaller inputs, and explain the error if the network does not take them."""
         try:
-            return task.forward(model, candidates.data)
+            return self._forward(candidates, task)
         except Exception as error:  # a network may raise any error for inputs of another size
             raise ValueError(
                 f"your model does not take inputs at scale_factor {self.scale_factor}: score at full size, or end its "
@@ -118,18 +116,15 @@ class ForwardScorer(FreshScorer):
     def measuring(self, measure: Measure) -> Self:
         scorer = copy.copy(self)
         scorer.measure = measure
-        scorer._audit = self._audit.measuring(measure) if self._audit is not None else None
+        scorer._check = self._check.measuring(measure) if self._check is not None else None
         return scorer
 
     def state_dict(self) -> dict[str, Any]:
-        parts = {"audit": self._audit, "model_copy": self.model_copy}
-        return {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return {} if self._check is None else {"check": self._check.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._audit is not None:
-            self._audit.load_state_dict(state["audit"])
-        if self.model_copy is not None:
-            self.model_copy.load_state_dict(state["model_copy"])
+        if self._check is not None:
+            self._check.load_state_dict(state["check"])
 
 
 def _shrink_pair(batch: Any, scale_factor: float) -> tuple[Tensor, Any]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from selective_backprop.batches.layout import move
 from selective_backprop.inference import device_of, preserved_rng
-from selective_backprop.model_copies.snapshot import Snapshot
 from selective_backprop.scorers.background import Background
-from selective_backprop.scorers.base import Audit, FreshScorer
+from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
+from selective_backprop.scorers.snapshot import Snapshot
 from selective_backprop.types import Candidates, Measure, Task
 
 
@@ -35,14 +35,13 @@ class PipelinedScorer(FreshScorer):
         fresh: scores the candidates; by default by their loss in eval mode.
         sync_every: copy the model's weights and buffers once in this many candidate batches.
         device: device of the copy, such as a second GPU; by default the device of the model.
-        audit_every: compare with exact scores of the current model once in this many candidate batches.
+        check_every: compare with exact scores of the current model once in this many candidate batches.
 
     >>> PipelinedScorer(sync_every=4).fresh.mode
     'eval'
     """
 
     works_ahead = True
-    fresh: FreshScorer
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class PipelinedScorer(FreshScorer):
         *,
         sync_every: int = 1,
         device: torch.device | str | None = None,
-        audit_every: int = 100,
+        check_every: int = 100,
     ) -> None:
         fresh = ForwardScorer() if fresh is None else fresh
         if not isinstance(fresh, FreshScorer) or isinstance(fresh, PipelinedScorer):
@@ -62,8 +61,8 @@ class PipelinedScorer(FreshScorer):
         self.fresh = fresh
         self.sync_every = sync_every
         self.device = None if device is None else torch.device(device)
-        self.audit_every = audit_every
-        self._audit = Audit(ForwardScorer(measure=fresh.measure), audit_every)
+        self.check_every = check_every
+        self._check = FidelityCheck(ForwardScorer(measure=fresh.measure), check_every)
         self._snapshot = Snapshot(sync_every=sync_every, device=self.device)
         self._background = Background()
         self._submitted: tuple[Candidates, Future[Tensor]] | None = None
@@ -76,11 +75,11 @@ class PipelinedScorer(FreshScorer):
         return self._with(self.fresh.measuring(measure))
 
     def _with(self, fresh: FreshScorer) -> PipelinedScorer:
-        return PipelinedScorer(fresh, sync_every=self.sync_every, device=self.device, audit_every=self.audit_every)
+        return PipelinedScorer(fresh, sync_every=self.sync_every, device=self.device, check_every=self.check_every)
 
     @property
     def fidelity(self) -> float:  # type: ignore[override]
-        return self._audit.fidelity
+        return self._check.fidelity
 
     @property
     def score_name(self) -> str:  # type: ignore[override]
@@ -107,8 +106,7 @@ class PipelinedScorer(FreshScorer):
         else:
             self._finish()
             scores = self._score_at_once(candidates, task)
-        self.staleness = task.step - self._snapshot.synced_at
-        self._audit(scores, candidates, task)
+        self._check(scores, candidates, task)
         return scores
 
     def _score_at_once(self, candidates: Candidates, task: Task) -> Tensor:
@@ -153,7 +151,7 @@ class PipelinedScorer(FreshScorer):
         scores = self._known if self._submitted is None else self._submitted[1].result()
         return {
             "fresh": self.fresh.state_dict(),
-            "audit": self._audit.state_dict(),
+            "check": self._check.state_dict(),
             "snapshot": self._snapshot.state_dict(),
             "scores": scores,
         }
@@ -161,7 +159,7 @@ class PipelinedScorer(FreshScorer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._finish()
         self.fresh.load_state_dict(state["fresh"])
-        self._audit.load_state_dict(state["audit"])
+        self._check.load_state_dict(state["check"])
         self._snapshot.load_state_dict(state["snapshot"])
         self._known = state["scores"]
 

@@ -81,7 +81,7 @@ class PredictedScorer(Wrapping):
         self.max_age = max_age
         self.needs = Needs(ids=True, selection_pass=True, past_scores=past_scores)
 
-    def remembers(self, epoch: int) -> bool:
+    def plans(self, epoch: int) -> bool:
         return True
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:

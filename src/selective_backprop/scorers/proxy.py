@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from selective_backprop.batches.layout import Layout, take_rows
 from selective_backprop.inference import device_of, seeded_rng, unwrap
-from selective_backprop.scorers.base import Audit, FreshScorer
+from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.types import Candidates, Measure, Task
@@ -51,12 +51,10 @@ class ProxyScorer(FreshScorer):
         optimizer: makes the proxy's optimizer from its parameters, such as `torch.optim.AdamW`. The default is SGD with
             learning rate 0.1, Nesterov momentum 0.9 and weight decay 5e-4.
         scoring: how the proxy makes its selection pass, as for `selective_backprop`.
-        audit_every: compare with the losses of the large model once in this many candidate batches.
+        check_every: compare with the losses of the large model once in this many candidate batches.
     """
 
     score_name = "loss of the proxy"
-    watches = True
-    fresh: FreshScorer
 
     def __init__(
         self,
@@ -66,7 +64,7 @@ class ProxyScorer(FreshScorer):
         train_share: float = 1.0,
         optimizer: MakeOptimizer = _sgd,
         scoring: Scoring = "eval",
-        audit_every: int = 100,
+        check_every: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"a proxy must be a torch.nn.Module, got {type(model).__name__}")
@@ -77,25 +75,25 @@ class ProxyScorer(FreshScorer):
         fresh = scorer_from(scoring)
         if not isinstance(fresh, FreshScorer):
             raise TypeError(
-                f"the scoring= of a proxy must make a selection pass, such as 'eval' or 'half', got "
+                f"the scoring= of a proxy must make a selection pass, such as 'eval' or 'bf16', got "
                 f"{type(fresh).__name__}"
             )
         self.model = unwrap(model)
         self.train_every, self.train_share = train_every, train_share
         self.optimizer = _optimizer_of(self.model, optimizer) if train_every else None
         self.fresh = fresh
-        self.audit_every = audit_every
-        self._audit = Audit(ForwardScorer(), audit_every)
+        self.check_every = check_every
+        self._check = FidelityCheck(ForwardScorer(), check_every)
         self._batches = 0
 
     @property
     def fidelity(self) -> float:  # type: ignore[override]
-        return self._audit.fidelity
+        return self._check.fidelity
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         self._move_to(device_of(task.model))
         scores = self._score(candidates, task)
-        self._audit(scores, candidates, task)
+        self._check(scores, candidates, task)
         self._learn(candidates, task, scores)
         return scores
 
@@ -119,7 +117,7 @@ class ProxyScorer(FreshScorer):
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if self._batches:
                 raise
-            self._audit.exact.score(candidates, task)  # if the large model fails too, its error is the one to raise
+            self._check.exact.score(candidates, task)  # if the large model fails too, its error is the one to raise
             name = type(self.model).__name__
             raise ValueError(
                 f"the proxy ({name}) does not work with the batches or the loss of your model: {error}"
@@ -144,12 +142,12 @@ class ProxyScorer(FreshScorer):
     def measuring(self, measure: Measure) -> Self:
         scorer = copy.copy(self)
         scorer.fresh = self.fresh.measuring(measure)
-        scorer._audit = self._audit.measuring(measure)
+        scorer._check = self._check.measuring(measure)
         return scorer
 
     def state_dict(self) -> dict[str, Any]:
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else None
-        parts = {"fresh": self.fresh.state_dict(), "audit": self._audit.state_dict()}
+        parts = {"fresh": self.fresh.state_dict(), "check": self._check.state_dict()}
         own = {"model": self.model.state_dict(), "optimizer": optimizer, "batches": self._batches}
         return copy.deepcopy(own | parts)  # a copy, because the proxy's next step changes its tensors
 
@@ -159,7 +157,7 @@ class ProxyScorer(FreshScorer):
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._batches = state["batches"]
         self.fresh.load_state_dict(state["fresh"])
-        self._audit.load_state_dict(state["audit"])
+        self._check.load_state_dict(state["check"])
 
 
 def _highest(candidates: Candidates, scores: Tensor, count: int) -> Candidates:
@@ -193,7 +191,7 @@ def proxy(
     train_share: float = 1.0,
     optimizer: MakeOptimizer = _sgd,
     scoring: Scoring = "eval",
-    audit_every: int = 100,
+    check_every: int = 100,
 ) -> ProxyScorer:
     """Score with a small model that is trained alongside, in any method with a selection pass; see `ProxyScorer`.
 
@@ -210,5 +208,5 @@ def proxy(
         train_share=train_share,
         optimizer=optimizer,
         scoring=scoring,
-        audit_every=audit_every,
+        check_every=check_every,
     )

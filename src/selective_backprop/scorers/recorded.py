@@ -28,7 +28,7 @@ class RecordedScorer(Scorer):
         self.record = record
         self.needs = Needs(ids=True, num_examples=record.num_examples, max_epochs=len(record))
 
-    def remembers(self, epoch: int) -> bool:
+    def plans(self, epoch: int) -> bool:
         return True
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:

@@ -29,7 +29,7 @@ class StoredScorer(Wrapping):
         self.every = every
         self.first_epoch = first_epoch
 
-    def remembers(self, epoch: int) -> bool:
+    def plans(self, epoch: int) -> bool:
         return (epoch - self.first_epoch) % self.every != 0
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:

@@ -47,7 +47,7 @@ class TrainingLossScorer(Scorer):
         # An example whose loss is too old must be trained on in the same epoch, not in a later one.
         self.must_train = max_age is not None
 
-    def remembers(self, epoch: int) -> bool:
+    def plans(self, epoch: int) -> bool:
         return True
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
@@ -114,7 +114,7 @@ class LeastSelectedScorer(Scorer):
 
     needs = Needs(ids=True)
 
-    def remembers(self, epoch: int) -> bool:
+    def plans(self, epoch: int) -> bool:
         return True
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:

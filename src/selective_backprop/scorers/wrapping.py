@@ -13,22 +13,16 @@ from selective_backprop.types import Candidates, Scorer, Task
 class Wrapping(Scorer):
     """A scorer that lets another one, `fresh`, score loaded candidates. Fidelity and state are those of `fresh`."""
 
-    fresh: Scorer
-
     def __init__(self, fresh: Scorer) -> None:
         if fresh.needs.training_pass:
             raise ValueError(f"{type(self).__name__} needs a selection pass, but scoring='reuse' makes none")
         self.fresh = fresh
-        self.works_ahead, self.watches = fresh.works_ahead, fresh.watches
+        self.works_ahead = fresh.works_ahead
         self.score_name = fresh.score_name
 
     @property
     def fidelity(self) -> float:  # type: ignore[override]
         return self.fresh.fidelity
-
-    @property
-    def staleness(self) -> int:  # type: ignore[override]
-        return self.fresh.staleness
 
     def submit(self, candidates: Candidates | None, task: Task) -> None:
         self.fresh.submit(candidates, task)

@@ -29,23 +29,6 @@ def advise(
     `selective-backprop advise`
 
     `selective-backprop advise --recipe svhn --model resnet20 --data-dir data`
-
-    Cheap ways to score, and where they help. Use one as in `train --method sb:scoring=int8`, and join several by +, as
-    in `sb:scoring=half+int8`:
-
-    - `half`: images at half resolution; check its rank correlation
-
-    - `int8`: CPUs with VNNI or AMX
-
-    - `folded`: other CPUs
-
-    - `bf16`, `fp16`: GPUs, and CPUs with AMX
-
-    - `compiled`: long runs, where a minute of compilation does not matter
-
-    - `pipelined`: a second GPU, or cores that training leaves idle
-
-    - `reuse`, only alone: networks without BatchNorm, if memory holds the graph of all candidates
     """
     import torch
 
@@ -67,7 +50,7 @@ def advise(
         device=device,
         seconds=seconds,
     )
-    screen.say(advice.text(spelled, ":scoring={}"))
+    screen.say(advice.text(spelled))
     screen.result(_as_json(advice))
 
 
@@ -75,10 +58,10 @@ def spelled(option: Option) -> str:
     """A method as `train --method` takes it.
 
     >>> from selective_backprop.advice.advise import Option
-    >>> arguments = {"selectivity": 1 / 3, "every": 3, "scoring": "int8"}
+    >>> arguments = {"selectivity": 1 / 3, "every": 3}
     >>> made = Option(name="stale_selective_backprop", arguments=arguments, selectivity=1 / 3, seconds=1, speed_up=2)
     >>> spelled(made)
-    'stale@0.33:every=3,scoring=int8'
+    'stale@0.33:every=3'
     """
     from selective_backprop.lab.runs.choices import SHORT_NAMES
 
@@ -92,9 +75,6 @@ def _as_json(advice: Advice) -> dict[str, Any]:
     costs, best = advice.costs, advice.best
     return {
         "seconds_per_example": {"loading": costs.loading, "forward": costs.forward, "training": costs.training},
-        "scoring": {
-            name: {"seconds": way.seconds, "rank_correlation": way.fidelity} for name, way in costs.scoring.items()
-        },
         "methods": [
             {"method": spelled(option), "selectivity": option.selectivity}
             | {"seconds": option.seconds, "speed_up": option.speed_up}

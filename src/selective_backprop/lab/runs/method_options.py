@@ -86,7 +86,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, MethodOption]:
     Options that take tensors or models, such as classes, are for Python only and left out.
 
     >>> options_of(methods.top_k)["scoring"].help
-    'how the selection pass is made: "eval", "train" (with statistics frozen), "half" resolution, ...'
+    'how the selection pass is made: "eval", "train" (with statistics frozen), "bf16" or "fp16" (in lower...'
     """
     hints, found, own = get_type_hints(function, include_extras=True), {}, _arguments(inspect.getdoc(function) or "")
     for parameter in inspect.signature(function).parameters.values():

@@ -23,8 +23,6 @@ class Snapshot:
     def __init__(self, *, sync_every: int, device: torch.device | None) -> None:
         self.sync_every = sync_every
         self.device = device
-        self.synced_at = 0
-        """Number of training batches given out before the weights were copied."""
         self._candidate_batches = 0
         self._model: nn.Module | None = None
         self._copy: nn.Module | None = None
@@ -40,7 +38,6 @@ class Snapshot:
             self._saved, new = None, False
         if new or self._candidate_batches % self.sync_every == 0:
             _write(self._copy, _tensors(task.model))
-            self.synced_at = task.step
         self._candidate_batches += 1
         return self._copy
 
@@ -49,11 +46,10 @@ class Snapshot:
         # Taken anew for every candidate batch, they are never needed again.
         if self.sync_every > 1 and weights is None and self._copy is not None:
             weights = [tensor.detach().to("cpu", copy=True) for tensor in _tensors(self._copy)]
-        return {"synced_at": self.synced_at, "candidate_batches": self._candidate_batches, "weights": weights}
+        return {"candidate_batches": self._candidate_batches, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.synced_at, self._candidate_batches = state["synced_at"], state["candidate_batches"]
-        self._saved = state["weights"]
+        self._candidate_batches, self._saved = state["candidate_batches"], state["weights"]
 
 
 def _private_copy(model: nn.Module, device: torch.device | None) -> nn.Module:

@@ -1,1 +1,0 @@
-"""Cheaper copies of a model that follow its weights, for selection passes."""
