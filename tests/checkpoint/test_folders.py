@@ -14,7 +14,7 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop.checkpoint import folders
-from selective_backprop.files.writing import FolderLock, is_locked
+from selective_backprop.files.locks import is_locked, lock_folder
 from tests.checkpoint.test_saving import sign
 from tests.lab.command_line import ENVIRONMENT, Running, run_function, text_of
 from tests.torture import collisions
@@ -82,7 +82,7 @@ def test_the_folder_is_free_when_the_loader_is_gone(tmp_path):
 
 def hold_and_be_killed(folder):
     """In a process of its own, which leaves a worker behind that lives until a file is there."""
-    _lock = FolderLock(folder)
+    _lock = lock_folder(folder)
     if os.fork() == 0:
         (folder / "worker").touch()
         while not (folder / "over").exists():
@@ -105,6 +105,19 @@ def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path):
             assert not is_locked(tmp_path)
         finally:
             (tmp_path / "over").touch()
+
+
+def test_a_forked_process_does_not_release_the_lock_of_its_parent(tmp_path):
+    lock = lock_folder(tmp_path)
+    if (child := os.fork()) == 0:
+        try:
+            lock.release(force=True)
+        finally:
+            os._exit(int(lock.is_locked))
+    assert os.waitpid(child, 0)[1] == 0, "the child does not hold it"
+    assert is_locked(tmp_path)
+    lock.release()
+    assert not is_locked(tmp_path)
 
 
 def test_a_checkpoint_that_is_being_read_is_not_removed(tmp_path):
@@ -254,7 +267,7 @@ def test_links_in_a_folder_of_checkpoints_lead_nowhere(tmp_path):
     before = files_in(outside)
     loader, parts = make_parts()
     (folder / ".lock").symlink_to(outside / "mine")
-    with pytest.raises(OSError, match="the lock is a link to another file: remove it"):
+    with pytest.raises(OSError, match="must be a regular file to lock the folder, and is none: remove it"):
         sb.save_checkpoint(folder, loader, **parts)
     (folder / ".lock").unlink()
     for name in ("checkpoint-1", "checkpoint-2", "checkpoint-3.unfinished", "checkpoint-4.unfinished"):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import selective_backprop as sb
-from selective_backprop.files.writing import FolderLock
+from selective_backprop.files.locks import lock_folder
 from selective_backprop.ledger import COLUMNS
 from selective_backprop.testing import same
 from tests.checkpoint.test_saving import RandomState
@@ -282,11 +282,11 @@ def save_in_vain(ranks, folder, name):
 
 def test_all_ranks_are_told_when_one_has_no_room_or_the_folder_is_taken(tmp_path):
     (tmp_path / "taken").mkdir()
-    lock = FolderLock(tmp_path / "taken")
+    lock = lock_folder(tmp_path / "taken")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         no_room, taken = run_phases([(2, save_in_vain, (name,)) for name in ("no room", "taken")], tmp_path)
-    lock.close()
+    lock.release()
     for told in no_room:
         assert (told["kind"], told["number"], told["loaded"]) == ("OSError", errno.EFBIG, True), told
         assert "on rank 1 (" in told["text"] and "bytes are free there" in told["text"]

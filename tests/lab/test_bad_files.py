@@ -1,6 +1,5 @@
 """Broken files, full disks and folders in use, as a user of `train` meets them: told in a sentence, nothing lost."""
 
-import fcntl
 import json
 import os
 import resource
@@ -8,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import datasets
 import pytest
 
 from selective_backprop.checkpoint.sealed import read_sealed, seal
+from selective_backprop.files.locks import lock_folder
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.runs.records import RunFolder
@@ -229,28 +230,23 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_decode_left_is_removed_at_the_next(tmp_path, own_cache):
-    for name in (".decoding-killed", ".decoding-in-use", "other"):
+    for name in (".decoding-killed", "other"):
         (own_cache / name).mkdir()
         (own_cache / name / "file").write_text("images")
-    in_use = os.open(own_cache / ".decoding-in-use", os.O_RDONLY)
-    try:
-        fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        load_images(write_folders(tmp_path / "insects"))
-        names = sorted(path.name for path in own_cache.iterdir())
-    finally:
-        os.close(in_use)
-    assert [name[:8] for name in names] == [".decodin", "insects-", "other"]
-    assert names[0] == ".decoding-in-use"
+    load_images(write_folders(tmp_path / "insects"))
+    assert sorted(path.name[:8] for path in own_cache.iterdir()) == [".lock", "insects-", "other"]
 
 
-def test_without_locks_nothing_is_removed(tmp_path, own_cache, monkeypatch):
-    def no_locks(*_):
-        raise OSError("no locks available")
-
-    (own_cache / ".decoding-unknown").mkdir()
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    assert len(load_images(write_folders(tmp_path / "insects")).test_labels) == 4
-    assert (own_cache / ".decoding-unknown").exists()
+def test_a_second_process_waits_for_the_first_and_decodes_nothing(tmp_path, own_cache):
+    folder, loaded = write_folders(tmp_path / "insects"), []
+    lock = lock_folder(own_cache)
+    second = threading.Thread(target=lambda: loaded.append(load_images(folder)))
+    second.start()
+    second.join(0.3)
+    assert not loaded and not list(own_cache.glob("insects-*"))
+    lock.release()
+    second.join()
+    assert len(loaded[0].test_labels) == 4
 
 
 @pytest.mark.parametrize("shown", [True, False])

@@ -109,7 +109,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_stays(folder, outside):
     before = content(outside)
     replace_by_link(folder / ".lock", outside / "precious")
     code, said = told(*TRAIN, "--out", folder, "--resume")
-    assert code == 2 and "the lock is a link to another file: remove it" in said
+    assert code == 2 and "must be a regular file to lock the folder, and is none: remove it" in said
     (folder / "config.json").write_text("{}")  # a folder that would be refused for another reason too
     assert told(*TRAIN, "--out", folder, "--resume")[0] == 2
     assert content(outside) == before

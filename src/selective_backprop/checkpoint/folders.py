@@ -10,14 +10,18 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from selective_backprop.files.locks import is_locked, lock_folder
 from selective_backprop.files.reading import open_regular, read_json
-from selective_backprop.files.writing import FolderLock, is_locked, locked_itself, sync_folder, write_whole
+from selective_backprop.files.writing import sync_folder, write_whole
 
 _NAME, _UNFINISHED, _CHECKSUMS = "checkpoint-", ".unfinished", "checksums.json"
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest is damaged
@@ -39,18 +43,18 @@ def path_of(folder: Path, number: int) -> Path:
 
 _PATIENCE = 5.0  # seconds that a save waits for a process that holds the folder, which may be about to end
 
-_owned: dict[str, tuple[FolderLock, set[int]]] = {}
+_owned: dict[str, tuple[FileLock, set[int]]] = {}
 """By folder: the lock that this process holds, and the ids of the loaders that saved there."""
 
 
-def _own(folder: Path, loader: object) -> FolderLock:
+def _own(folder: Path, loader: object) -> None:
     """Take the folder for this process until the loader is deleted. Raises RuntimeError if another process has it."""
     key = os.path.realpath(folder)
     lock, users = _owned.get(key, (None, set()))
-    if lock is None or not lock.is_held():
+    if lock is None or not lock.is_locked:  # a forked process does not hold the lock of its parent
         try:
-            lock = FolderLock(folder, patience=_PATIENCE)
-        except BlockingIOError:
+            lock = lock_folder(folder, patience=_PATIENCE)
+        except Timeout:
             raise RuntimeError(
                 f"another process saves its checkpoints to {folder}, and still did after {_PATIENCE:g} seconds: end "
                 "it, or save to another folder"
@@ -59,7 +63,6 @@ def _own(folder: Path, loader: object) -> FolderLock:
     if id(loader) not in users:
         users.add(id(loader))
         weakref.finalize(loader, _release, key, id(loader)).atexit = False
-    return lock
 
 
 def _release(key: str, user: int) -> None:
@@ -67,7 +70,7 @@ def _release(key: str, user: int) -> None:
     lock, users = _owned[key]
     users.discard(user)
     if not users:
-        lock.close()
+        lock.release()
         del _owned[key]
 
 
@@ -92,8 +95,8 @@ def begin(folder: Path, loader: object) -> Path:
         loader: the loader to save. The folder belongs to this process until the loader is deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Without locks, unfinished checkpoints may belong to another process that is still writing them.
-    for path in folder.glob(f"{_NAME}*{_UNFINISHED}") if _own(folder, loader).is_held() else ():
+    _own(folder, loader)
+    for path in folder.glob(f"{_NAME}*{_UNFINISHED}"):
         _remove(path)
     path = folder / f"{_NAME}{secrets.token_hex(8)}{_UNFINISHED}"
     path.mkdir()
@@ -132,11 +135,36 @@ def _remove(path: Path) -> None:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
             return
-        with locked_itself(path, shared=False) as locked:
+        with _locked(path, shared=False) as locked:
             if locked:  # else a later save removes it
                 shutil.rmtree(path)
     except OSError as error:
         warnings.warn(f"{path} is not needed any more and cannot be removed: {error}", stacklevel=2)
+
+
+@contextmanager
+def _locked(folder: Path, *, shared: bool) -> Iterator[bool]:
+    """Hold a lock on the folder itself, which several readers can share. Yields False if another process holds one.
+
+    Yields True as well if the file system has no such locks; some network file systems have none.
+    """
+    if sys.platform == "win32":  # which has no such locks
+        yield True
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        locked = True
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked = False
+        except OSError:
+            pass
+        yield locked
+    finally:
+        os.close(descriptor)
 
 
 # ---- reading one
@@ -147,7 +175,7 @@ def reading(path: Path) -> Iterator[bool]:
     """Keep other processes from removing this checkpoint within the block. Yields False if it is gone already."""
     with ExitStack() as stack:
         try:
-            is_there = stack.enter_context(locked_itself(path, shared=True)) and path.is_dir()
+            is_there = stack.enter_context(_locked(path, shared=True)) and path.is_dir()
         except FileNotFoundError:
             is_there = False
         yield is_there

@@ -1,4 +1,4 @@
-"""Writing files that are complete or not there at all, without following links, and locks on folders."""
+"""Writing files that are complete or not there at all, without following links."""
 
 from __future__ import annotations
 
@@ -6,25 +6,11 @@ import errno
 import os
 import shutil
 import stat
-import time
-import warnings
-import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
-
-
-# ---- files
 
 
 def write_whole(contents: Mapping[Path, bytes | memoryview], *, keep: Mapping[Path, Path] | None = None) -> None:
@@ -142,128 +128,3 @@ def make_subfolder(outer: Path, name: str) -> Path:
             )
         path.mkdir(exist_ok=True)
     return path
-
-
-# ---- locks
-
-
-class FolderLock:
-    """A lock on a folder. It is held until it is closed or its process ends in any way.
-
-    The lock is on the file `.lock` in the folder. Nothing is ever written to it, and it may stay there.
-
-    Args:
-        folder: the folder to lock. It must exist.
-        patience: seconds to wait for another process that holds the lock and may be about to end.
-        name: name of the lock file.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-    """
-
-    def __init__(self, folder: Path, *, patience: float = 0, name: str = ".lock") -> None:
-        self._descriptor: int | None = None
-        if fcntl is None:
-            return
-        descriptor = _open_lock(folder / name, os.O_RDWR | os.O_CREAT)
-        until = time.monotonic() + patience
-        try:
-            while not _take(descriptor):
-                if time.monotonic() >= until:
-                    raise BlockingIOError(errno.EWOULDBLOCK, "another process holds the lock", str(folder))
-                time.sleep(0.05)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._descriptor = descriptor
-        _held.add(self)
-
-    def is_held(self) -> bool:
-        """Whether this process holds the lock: not after `close`, and not in a forked process."""
-        return self._descriptor is not None
-
-    def close(self) -> None:
-        """Release the lock for other processes."""
-        if self._descriptor is not None:
-            with suppress(OSError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough if a child process has it open too
-            self.forget()
-
-    def forget(self) -> None:
-        """Close the file without releasing the lock: called in a child process whose parent holds the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def is_locked(folder: Path, *, name: str = ".lock") -> bool:
-    """Whether another process holds the folder's lock now."""
-    if fcntl is None:
-        return False
-    try:
-        descriptor = _open_lock(folder / name, os.O_RDONLY)
-    except OSError:
-        return False  # the folder was never locked, or the file is not a lock
-    try:
-        return not _take(descriptor, shared=True)
-    finally:
-        os.close(descriptor)
-
-
-def _open_lock(file: Path, flags: int) -> int:
-    try:
-        descriptor = os.open(file, flags | _NO_LINK | _AT_ONCE, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise OSError(errno.ELOOP, "the lock is a link to another file: remove it", str(file)) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "the lock is no regular file: remove it", str(file))
-    return descriptor
-
-
-def _take(descriptor: int, *, shared: bool = False) -> bool:
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # some network file systems have no locks
-        warnings.warn(f"this file system has no locks ({error}): do not let two runs use one folder", stacklevel=4)
-    return True
-
-
-@contextmanager
-def locked_itself(folder: Path, *, shared: bool) -> Iterator[bool]:
-    """Hold a lock on the folder itself, not on a file in it. Yields False if another process holds one.
-
-    Yields True as well if the file system has no such locks; some network file systems have none.
-    """
-    if fcntl is None:
-        yield True
-        return
-    descriptor = os.open(folder, os.O_RDONLY | _AT_ONCE)
-    try:
-        locked = True
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            locked = False
-        except OSError:
-            pass
-        yield locked
-    finally:
-        os.close(descriptor)
-
-
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _let_go_after_fork() -> None:
-    """Forget locks in a forked process: a DataLoader's workers may outlive their parent and must not hold its locks."""
-    for lock in list(_held):
-        lock.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_after_fork)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
 import functools
 import importlib
 import io
@@ -14,7 +13,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -22,6 +21,7 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor
 
+from selective_backprop.files.locks import locked_folder
 from selective_backprop.files.reading import open_regular
 
 _T = TypeVar("_T")
@@ -169,57 +169,27 @@ def _from_folders(parts: Sequence[Path], files: Sequence[Path]) -> list[Split]:
 
 
 def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> None:
-    """Write a folder of .npy files under a temporary name, then rename it, so that it is never half-written."""
-    np = import_extra("numpy")
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    with _work_folder(cached.parent) as work:
-        train, test = open_splits(work)
-        classes, (mode, size) = _common_classes(train, test), _common_format(train, test, image_size)
-        finished = work / "finished"
-        finished.mkdir()
-        for part, split in (("train", train), ("test", test)):
-            np.save(finished / f"{part}_labels.npy", np.array(split.labels, dtype=np.int64))
-            _write_images(split, mode, size, finished / f"{part}_images.npy")
-        (finished / "classes.json").write_text(json.dumps(classes))
-        try:
-            finished.rename(cached)
-        except OSError:
-            if not cached.exists():  # else another process was first, with the same images
-                raise
+    """Write a folder of .npy files under a temporary name, then rename it, so that it is never half-written.
 
-
-@contextmanager
-def _work_folder(parent: Path) -> Iterator[Path]:
-    """Make a temporary folder. First remove folders that killed processes left, because they may be large.
-
-    A folder in use is locked. The parent is locked while old folders are removed and the new one is made, so that no
-    folder counts as abandoned before its owner could lock it.
+    One process at a time decodes into a cache. Another one waits, and may then find its images there.
     """
-    with ExitStack() as stack:
-        with _locked(parent, wait=True) as alone:
-            for folder in parent.glob(".decoding-*") if alone else ():
-                # If the folder is gone by now, its owner has just finished.
-                with suppress(FileNotFoundError), _locked(folder, wait=False) as abandoned:
-                    if abandoned:
-                        shutil.rmtree(folder, ignore_errors=True)
-            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".decoding-", dir=parent)))
-            stack.enter_context(_locked(work, wait=True))
-        yield work
-
-
-@contextmanager
-def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the folder's lock and say whether that worked. Some network file systems have no locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
-        except OSError:
-            held = False
-        yield held
-    finally:
-        os.close(descriptor)
+    np, parent = import_extra("numpy"), cached.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with locked_folder(parent, patience=math.inf):
+        for left in parent.glob(".decoding-*"):  # by processes that were killed; they may be large
+            shutil.rmtree(left, ignore_errors=True)
+        if cached.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix=".decoding-", dir=parent) as name:
+            work, finished = Path(name), Path(name) / "finished"
+            train, test = open_splits(work)
+            classes, (mode, size) = _common_classes(train, test), _common_format(train, test, image_size)
+            finished.mkdir()
+            for part, split in (("train", train), ("test", test)):
+                np.save(finished / f"{part}_labels.npy", np.array(split.labels, dtype=np.int64))
+                _write_images(split, mode, size, finished / f"{part}_images.npy")
+            (finished / "classes.json").write_text(json.dumps(classes))
+            finished.rename(cached)
 
 
 def _common_classes(train: Split, test: Split) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from contextlib import closing
 from pathlib import Path
 
-from selective_backprop.files.writing import FolderLock, write_whole
+from selective_backprop.files.locks import locked_folder
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.decoding import import_extra
 
 _PATIENCE = 600.0  # seconds, on a machine with much else to do
@@ -26,7 +26,7 @@ def javascript(cache_dir: Path | None = None) -> str:
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         # A second process waits for the first one, and then finds the file.
-        with closing(FolderLock(file.parent, patience=_PATIENCE, name=file.with_suffix(".lock").name)):
+        with locked_folder(file.parent, patience=_PATIENCE, name=file.with_suffix(".lock").name):
             if not file.exists():
                 code: str = converter.javascript_bundle()
                 # Nothing in a script may look like its end.

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import Timeout
 
 import selective_backprop as sb
 from selective_backprop.checkpoint.sealed import read_sealed, seal
+from selective_backprop.files.locks import lock_folder
 from selective_backprop.files.reading import parse_json, read_bytes, read_json
-from selective_backprop.files.writing import FolderLock, write_whole
+from selective_backprop.files.writing import write_whole
 
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-damaged.pt"
 _logger = logging.getLogger(__name__)
@@ -42,7 +44,10 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"{path} is a file, but a run needs a folder: choose another name")
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = self._take_lock()
+        try:
+            self._lock = lock_folder(path)
+        except Timeout:
+            raise ValueError(f"another process is working on {path}: wait for it, or choose another folder") from None
         try:
             self._claim(settings)
             if data is not None:
@@ -59,7 +64,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the lock, so that other processes can use the folder."""
-        self._lock.close()
+        self._lock.release()
 
     def _claim(self, settings: dict[str, Any]) -> None:
         saved = self.read_json("config.json")
@@ -92,14 +97,6 @@ class RunFolder:
                 f"{self.path} holds a run on other data ({describe_change(saved, data)}), so it cannot continue: "
                 "choose another folder, or put the data back as they were"
             )
-
-    def _take_lock(self) -> FolderLock:
-        try:
-            return FolderLock(self.path)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is working on {self.path}: wait for it, or choose another folder"
-            ) from None
 
     def read_json(self, name: str) -> Any:
         """The content of a file, or None if the file does not exist."""
