@@ -26,7 +26,7 @@ Protocol, fixed before the runs:
   fifths of the data). Two rankings: label quality by self-confidence, and those that `find_label_issues` finds first,
   then by self-confidence. The audit is held against the better of the two means.
 - Calibration: mean distance between probability and share of wrong labels in ten groups of equal size (ECE).
-- Noise guard: `ledger_backprop(noise_guard="audit")` against `ledger_backprop()`, at 10 and 20% uniform noise: ratio of
+- Audit while training: `ledger_backprop(audit=True)` against `ledger_backprop()`, at 10 and 20% uniform noise: ratio of
   their compute multipliers (`selective_backprop.lab.study.frontier`) against plain runs of 2, 3, 4, 6 and 8 epochs on
   the same noisy labels. To be at least 1.1.
 """
@@ -235,7 +235,7 @@ def one_setting(data: Data, share: float, kind: str, seed: int, *, epochs: int =
 def guarded(data: Data, share: float, seed: int, *, epochs: int = EPOCHS) -> Row:
     """Train with the noise guard, and plainly for other lengths."""
     labels, flipped = data.with_noise(share, "uniform", seed)
-    method = sb.ledger_backprop(noise_guard="audit")
+    method = sb.ledger_backprop(audit=True)
     model, loader = train(data.images, labels, method, data.num_classes, epochs=epochs, seed=seed)
     left_alone = loader.scorer.suspects
     row: Row = {"error": error(model, data), "compute": loader.stats.trained / len(labels)}

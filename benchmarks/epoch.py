@@ -25,7 +25,7 @@ METHODS = {
     "stale_selective_backprop": sb.stale_selective_backprop(1 / 3, every=2),
     "predicted_selective_backprop": sb.predicted_selective_backprop(1 / 3),
     "distance_backprop": sb.distance_backprop(0.3),
-    "ledger_backprop": sb.ledger_backprop(1 / 3),
+    "ledger_backprop": sb.methods.ledger_percentile(1 / 3),
     "infobatch": sb.infobatch(until=1.0),
     "kath18": sb.kath18(3, variable_start=False),
     "composer_backprop": sb.composer_backprop(start=0, end=1),

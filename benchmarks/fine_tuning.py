@@ -75,16 +75,13 @@ PLAIN = {f"plain, {epochs:g} epochs": epochs for epochs in (1, 1.5, 2, EPOCHS)}
 SUBSETS = {f"random subsets, {name}": share for name, share in {"1/3": 1 / 3, "2/3": 2 / 3}.items()}
 """Runs on a new random subset each epoch, by its share of the data."""
 METHODS = {
-    "ledger_backprop(1/3)": lambda lengths: sb.ledger_backprop(1 / 3),
-    "ledger_backprop(1/2)": lambda lengths: sb.ledger_backprop(1 / 2),
-    "ledger_backprop(), no rules": lambda lengths: sb.ledger_backprop(skip_at_least=0, most_rise=None),
-    "ledger_backprop(1/2, cost)": lambda lengths: sb.ledger_backprop(
-        1 / 2, cost=sb.LengthCost(lengths, coefficients=(0, 1, 0))
-    ),
-    "tail_sft(0.25)": lambda lengths: sb.tail_sft(0.25),
-    "selective_backprop(1/3)": lambda lengths: sb.selective_backprop(1 / 3, history_size=256),
+    "ledger_percentile(1/3)": lambda: sb.methods.ledger_percentile(1 / 3),
+    "ledger_percentile(1/2)": lambda: sb.methods.ledger_percentile(1 / 2),
+    "ledger_backprop(), no rules": lambda: sb.ledger_backprop(skip_at_least=0, most_rise=None),
+    "tail_sft(0.25)": lambda: sb.tail_sft(0.25),
+    "selective_backprop(1/3)": lambda: sb.selective_backprop(1 / 3, history_size=256),
 }
-"""Methods by name, made from the lengths of the texts. Each has 3 epochs of candidates. Add a line for another one."""
+"""Methods by name. Each has 3 epochs of candidates. Add a line for another one."""
 
 
 # ---- text
@@ -358,7 +355,7 @@ def overhead(model_folder, data, *, rounds, packing=False):
     whole, rests, equal = [], [], True
     for number in range(rounds):
         own, selective = (
-            make_trainer(model_folder, data, method, **options) for method in (None, sb.ledger_backprop(1.0))
+            make_trainer(model_folder, data, method, **options) for method in (None, sb.methods.ledger_percentile(1.0))
         )
         ours, theirs = step_by_step(selective, own) if number % 2 else step_by_step(own, selective)[::-1]
         for our_step, their_step, our_rest, their_rest in zip(
@@ -393,15 +390,14 @@ class Records:
 def arms():
     """The arms by name: the function that makes the method, None for plain training, and the number of epochs."""
     found = {name: (None, epochs) for name, epochs in PLAIN.items()}
-    found |= {name: (lambda lengths, share=share: sb.repeated_random(share), EPOCHS) for name, share in SUBSETS.items()}
+    found |= {name: (lambda share=share: sb.repeated_random(share), EPOCHS) for name, share in SUBSETS.items()}
     return found | {name: (method, EPOCHS) for name, method in METHODS.items()}
 
 
 def run_all(records, model_folder, data, *, lora, seeds):
     """Choose each arm's rate, then run all arms with all seeds: {name: rate}, {name: runs}. Seeds are the outer loop,
     so that runs to be compared are made at about the same time."""
-    lengths = [len(tokens) for tokens in data["train"]["input_ids"]]
-    about = f"{', LoRA' if lora else ''}, {model_folder.name}, {len(lengths)} pairs"
+    about = f"{', LoRA' if lora else ''}, {model_folder.name}, {len(data['train'])} pairs"
 
     def run(name, seed, rate, evaluate_on):
         method, epochs = arms()[name]
@@ -409,7 +405,7 @@ def run_all(records, model_folder, data, *, lora, seeds):
         def make():
             options = {"epochs": epochs, "seed": seed, "lora": lora, "rate": rate, "eval_dataset": data[evaluate_on]}
             options["dataset_kwargs"] = {"skip_prepare_dataset": True}
-            return train(make_trainer(model_folder, data["train"], method and method(lengths), **options))
+            return train(make_trainer(model_folder, data["train"], method and method(), **options))
 
         return records.get(f"{name}, seed {seed}, rate {rate:g}{about}", make)
 

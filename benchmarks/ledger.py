@@ -19,8 +19,7 @@ from selective_backprop.loader.planning import id_blocks, plan_epoch
 BATCH = 128
 METHODS = {
     "ledger_backprop()": sb.ledger_backprop(),
-    "ledger_backprop(soft=True)": sb.ledger_backprop(soft=True, skip_at_least=0),
-    "ledger_backprop(0.25)": sb.ledger_backprop(0.25),
+    "ledger_percentile(0.25)": sb.methods.ledger_percentile(0.25),
     "stale_selective_backprop(0.25)": sb.stale_selective_backprop(0.25),
     "predicted_selective_backprop, GP": sb.predicted_selective_backprop(predictor="gaussian_process", past_scores=2),
     "infobatch()": sb.infobatch(),

@@ -46,7 +46,7 @@ def main() -> None:
     """Train, and print the test error and what selection did."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--selectivity", type=float, help="share to train on; default: what carries 95%% of the loss")
+    parser.add_argument("--loss-share", type=float, default=0.95, help="share of the loss to train on")
     parser.add_argument("--backup", help="folder for the state of the run; if it holds one, the run continues")
     args = parser.parse_args()
 
@@ -56,7 +56,7 @@ def main() -> None:
     y_train, y_test = data.train_labels.numpy(), data.test_labels.numpy()
     model = make_model()
 
-    method = sb.ledger_backprop(args.selectivity)  # NEW
+    method = sb.ledger_backprop(loss_share=args.loss_share)  # NEW
     dataset = SelectiveDataset(model, x_train, y_train, method=method, batch_size=32, num_epochs=args.epochs)  # NEW
     selection = SelectionCallback(dataset, lambda progress: 0.025 * (1 + math.cos(math.pi * progress)))  # NEW
     callbacks = [selection]

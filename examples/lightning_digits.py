@@ -62,7 +62,7 @@ def main() -> None:
     """Train, and print the test error and what selection did."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--selectivity", type=float, help="share to train on; by default the method decides")
+    parser.add_argument("--loss-share", type=float, default=0.95, help="share of the loss to train on")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--checkpoint", help="checkpoint of an earlier run, to continue it")
     parser.add_argument("--out", default=".", help="folder for lightning_logs")
@@ -74,7 +74,7 @@ def main() -> None:
     test_set = TensorDataset(data.test_images / 16, data.test_labels)
     train_loader, test_loader = DataLoader(train_set, 32, shuffle=True), DataLoader(test_set, 500)
 
-    selection = SelectiveBackprop(sb.ledger_backprop(args.selectivity), nn.CrossEntropyLoss())  # NEW
+    selection = SelectiveBackprop(sb.ledger_backprop(loss_share=args.loss_share), nn.CrossEntropyLoss())  # NEW
     trainer = L.Trainer(
         max_epochs=args.epochs,
         devices=args.devices,

@@ -24,7 +24,7 @@ import selective_backprop as sb  # NEW
 from selective_backprop.lab.data.datasets import load_images
 
 METHODS = {  # NEW
-    "ledger": sb.ledger_backprop,
+    "ledger": lambda selectivity: sb.ledger_backprop(),
     "sb": sb.selective_backprop,
     "unbiased": lambda selectivity: sb.selective_backprop(selectivity, unbiased=True),
 }
@@ -56,13 +56,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--method", choices=METHODS, default="ledger", help="mixtures need sb or unbiased")
-    parser.add_argument("--selectivity", type=float, help="share to train on; by default the method decides")
+    parser.add_argument("--selectivity", type=float, help="share to train on, for sb and unbiased; default: 1/3")
     parser.add_argument("--amp", action="store_true", help="float16 with a gradient scaler on a GPU, bfloat16 on a CPU")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step")
     parser.add_argument("--clip", type=float, default=float("inf"), help="largest norm of the gradient")
     parser.add_argument("--ema", type=float, default=0.0, help="test a moving average of the weights, with this decay")
     parser.add_argument("--mix", choices=["mixup", "cutmix"])
     args = parser.parse_args()
+    if args.method == "ledger" and args.selectivity is not None:
+        parser.error("the ledger decides itself how many examples to train on: leave out --selectivity")
 
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -48,7 +48,7 @@ def main() -> None:
     """Train, and print how it went."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--selectivity", type=float, help="share to train on; by default the method decides")
+    parser.add_argument("--loss-share", type=float, default=0.95, help="share of the loss to train on")
     options = parser.parse_args()
 
     rng = random.Random(0)
@@ -75,7 +75,7 @@ def main() -> None:
             eval_dataset=test,
             data_collator=collate,
             compute_metrics=lambda found: {"accuracy": float(np.mean(found.predictions.argmax(-1) == found.label_ids))},
-            method=sb.ledger_backprop(options.selectivity),  # new
+            method=sb.ledger_backprop(loss_share=options.loss_share),  # new
         )
         trainer.train()
         print(trainer.selective_loader.stats)

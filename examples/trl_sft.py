@@ -58,7 +58,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = SelectiveSFTTrainer(  # instead of SFTTrainer
-            method=sb.ledger_backprop(1 / 3),  # new
+            method=sb.methods.ledger_percentile(1 / 3),  # new
             model=LlamaForCausalLM(config),  # in earnest: the name of a model on the hub
             args=SFTConfig(
                 output_dir=folder,

@@ -72,12 +72,6 @@ def variance_reduction(losses):
     return (1 - distance / squares) ** -0.5
 
 
-def kept_loss_share(losses, beta):
-    """Expected share of the total loss that percentile ** beta keeps."""
-    kept = sum(mean_rank_percentile(losses, loss) ** beta * loss for loss in losses)
-    return kept / sum(losses)
-
-
 def capped(losses, times):
     """Losses cut at the largest cap that is at most `times` the mean of the result: lowered step by step."""
     while max(losses) > times * sum(losses) / len(losses) * (1 + 1e-12):

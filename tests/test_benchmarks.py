@@ -114,8 +114,8 @@ def test_overhead_is_measured_against_the_plain_loader(capsys, monkeypatch):
     assert "planned in" in printed
 
 
-def test_every_arm_of_the_length_benchmark_runs_and_is_reported(capsys, monkeypatch):
-    benchmark = load("length_cost")
+def test_every_arm_of_the_benchmark_of_batches_by_tokens_runs_and_is_reported(capsys, monkeypatch):
+    benchmark = load("batch_tokens")
     monkeypatch.setattr(benchmark, "EPOCHS", 1)
     monkeypatch.setattr(benchmark, "BATCH", 4)
     data = {side: [[1, *range(3, 3 + 2 * number)] for number in range(4, 12)] for side in ("train", "test")}

@@ -50,7 +50,6 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
         top_k,
         traditional,
     )
-    from selective_backprop.methods.length_cost import LengthCost
     from selective_backprop.progress import step_by_progress
     from selective_backprop.pruning import SelectionRecord, average_scores
     from selective_backprop.scorers import proxy
@@ -59,7 +58,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchFunction",
-    "LengthCost",
     "Method",
     "SelectionRecord",
     "SelectiveLoader",
@@ -107,7 +105,6 @@ __all__ = [
 
 _HOMES = {
     "BatchFunction": "loader.batch_function",
-    "LengthCost": "methods.length_cost",
     "Method": "method",
     "SelectionRecord": "pruning",
     "SelectiveLoader": "loader.selective_loader",

@@ -41,8 +41,8 @@ def describe(method: object) -> dict[str, Any]:
     by name.
 
     >>> from selective_backprop.methods import ledger_backprop
-    >>> describe(ledger_backprop(0.25, max_age=5))["scorer"]
-    {'class': 'TrainingLossScorer', 'max_age': 5, 'ages': 'as_recorded', 'most_rise': None}
+    >>> describe(ledger_backprop(max_age=5))["scorer"]
+    {'class': 'TrainingLossScorer', 'max_age': 5, 'most_rise': 0.2}
     """
     described = {name: _plain(value, 1) for name, value in _options(method)}
     return {name: described[name] for name in sorted(described)}

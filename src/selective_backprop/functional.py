@@ -148,26 +148,6 @@ def beta_from_guarded_selectivity(selectivity: float, ceiling: float) -> float:
     return round(_solve_falling(lambda beta: ceiling**beta / (beta + 1) - selectivity), 9)
 
 
-def beta_from_loss_share(percentiles: Tensor, losses: Tensor, share: float, cap: float = float("inf")) -> float:
-    """Compute the exponent for which percentile ** beta keeps `share` of the total loss in expectation.
-
-    Selection loses what the skipped loss could teach, not the number of skipped examples. With much redundancy a few
-    examples carry most of the loss. Negative losses and cap count as in `count_for_loss_share`.
-
-    >>> losses = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    >>> beta_from_loss_share(rank_percentiles(losses), losses, share=0.9) > 50      # the one that counts is kept
-    True
-    """
-    counted = cap_losses(loss_above_smallest(losses), cap)
-    total = float(counted.sum(dtype=torch.float64))
-    if share == 1 or total <= 0:
-        return 0.0  # nothing may be skipped, or all losses are equal
-    # exp(beta * log) in float32 is many times faster than pow for millions of examples.
-    logarithms, parts = percentiles.log().to(torch.float32), (counted / total).to(torch.float32)
-    beta = _solve_falling(lambda beta: float(torch.exp(logarithms * beta) @ parts) - share)
-    return min(beta, _cap_for(len(losses), cap) / share - 1)  # at least share / cap of all are kept
-
-
 def loss_above_smallest(losses: Tensor) -> Tensor:
     """Shift losses so that none is negative: if one is, the smallest is subtracted from all.
 

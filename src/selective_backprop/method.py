@@ -67,9 +67,8 @@ class Method:
             parts = (self.policy, self.scorer)
             options = [*(option for part in parts for option in part.options_in_method()), *arguments(self.schedule)]
         if self.groups is not None:
-            name = self.policy.groups_name
             shown = f"<{len(self.groups):,} values>" if isinstance(self.groups, Tensor) else "<function>"
-            options.append(f"{name}={shown}")
+            options.append(f"classes={shown}")
         name = self.name.rstrip(")")  # the name of a diet encloses that of another method: diet(top_k)
         inner, closing = f"{name}({', '.join(options)})", self.name[len(name) :]
         kept = "" if self.keep is None else f"keep=<{int(self.keep.sum()):,} of {len(self.keep):,}>"

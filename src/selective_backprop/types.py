@@ -119,12 +119,8 @@ class Policy(Described, ABC):
     """Whether the policy has `select_in_groups`, like `GroupedPolicy`."""
     needs_num_epochs: bool = False
     """Whether the policy must know the length of the run."""
-    groups_name: str = "classes"
-    """What the groups of `select_in_groups` are, for messages."""
     why_all: str | None = None
     """Why the last selection kept every candidate, if the policy may skip some but chose not to. Logged once."""
-    measures_steps: bool = False
-    """Whether the loader calls `observe_step` after each training step, and `exchange` before each selection."""
 
     def begin_epoch(self, epoch: int, num_epochs: int | None) -> None:
         """Take note that an epoch begins, or goes on after a state was loaded. By default a policy does not care.
@@ -141,15 +137,6 @@ class Policy(Described, ABC):
     def select_in_groups(self, scores: Tensor, generator: torch.Generator, groups: Tensor) -> Selection:
         """Select within each group. groups: (N,) the number of each candidate's group, such as its class."""
         raise TypeError(f"{type(self).__name__} does not keep groups apart: wrap it in a GroupedPolicy")
-
-    def observe_step(self, groups: Tensor, seconds: float) -> None:
-        """Learn how long a training step took. groups: (B,) as in `select_in_groups`. Called if it measures_steps."""
-
-    def exchange(self, share: Callable[[list[float]], list[list[float]]]) -> None:
-        """Give what was measured to all ranks that select together, and use what all of them measured.
-
-        share: gives this rank's numbers to the others, and returns those of every rank.
-        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy remembers from one selection to the next; by default nothing."""

@@ -48,7 +48,12 @@ def go_on(loader, parts, epochs=3, on_step=None):
 
 @pytest.mark.parametrize(
     "method",
-    [sb.selective_backprop(0.5), sb.ledger_backprop(0.5), sb.predicted_selective_backprop(0.5), sb.traditional()],
+    [
+        sb.selective_backprop(0.5),
+        sb.methods.ledger_percentile(0.5),
+        sb.predicted_selective_backprop(0.5),
+        sb.traditional(),
+    ],
     ids=lambda method: method.name,
 )
 def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path, method):

@@ -6,14 +6,12 @@ import torch
 
 from selective_backprop import methods
 from selective_backprop.method import Method
-from selective_backprop.methods.length_cost import LengthCost
 from selective_backprop.scorers import ForwardScorer, PipelinedScorer
 from selective_backprop.scorers.proxy import proxy
 from selective_backprop.scorers.selection_record import SelectionRecord
 from tests.helpers import NUM_DIGITS, make_model
 
 CLASSES = torch.arange(NUM_DIGITS) % 3
-LENGTHS = 2 + 9 * CLASSES
 SCORES = torch.rand(NUM_DIGITS, generator=torch.Generator().manual_seed(0))
 
 
@@ -64,11 +62,9 @@ METHODS = {
     "predicted_selective_backprop, GP": some("predicted_selective_backprop", predictor="gaussian_process"),
     "distance_backprop": some("distance_backprop"),
     "expected_selective_backprop": some("expected_selective_backprop"),
-    "ledger_backprop": some("ledger_backprop"),
-    "ledger_backprop, loss share": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),
-    "ledger_backprop, soft loss share": lambda share: methods.ledger_backprop(loss_share=share, soft=True, max_age=2),
-    "ledger_backprop, ages by mean": some("ledger_backprop", ages="mean"),
-    "ledger_backprop, ages by quantile": lambda share: methods.ledger_backprop(loss_share=share, ages="quantile"),
+    "ledger_backprop": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),
+    "ledger_backprop, classes": lambda share: methods.ledger_backprop(loss_share=share, classes=CLASSES),
+    "ledger_percentile": some("ledger_percentile"),
     "infobatch": lambda selectivity: methods.infobatch(1 - selectivity, until=0.7),
     "seta": lambda share: methods.seta((1 - share) / 2, groups=3, window=2 if share < 1 else 3, until=0.7),
     "second_difference": lambda share: methods.second_difference(1.5 * (1 - share), max_age=2),
@@ -83,8 +79,6 @@ METHODS = {
     "tail_sft": lambda selectivity: methods.tail_sft(1 - selectivity, max_age=None),
     "tail_sft, fresh": lambda selectivity: methods.tail_sft(1 - selectivity, fresh=True, reference=SCORES),
     "top_k": some("top_k"),
-    "top_k, cost": some("top_k", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),
-    "ledger_backprop, cost": some("ledger_backprop", cost=LengthCost(LENGTHS, coefficients=(1, 1, 0))),
     "diverse": some("diverse"),
     "top_k, proxy that learns from its selection": some(
         "top_k", scoring=proxy(make_model(seed=8), train_every=2, train_share=0.4)
@@ -113,7 +107,7 @@ KINDS = {
         "selective_backprop, pipelined",  # scoring in the background
         "top_k, proxy",  # another model scores, and learns
         "stale_selective_backprop",  # epochs planned by scores
-        "ledger_backprop",  # epochs planned by training losses
+        "ledger_percentile",  # epochs planned by training losses
         "infobatch",  # the same, with weights
         "kath18",  # draws with replacement
         "diet",  # pruned

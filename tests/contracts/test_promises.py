@@ -95,7 +95,6 @@ def test_2_selectivity_1_is_plain_training_with_workers(make, drop_last):
         (lambda: sb.policies.GroupedPolicy(sb.policies.PercentilePolicy(selectivity=0.3)), True),
         (lambda: sb.policies.ExpectedPolicy(selectivity=0.3), True),
         (lambda: sb.policies.LossSharePolicy(loss_share=0.8), True),
-        (lambda: sb.policies.LossSharePolicy(loss_share=0.8, soft=True), True),
         (lambda: sb.policies.ImportancePolicy(selectivity=0.3), True),
         (lambda: sb.policies.ImportancePolicy(selectivity=0.3, unbiased=True), True),
         (lambda: sb.policies.BelowMeanPolicy(prune=0.6), True),

@@ -60,7 +60,7 @@ def plan(scope):
     task = sb.types.Task(Losses(), default_forward, PerExampleLoss(nn.MSELoss()))
     ledger = ShardedLedger(30 * ranks.size, 0, ranks)
     team = Team(ranks, scope)
-    runner = Runner(sb.ledger_backprop(0.5), task, ledger, Stats(), num_epochs=3, seed=0, team=team)
+    runner = Runner(sb.methods.ledger_percentile(0.5), task, ledger, Stats(), num_epochs=3, seed=0, team=team)
     before = ranks.bytes_sent
     runner.select_planned(torch.rand(30), torch.as_tensor(ids))
     return ranks.bytes_sent - before

@@ -89,7 +89,7 @@ def empty():
 
 def ended(folder):
     """What is left of the connections when the interpreter shuts down, with a loader that is still referred to."""
-    model, loader = loader_of_both(sb.ledger_backprop(0.5), 48)
+    model, loader = loader_of_both(sb.methods.ledger_percentile(0.5), 48)
     go_through(model, loader, 1)
     sb.save_checkpoint(folder, loader, model=model)
     group, before = weakref.ref(loader.team.ranks.group), len(os.listdir("/proc/self/task"))
@@ -120,7 +120,7 @@ def stopped_in_training(file):
 
 def stopped_in_delivery(file):
     """Rank 1 stands still at the end of an epoch, when the ledger's rows are on their way."""
-    model, loader = loader_of_both(sb.ledger_backprop(0.5), 48)
+    model, loader = loader_of_both(sb.methods.ledger_percentile(0.5), 48)
     if dist.get_rank() == 1:
         loader.ledger.deliver = lambda: _stand_still(file)
     go_through(model, loader, 2)

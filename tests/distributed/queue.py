@@ -17,13 +17,13 @@ METHODS = {
     "SB, window": lambda: sb.selective_backprop(0.4, start=0.2, end=0.7),
     "top_k": lambda: sb.top_k(0.3),
     "ledger": lambda: sb.ledger_backprop(max_age=3),
-    "ledger, selectivity": lambda: sb.ledger_backprop(0.3, max_age=3),
+    "ledger, selectivity": lambda: sb.methods.ledger_percentile(0.3, max_age=3),
     "infobatch": lambda: sb.infobatch(until=0.7),
     "stale": lambda: sb.stale_selective_backprop(0.4),
     "random": lambda: sb.random_backprop(0.3),
     "random, few": lambda: sb.random_backprop(0.03),
     "repeated random": lambda: sb.repeated_random(0.3),
-    "unbiased": lambda: sb.ledger_backprop(0.6, unbiased=True, max_weight=1e6),
+    "unbiased": lambda: sb.methods.ledger_percentile(0.6, unbiased=True, max_weight=1e6),
 }
 
 

@@ -39,7 +39,7 @@ def job():
         ),
         "three times the data, everything": facts(uneven([150, 53][rank], [0, 150][rank], sb.traditional())),
         "three times the data, planned": facts(
-            uneven([150, 50][rank], [0, 150][rank], sb.ledger_backprop(0.5), epochs=4)
+            uneven([150, 50][rank], [0, 150][rank], sb.methods.ledger_percentile(0.5), epochs=4)
         ),
         "one batch": facts(uneven([187, 16][rank], [0, 187][rank], sb.selective_backprop(0.5))),
         "interrupted": facts(uneven([50, 150][rank], [0, 50][rank], sb.selective_backprop(0.4, interrupt=3))),

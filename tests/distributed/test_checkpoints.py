@@ -97,7 +97,7 @@ def by_percentile():
 
 
 def by_ledger():
-    return sb.ledger_backprop(0.5)
+    return sb.methods.ledger_percentile(0.5)
 
 
 def counts(results):
@@ -200,7 +200,7 @@ def make_small(ranks, examples):
     """A loader with fewer examples than ranks could have rows of, and what is in its ledger."""
     model = nn.Linear(64, 10)
     loader = sb.SelectiveLoader(
-        DataLoader(digits(examples), batch_size=2), model, nn.CrossEntropyLoss(), sb.ledger_backprop(0.5)
+        DataLoader(digits(examples), batch_size=2), model, nn.CrossEntropyLoss(), sb.methods.ledger_percentile(0.5)
     )
     return loader, model
 

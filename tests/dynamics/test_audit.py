@@ -82,22 +82,15 @@ def test_selection_changes_the_audit_little(noisy, plain):
     assert np.allclose(plain.confidence_low, plain.confidence_high)
 
 
-def test_the_noise_guard_leaves_wrong_labels_alone(noisy):
+def test_the_ledger_leaves_wrong_labels_alone_by_an_audit(noisy):
     images, labels, wrong, _ = noisy
     rules = {"skip_at_least": 0, "most_rise": None}  # skip from the second epoch on
-    loader = trained(sb.ledger_backprop(noise_guard="audit", **rules), labels, images)
+    loader = trained(sb.ledger_backprop(audit=True, **rules), labels, images)
     without = trained(sb.ledger_backprop(**rules), labels, images)
     suspects = loader.scorer.suspects.numpy()
     assert wrong[suspects].mean() > 0.9 and suspects.sum() > 0.5 * wrong.sum()
     assert loader.ledger.selected[wrong].sum() < 0.8 * without.ledger.selected[wrong].sum()
-    assert "noise_guard='audit'" in repr(loader.method)
-
-
-def test_the_noise_guard_is_for_the_ledger():
-    with pytest.raises(ValueError, match="'audit' is for ledger_backprop alone"):
-        sb.selective_backprop(0.5, noise_guard="audit")
-    with pytest.raises(ValueError, match="noise_guard must be 'audit', or a percentile"):
-        sb.ledger_backprop(noise_guard="on")
+    assert "audit=True" in repr(loader.method)
 
 
 def test_groups_are_summarised(plain):

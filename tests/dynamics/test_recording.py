@@ -80,7 +80,7 @@ def test_logits_are_found_in_the_outputs_of_transformers():
 
 def test_everything_that_was_trained_on_is_recorded():
     """The log against what the loop itself sees."""
-    loader, model, optimizer = make(sb.ledger_backprop(0.5))
+    loader, model, optimizer = make(sb.methods.ledger_percentile(0.5))
     seen = []
     for epoch in range(4):
         for inputs, targets in loader:
@@ -107,7 +107,7 @@ def test_recording_does_not_change_training():
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize("method", [sb.traditional(), sb.ledger_backprop(noise_guard="audit")])
+@pytest.mark.parametrize("method", [sb.traditional(), sb.ledger_backprop(audit=True)])
 def test_a_resumed_run_has_the_same_dynamics(method):
     """Saved after every third step, and continued by a new loader."""
     whole, model, optimizer = make(method)

@@ -23,9 +23,9 @@ METHODS = {
     "random": sb.random_backprop(0.4),
     "unbiased": sb.selective_backprop(0.4, unbiased=True, history_size=64),
     "ledger": sb.ledger_backprop(skip_at_least=0),
-    "ledger_everything": sb.ledger_backprop(1.0),
+    "ledger_everything": sb.methods.ledger_percentile(1.0),
     "infobatch": sb.infobatch(until=1),
-    "ledger_unbiased": sb.ledger_backprop(0.4, unbiased=True, max_age=2, history_size=64),
+    "ledger_unbiased": sb.methods.ledger_percentile(0.4, unbiased=True, max_age=2, history_size=64),
 }
 
 

@@ -21,7 +21,7 @@ METHODS = {
     "sb": sb.selective_backprop(0.4, history_size=64),
     "everything": sb.selective_backprop(1.0),
     "stale": sb.stale_selective_backprop(0.4, every=2),
-    "ledger": sb.ledger_backprop(selectivity=0.4),
+    "ledger": sb.methods.ledger_percentile(selectivity=0.4),
     "unbiased": sb.selective_backprop(0.4, unbiased=True),
 }
 

@@ -219,7 +219,7 @@ def test_a_fused_loss_without_logits_takes_a_second_pass_and_says_so_once(tmp_pa
         return model
 
     options = {"num_train_epochs": 1}
-    for method, told in ((sb.ledger_backprop(0.5), 1), (sb.selective_backprop(1.0), 0)):
+    for method, told in ((sb.methods.ledger_percentile(0.5), 1), (sb.selective_backprop(1.0), 0)):
         caplog.clear()
         weights = []
         for model in (None, fused):
@@ -257,7 +257,8 @@ def test_max_steps_are_optimizer_steps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", [sb.ledger_backprop(selectivity=0.5), sb.infobatch(0.5), sb.composer_backprop(start=0.2, keep=0.5)]
+    "method",
+    [sb.methods.ledger_percentile(selectivity=0.5), sb.infobatch(0.5), sb.composer_backprop(start=0.2, keep=0.5)],
 )
 def test_methods_by_id_with_weights_and_windows(method, tmp_path):
     trainer = make(tmp_path, method, task="language", options={"num_train_epochs": 3})
@@ -299,7 +300,7 @@ trainer.train()
 
 RESUMED = {
     "sb": sb.selective_backprop(0.5),
-    "ledger": sb.ledger_backprop(selectivity=0.5),
+    "ledger": sb.methods.ledger_percentile(selectivity=0.5),
     "window": sb.selective_backprop(0.5, start=0.3, end=0.6),
     "everything": sb.traditional(),
 }
@@ -370,7 +371,7 @@ def test_what_cannot_work_is_refused_at_construction(method, options, settings, 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_only_the_tokens_that_carry_the_loss_are_trained_on(share, tmp_path):
     options = {"max_steps": 1, "learning_rate": 0.0, "max_grad_norm": 0.0}
-    trainer = make(tmp_path, sb.ledger_backprop(1.0), task="language", options=options, token_share=share)
+    trainer = make(tmp_path, sb.methods.ledger_percentile(1.0), task="language", options=options, token_share=share)
     trainer.model.config.attention_dropout = 0.0
     for module in trainer.model.modules():
         if hasattr(module, "attention_dropout"):

@@ -107,7 +107,7 @@ KINDS = {
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
 def test_2_selectivity_1_is_trl_itself_to_the_bit(options, tmp_path):
-    plain, own = (trained(sft(tmp_path, method, **options)) for method in (None, sb.ledger_backprop(1.0)))
+    plain, own = (trained(sft(tmp_path, method, **options)) for method in (None, sb.methods.ledger_percentile(1.0)))
     assert same(plain.model.state_dict(), own.model.state_dict())
     assert losses_in(plain) == losses_in(own)
     assert own.selective_loader.stats.selectivity == 1
@@ -127,7 +127,9 @@ def test_weights_and_losses_with_virtual_tokens(tmp_path):
     settings = {"peft_config": texts.make_prompt()}
     trainer = trained(sft(tmp_path, sb.infobatch(until=1.0), settings=settings, num_train_epochs=3))
     assert 0 < trainer.selective_loader.stats.trained < trainer.selective_loader.stats.offered
-    trainer = trained(sft(tmp_path, sb.ledger_backprop(1.0), settings=settings, num_train_epochs=1, learning_rate=0.0))
+    trainer = trained(
+        sft(tmp_path, sb.methods.ledger_percentile(1.0), settings=settings, num_train_epochs=1, learning_rate=0.0)
+    )
     row, model = trainer.documents[7], trainer.model.eval()
     with torch.no_grad():
         alone = model(**{name: torch.tensor([row[name]]) for name in ("input_ids", "labels")}).loss
@@ -158,7 +160,7 @@ def preference(kind, folder, method=None, *, lora=True, **options):
 
 @pytest.mark.parametrize(("kind", "lora"), [("dpo", True), ("dpo", False), ("reward", False)])
 def test_2_selectivity_1_is_the_preference_trainer_itself_to_the_bit(kind, lora, tmp_path):
-    plain, own = (trained(preference(kind, tmp_path, m, lora=lora)) for m in (None, sb.ledger_backprop(1.0)))
+    plain, own = (trained(preference(kind, tmp_path, m, lora=lora)) for m in (None, sb.methods.ledger_percentile(1.0)))
     assert same(plain.model.state_dict(), own.model.state_dict())
 
 
@@ -167,7 +169,7 @@ def test_2_selectivity_1_is_the_preference_trainer_itself_to_the_bit(kind, lora,
 
 @pytest.mark.parametrize("options", [{}, PACKED, {"data": texts.pairs, "lora": True}], ids=["text", "packed", "LoRA"])
 def test_a_training_step_is_one_forward_pass(options, tmp_path, calls):
-    trainer = sft(tmp_path, sb.ledger_backprop(0.5), **options)
+    trainer = sft(tmp_path, sb.methods.ledger_percentile(0.5), **options)
     made, passes = [], trainer.passes
     trainer.passes = lambda batch: made.append(passes(batch)) or made[-1]
     trained(trainer)
@@ -184,7 +186,9 @@ def test_a_selection_pass_is_one_forward_pass_per_candidate_batch(tmp_path, call
 
 def test_the_loss_of_each_example_is_that_of_the_model_on_it_alone(tmp_path):
     for options in ({}, PACKED, {"data": texts.pairs}):
-        trainer = sft(tmp_path, sb.ledger_backprop(1.0), num_train_epochs=1, **{**options, "learning_rate": 0.0})
+        trainer = sft(
+            tmp_path, sb.methods.ledger_percentile(1.0), num_train_epochs=1, **{**options, "learning_rate": 0.0}
+        )
         trained(trainer)
         known, model = trainer.selective_loader.ledger, trainer.model.eval()
         rows = known.rows(torch.arange(len(trainer.documents)))
@@ -199,7 +203,7 @@ def test_the_loss_of_each_example_is_that_of_the_model_on_it_alone(tmp_path):
 
 
 def test_ids_survive_packing(tmp_path):
-    trainer = sft(tmp_path, sb.ledger_backprop(0.5), **PACKED, shuffle_dataset=True)
+    trainer = sft(tmp_path, sb.methods.ledger_percentile(0.5), **PACKED, shuffle_dataset=True)
     tokenizer, data = trainer.processing_class, texts.text()
     assert trainer.documents["row"][:] == list(range(61))
     for i in (0, 11, 60):
@@ -208,7 +212,9 @@ def test_ids_survive_packing(tmp_path):
 
 
 def test_documents_that_are_split_know_their_row(tmp_path):
-    trainer = sft(tmp_path, sb.ledger_backprop(0.5), packing=True, packing_strategy="bfd_split", max_length=16)
+    trainer = sft(
+        tmp_path, sb.methods.ledger_percentile(0.5), packing=True, packing_strategy="bfd_split", max_length=16
+    )
     rows = trainer.documents["row"][:]
     assert rows == sorted(rows) and len(rows) > 61 and set(rows) == set(range(61))
     first = [token for row, ids in zip(rows, trainer.documents["input_ids"], strict=True) if row == 2 for token in ids]
@@ -242,7 +248,7 @@ def test_packed_and_unpacked_training_on_a_selection_have_the_same_gradients(wei
 
 
 def test_documents_that_the_ledger_skips_are_not_even_loaded(tmp_path):
-    trainer = sft(tmp_path, sb.ledger_backprop(0.3), **PACKED, num_train_epochs=3)
+    trainer = sft(tmp_path, sb.methods.ledger_percentile(0.3), **PACKED, num_train_epochs=3)
     loaded, inner = [], trainer.candidate_loader
 
     def watched(frame):
@@ -263,7 +269,7 @@ def test_data_that_the_user_packed_is_selected_by_document(tmp_path):
     packed = pack_dataset(rows, 48)
     options = {"data": lambda: packed, "padding_free": True, "max_length": None, "per_device_train_batch_size": 2}
     settings = {"dataset_kwargs": {"skip_prepare_dataset": True}}
-    plain, own = (trained(sft(tmp_path, m, **options, **settings)) for m in (None, sb.ledger_backprop(1.0)))
+    plain, own = (trained(sft(tmp_path, m, **options, **settings)) for m in (None, sb.methods.ledger_percentile(1.0)))
     assert same(plain.model.state_dict(), own.model.state_dict())
     assert own.selective_loader.stats.offered == 2 * 61
 
@@ -335,7 +341,7 @@ def masked_gradients(trainer, documents, share, reference=None):
 def test_only_the_tokens_that_carry_the_loss_are_trained_on(options, reference, tmp_path):
     chosen, other = [3, 8, 9, 20], texts.make_model(seed=7) if reference else None
     settings = {"token_share": 0.4, "token_reference": other}
-    trainer = sft(tmp_path, sb.ledger_backprop(0.5), settings=settings, **options)
+    trainer = sft(tmp_path, sb.methods.ledger_percentile(0.5), settings=settings, **options)
     found = gradients(trainer, chosen)
     for name, expected in masked_gradients(trainer, chosen, 0.4, other).items():
         assert torch.allclose(found[name], expected, rtol=1e-3, atol=1e-6), name
@@ -345,20 +351,9 @@ def test_only_the_tokens_that_carry_the_loss_are_trained_on(options, reference, 
 def test_all_tokens_are_trl_itself(tmp_path):
     settings = {"token_share": 1.0}
     whole, all_tokens = (
-        gradients(sft(tmp_path, sb.ledger_backprop(1.0), settings=each), [1, 2, 3]) for each in ({}, settings)
+        gradients(sft(tmp_path, sb.methods.ledger_percentile(1.0), settings=each), [1, 2, 3]) for each in ({}, settings)
     )
     assert all(torch.allclose(whole[name], all_tokens[name], rtol=1e-5, atol=1e-7) for name in whole)
-
-
-@pytest.mark.parametrize("options", [{}, PACKED], ids=["padded", "packed"])
-def test_a_budget_of_tokens(options, tmp_path):
-    lengths = [len(row) for row in sft(tmp_path, sb.ledger_backprop(), **options).documents["input_ids"][:]]
-    cost = sb.LengthCost(lengths, tokens_per_epoch=sum(lengths) / 2)
-    trainer = sft(tmp_path, sb.ledger_backprop(cost=cost), num_train_epochs=3, **options)
-    spent, passes = [], trainer.passes
-    trainer.passes = lambda batch: spent.extend(lengths[i] for i in batch.ids.tolist()) or passes(batch)
-    trained(trainer)
-    assert sum(spent) == pytest.approx(2 * sum(lengths), rel=0.15), "all in the first epoch, then half twice"
 
 
 @pytest.mark.parametrize(
@@ -371,7 +366,7 @@ def test_a_budget_of_tokens(options, tmp_path):
 )
 def test_wrong_options_of_tokens_are_refused(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        sft(tmp_path, sb.ledger_backprop(0.5), **options)
+        sft(tmp_path, sb.methods.ledger_percentile(0.5), **options)
 
 
 def test_smoothed_labels_cannot_be_masked(tmp_path):
@@ -379,19 +374,17 @@ def test_smoothed_labels_cannot_be_masked(tmp_path):
         pytest.warns(FutureWarning, match="label_smoothing_factor"),
         pytest.raises(ValueError, match="leave out label_smoothing_factor"),
     ):
-        sft(tmp_path, sb.ledger_backprop(0.5), settings={"token_share": 0.5}, label_smoothing_factor=0.1)
+        sft(tmp_path, sb.methods.ledger_percentile(0.5), settings={"token_share": 0.5}, label_smoothing_factor=0.1)
 
 
-def test_budgets_of_seconds_and_tokens_of_pairs_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="use tokens_per_epoch= in LengthCost"):
-        sft(tmp_path, sb.ledger_backprop(cost=sb.LengthCost([9] * 61, seconds_per_epoch=3)))
+def test_tokens_of_pairs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="SelectiveRewardTrainer has one loss per pair"):
         SelectiveRewardTrainer(
             model=texts.make_classifier(),
             args=RewardConfig(output_dir=str(tmp_path), **QUIET),
             train_dataset=texts.preferences(),
             processing_class=texts.make_tokenizer(),
-            method=sb.ledger_backprop(0.5),
+            method=sb.methods.ledger_percentile(0.5),
             token_share=0.5,
         )
 
@@ -435,8 +428,8 @@ def test_advice_says_what_adapters_and_checkpointing_do(tmp_path):
 
 def test_5_resumed_from_a_checkpoint(tmp_path):
     options = PACKED | {"save_strategy": "steps", "save_steps": 5, "num_train_epochs": 3, "lora": True}
-    whole = trained(sft(tmp_path / "a", sb.ledger_backprop(0.5), **options))
-    again = sft(tmp_path / "b", sb.ledger_backprop(0.5), **options)
+    whole = trained(sft(tmp_path / "a", sb.methods.ledger_percentile(0.5), **options))
+    again = sft(tmp_path / "b", sb.methods.ledger_percentile(0.5), **options)
     again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-5"))
     assert same(whole.model.state_dict(), again.model.state_dict())
     assert whole.selective_loader.stats.trained == again.selective_loader.stats.trained
@@ -534,6 +527,6 @@ def test_fsdp2_of_accelerate_on_two_ranks(tmp_path):
     assert same(first["plain"]["weights"], first["everything"]["weights"]), "selectivity 1 is TRL's FSDP2"
     assert not same(first["everything"]["weights"], first["tokens"]["weights"]), "some tokens are left out"
     assert same(first["trainer"]["weights"], first["trainer, everything"]["weights"]), "and Trainer's"
-    for name, expected in (("sb", 0.5), ("packed", 0.75), ("cost", 0.75)):
+    for name, expected in (("sb", 0.5), ("packed", 0.75)):
         share = sum(r[name]["trained"] for r in (first, second)) / sum(r[name]["offered"] for r in (first, second))
         assert abs(share - expected) < 0.15, name

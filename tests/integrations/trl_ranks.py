@@ -72,23 +72,17 @@ def run(folder, method=None, *, of_trl=True, settings=None, **options):
     return found
 
 
-def lengths():
-    tokenizer = texts.make_tokenizer()
-    return [len(tokenizer(text)["input_ids"]) + 1 for text in texts.text(32)["text"]]
-
-
 def main():
     datasets.disable_progress_bars()
     folder = Path(sys.argv[1])
     results = {
         "plain": run(folder),
-        "everything": run(folder, sb.ledger_backprop(1.0)),
+        "everything": run(folder, sb.methods.ledger_percentile(1.0)),
         "sb": run(folder, sb.selective_backprop(1 / 2)),
-        "packed": run(folder, sb.ledger_backprop(1 / 2), packing=True, per_device_train_batch_size=1),
-        "tokens": run(folder, sb.ledger_backprop(1.0), settings={"token_share": 0.5}),
-        "cost": run(folder, sb.ledger_backprop(1 / 2, cost=sb.LengthCost(lengths()))),
+        "packed": run(folder, sb.methods.ledger_percentile(1 / 2), packing=True, per_device_train_batch_size=1),
+        "tokens": run(folder, sb.methods.ledger_percentile(1.0), settings={"token_share": 0.5}),
         "trainer": run(folder, of_trl=False),
-        "trainer, everything": run(folder, sb.ledger_backprop(1.0), of_trl=False),
+        "trainer, everything": run(folder, sb.methods.ledger_percentile(1.0), of_trl=False),
     }
     torch.save(results, folder / f"result_{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()

@@ -161,7 +161,7 @@ def test_list_in_json_tells_every_option_of_every_method():
     ("arguments", "code", "message"),
     [
         (("train", "--method", "ledger:losshare=0.9"), 2, "has no option 'losshare': did you mean loss_share?"),
-        (("train", "--method", "ledger:loss_share=abc"), 2, "loss_share must be a number or null, got 'abc'"),
+        (("train", "--method", "ledger:loss_share=abc"), 2, "loss_share must be a number, got 'abc'"),
         (("train", "--method", "stale:every=2.5"), 2, "every must be a whole number, got 2.5"),
         (("train", "--method", "kath18:score=los"), 2, "score must be loss or gradient_norm, got 'los': did you mean"),
         (("train", "--method", "sb:paper=maybe"), 2, "paper must be true or false, got 'maybe'"),
@@ -213,7 +213,7 @@ def test_tab_completes_names():
     asked = ENVIRONMENT | {"_SELECTIVE_BACKPROP_COMPLETE": "complete_bash", "COMP_CWORD": "3"}
     code = "import sys; sys.argv = ['selective-backprop']; from selective_backprop.lab.__main__ import main; main()"
     for option, begun, found in (
-        ("--method", "led", ["ledger", "ledger_backprop"]),
+        ("--method", "led", ["ledger", "ledger_backprop", "ledger_percentile"]),
         ("--recipe", "svhn_s", ["svhn_small"]),
     ):
         environment = asked | {"COMP_WORDS": f"selective-backprop train {option} {begun}"}

@@ -16,7 +16,7 @@ from tests.helpers import Noisy, digits, make_loader, make_model, train
 METHODS = {
     "traditional": sb.traditional,
     "selective_backprop": lambda: sb.selective_backprop(0.4),
-    "ledger_backprop": lambda: sb.ledger_backprop(0.4),
+    "ledger_backprop": lambda: sb.methods.ledger_percentile(0.4),
     "infobatch": lambda: sb.infobatch(prune=0.4),
     "pipelined": lambda: sb.selective_backprop(0.4, scoring="pipelined"),
 }

@@ -32,7 +32,9 @@ def train(loader, epochs=3, stop_after=None):
 
 @pytest.mark.parametrize("every", [None, 1, 4, 1000])
 @pytest.mark.parametrize(
-    "method", [sb.selective_backprop(0.5), sb.ledger_backprop(0.5), sb.traditional(), sb.random_backprop(0.3)], ids=str
+    "method",
+    [sb.selective_backprop(0.5), sb.methods.ledger_percentile(0.5), sb.traditional(), sb.random_backprop(0.3)],
+    ids=str,
 )
 def test_reports_add_up_to_the_statistics(method, every):
     told = []

@@ -107,7 +107,7 @@ def test_the_paper_s_rule_is_one_option_of_every_method_by_percentile():
         sb.selective_backprop(1 / 3, paper=True),
         sb.stale_selective_backprop(1 / 3, paper=True),
         sb.predicted_selective_backprop(1 / 3, paper=True),
-        sb.ledger_backprop(1 / 3, paper=True),
+        sb.methods.ledger_percentile(1 / 3, paper=True),
         sb.expected_selective_backprop(1 / 3, paper=True),
     ]
     assert all(method.policy.paper for method in methods)

@@ -11,7 +11,8 @@ from tests.helpers import make_loader, make_model, train
 
 
 @pytest.mark.parametrize(
-    "method", [sb.ledger_backprop(selectivity=0.5), sb.selective_backprop(0.5, unbiased=True), sb.infobatch(0.5)]
+    "method",
+    [sb.methods.ledger_percentile(selectivity=0.5), sb.selective_backprop(0.5, unbiased=True), sb.infobatch(0.5)],
 )
 def test_taken_one_by_one_it_is_the_usual_loop(method):
     models = make_model(), make_model()
@@ -34,7 +35,7 @@ def test_taken_one_by_one_it_is_the_usual_loop(method):
 
 def test_losses_find_their_examples_when_batches_are_taken_ahead():
     model = make_model().eval()
-    loader = make_loader(sb.ledger_backprop(selectivity=0.5), model=model, num_epochs=1)
+    loader = make_loader(sb.methods.ledger_percentile(selectivity=0.5), model=model, num_epochs=1)
     for batch in reversed(list(loader.batches())):
         inputs, targets = batch.data
         loader.loss(model(inputs), targets, batch)

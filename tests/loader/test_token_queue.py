@@ -75,7 +75,9 @@ def epoch(loader, optimizer=None, stop=None):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("method", [sb.traditional(), sb.top_k(0.5), sb.ledger_backprop(0.5)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [sb.traditional(), sb.top_k(0.5), sb.methods.ledger_percentile(0.5)], ids=lambda m: m.name
+)
 def test_batches_hold_whole_texts_of_similar_length_within_the_budget(method, side):
     loader, trained_before = make(method, side), 0
     for _ in range(2):
@@ -119,7 +121,7 @@ def test_the_number_of_batches_left_is_known():
     assert count == expected > 0 and len(loader) == NUM
 
 
-@pytest.mark.parametrize("method", [sb.top_k(0.5), sb.ledger_backprop(0.5)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [sb.top_k(0.5), sb.methods.ledger_percentile(0.5)], ids=lambda m: m.name)
 def test_a_resumed_run_equals_one_that_never_stopped(method):
     def optimizer_of(loader):
         return torch.optim.SGD(loader.model.parameters(), lr=0.1)

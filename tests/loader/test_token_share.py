@@ -63,7 +63,7 @@ def test_all_tokens_are_plain_training():
 
 
 def test_the_ledger_still_has_the_loss_of_whole_examples():
-    whole, part = make(sb.ledger_backprop(0.5)), make(sb.ledger_backprop(0.5), token_share=0.3)
+    whole, part = make(sb.methods.ledger_percentile(0.5)), make(sb.methods.ledger_percentile(0.5), token_share=0.3)
     for loader in (whole, part):
         for tokens, labels in loader:
             loader.loss(loader.model(tokens), labels)

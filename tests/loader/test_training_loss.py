@@ -72,7 +72,7 @@ KINDS = {
     [
         sb.traditional,
         lambda: sb.selective_backprop(1),
-        lambda: sb.ledger_backprop(1),
+        lambda: sb.methods.ledger_percentile(1),
         lambda: sb.infobatch(prune=0),
         lambda: sb.selective_backprop(1, scoring="reuse"),
     ],

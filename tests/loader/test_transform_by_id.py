@@ -26,7 +26,7 @@ class Shifted:
 
 def test_it_is_given_the_ids_and_the_epoch_of_what_is_loaded():
     shifted, model = Shifted(), make_model()
-    loader = make_loader(sb.ledger_backprop(0.3), model=model, num_epochs=3, transform=shifted)
+    loader = make_loader(sb.methods.ledger_percentile(0.3), model=model, num_epochs=3, transform=shifted)
     for epoch in range(3):
         for inputs, targets in loader:
             loader.loss(model(inputs), targets)

@@ -86,7 +86,7 @@ METHODS = {
     "SB, window": lambda: sb.selective_backprop(0.5, start=0.2, end=0.7),
     "top_k": lambda: sb.top_k(),
     "ledger": lambda: sb.ledger_backprop(),
-    "ledger, selectivity": lambda: sb.ledger_backprop(0.3),
+    "ledger, selectivity": lambda: sb.methods.ledger_percentile(0.3),
     "infobatch": lambda: sb.infobatch(),
     "stale": lambda: sb.stale_selective_backprop(),
     "predicted": lambda: sb.predicted_selective_backprop(),
@@ -128,14 +128,14 @@ def test_waiting_examples_are_neither_loaded_nor_scored_again():
 @pytest.mark.parametrize("max_age", [1, 2, 3, 5])
 @pytest.mark.parametrize("selectivity", [None, 0.3])
 def test_max_age_is_exact(max_age, selectivity):
-    result = run(sb.ledger_backprop(selectivity, max_age=max_age), epochs=25)
+    result = run(sb.methods.ledger_percentile(selectivity, max_age=max_age), epochs=25)
     assert result.worst_gap == max_age
     assert result.repeats == 0
 
 
 def test_max_age_is_exact_where_selection_ends():
     """The epochs of plain training at the end begin with what waits, and end with a smaller batch."""
-    result = run(sb.ledger_backprop(0.3, max_age=2, end=0.6), epochs=15)
+    result = run(sb.methods.ledger_percentile(0.3, max_age=2, end=0.6), epochs=15)
     assert result.worst_gap == 2
     assert all(sum(map(len, epoch)) == NUM_EXAMPLES for epoch in result.batches[9:])
 
@@ -201,7 +201,9 @@ def test_a_queue_that_holds_most_of_the_data_set_would_starve(caplog):
     assert result.loader.batch_size == 10
 
 
-@pytest.mark.parametrize("method", [sb.random_backprop(0.05), sb.repeated_random(0.05), sb.ledger_backprop(0.05)])
+@pytest.mark.parametrize(
+    "method", [sb.random_backprop(0.05), sb.repeated_random(0.05), sb.methods.ledger_percentile(0.05)]
+)
 def test_a_plan_never_leaves_an_epoch_without_a_batch(method):
     result = run(method)
     assert min(result.counts) >= 1

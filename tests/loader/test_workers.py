@@ -13,7 +13,7 @@ from tests.helpers import digits, make_loader
 METHODS = {
     "traditional": sb.traditional,
     "selective_backprop": lambda: sb.selective_backprop(0.5),
-    "ledger": lambda: sb.ledger_backprop(0.5),
+    "ledger": lambda: sb.methods.ledger_percentile(0.5),
     "diet": lambda: sb.diet(sb.selective_backprop(0.5), torch.arange(120.0)),
     "pipelined": lambda: sb.selective_backprop(0.5, scoring="pipelined"),
 }

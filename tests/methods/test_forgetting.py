@@ -105,8 +105,3 @@ def test_bad_options():
         sb.ledger_backprop(keep_at_least=2)
     with pytest.raises(ValueError, match=r"keep_at_least=0\.8 and skip_at_least=0\.3 leave nothing to select"):
         sb.ledger_backprop(keep_at_least=0.8)
-    budget = sb.LengthCost([3, 4, 5], tokens_per_epoch=6)
-    for option in ({"most_rise": None}, {"skip_at_least": 0.1}, {"cap": 10}, {"keep_at_least": 0}):
-        for more in ({"selectivity": 0.5}, {"cost": budget}):
-            with pytest.raises(ValueError, match="cap, keep_at_least, skip_at_least and most_rise need a loss_share"):
-                sb.ledger_backprop(**more, **option)

@@ -453,11 +453,10 @@ def test_outliers_are_kept_with_the_chance_that_candidates_have_on_average():
     assert (times / 400).tolist() == pytest.approx([fraction] * 4, abs=5 * (0.25 / 400) ** 0.5)
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_a_loss_share_takes_negative_losses_by_how_far_they_are_above_the_smallest(soft):
+def test_a_loss_share_takes_negative_losses_by_how_far_they_are_above_the_smallest():
     losses = torch.randn(300, generator=generator()).mul(0.5).exp()
     shifted = losses - losses.min() - 2.5
-    policies = [sb.policies.LossSharePolicy(loss_share=0.8, soft=soft) for _ in range(2)]
+    policies = [sb.policies.LossSharePolicy(loss_share=0.8) for _ in range(2)]
     expected = policies[0].select(losses - losses.min(), generator())
     got = policies[1].select(shifted, generator())
     assert torch.equal(got.positions, expected.positions)
@@ -466,40 +465,26 @@ def test_a_loss_share_takes_negative_losses_by_how_far_they_are_above_the_smalle
     # A loss that is only just negative changes next to nothing.
     slightly = torch.cat([losses, torch.tensor([-1e-6])])
     without = torch.cat([losses, torch.tensor([0.0])])
-    chances = [
-        sb.policies.LossSharePolicy(loss_share=0.8, soft=soft).select(x, generator()) for x in (slightly, without)
-    ]
+    chances = [sb.policies.LossSharePolicy(loss_share=0.8).select(x, generator()) for x in (slightly, without)]
     assert torch.allclose(chances[0].probabilities, chances[1].probabilities, atol=1e-4)
 
 
-@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3, 11, 20, 500])
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.95, 1.0])
-def test_a_loss_share_keeps_something(soft, size, share):
+def test_a_loss_share_keeps_something(size, share):
     one = torch.zeros(size).index_fill_(0, torch.tensor([size - 1]), 1e30)
     for losses in (one, -one, one * 1e-30, torch.zeros(size), torch.full((size,), -3.0), torch.rand(size) - 0.5):
-        selection = sb.policies.LossSharePolicy(loss_share=share, soft=soft).select(losses, generator())
+        selection = sb.policies.LossSharePolicy(loss_share=share).select(losses, generator())
         assert 0 < len(selection.positions) <= size
         assert len(set(selection.positions.tolist())) == len(selection.positions)
         assert share < 1 or len(selection.positions) == size
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 0.9, 0.99])
-def test_beta_keeps_the_asked_share_of_the_loss(share):
-    losses = torch.randn(300, generator=generator()).exp()
-    policy = sb.policies.LossSharePolicy(loss_share=share, soft=True, cap=float("inf"))
-    selection = policy.select(losses, generator())
-    assert reference.kept_loss_share(losses.tolist(), policy.beta) == pytest.approx(share, abs=1e-4)
-    assert float((selection.probabilities * losses).sum() / losses.sum()) == pytest.approx(share, abs=1e-4)
-    assert bool((selection.probabilities > 0).all())
-
-
-@pytest.mark.parametrize("soft", [False, True])
-def test_loss_share_at_its_limits(soft):
+def test_loss_share_at_its_limits():
     losses = torch.cat([torch.rand(40), torch.zeros(10)])
-    everything = sb.policies.LossSharePolicy(loss_share=1.0, soft=soft).select(losses, generator())
+    everything = sb.policies.LossSharePolicy(loss_share=1.0).select(losses, generator())
     assert len(everything.positions) == 50
-    half = sb.policies.LossSharePolicy(loss_share=0.5, soft=soft)
+    half = sb.policies.LossSharePolicy(loss_share=0.5)
     assert len(half.select(torch.zeros(50), generator()).positions) == 50  # nothing is known to be easier
     assert half.select(torch.ones(1), generator()).positions.tolist() == [0]
     assert len(half.select(torch.ones(0), generator()).positions) == 0
@@ -513,20 +498,10 @@ def test_a_loss_share_of_equal_losses_is_that_share_of_them_by_lot():
     assert len({tuple(selection.positions.tolist()) for selection in selections}) > 5
 
 
-def test_a_loss_share_takes_fewer_examples_than_chances_with_the_same_share():
-    losses = torch.randn(2000, generator=generator()).mul(2).exp()
-    hard, soft = (
-        float(sb.policies.LossSharePolicy(loss_share=0.9, soft=soft).select(losses, generator()).probabilities.mean())
-        for soft in (False, True)
-    )
-    assert hard < 0.8 * soft
-
-
-@pytest.mark.parametrize("soft", [False, True])
-def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_is_none(soft):
+def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_is_none():
     even = torch.rand(2000, generator=generator()) * 0.2 + 0.9
     skewed = torch.cat([torch.full((1800,), 1e-3), torch.ones(200)])
-    policy = sb.policies.LossSharePolicy(loss_share=0.9, soft=soft)
+    policy = sb.policies.LossSharePolicy(loss_share=0.9)
     kept = [float(policy.select(x, generator()).probabilities.mean()) for x in (even, skewed)]
     assert kept[0] > 0.85
     assert kept[1] < 0.3
@@ -534,7 +509,7 @@ def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_i
 
 def test_ledger_backprop_makes_no_selection_pass_and_loads_only_what_it_trains_on():
     model = make_model()
-    loader = make_loader(sb.ledger_backprop(0.3), model=model, num_epochs=6)
+    loader = make_loader(sb.methods.ledger_percentile(0.3), model=model, num_epochs=6)
     train(loader, model, 6)
     assert loader.stats.scored == 0
     assert loader.stats.offered - loader.stats.skipped_before_loading == loader.stats.trained + loader.stats.queued
@@ -542,7 +517,7 @@ def test_ledger_backprop_makes_no_selection_pass_and_loads_only_what_it_trains_o
 
 def test_every_example_is_trained_on_at_least_once_in_max_age_epochs():
     model, last, gaps = make_model(), torch.zeros(NUM_DIGITS), []
-    loader = make_loader(sb.ledger_backprop(0.05, max_age=3), model=model)
+    loader = make_loader(sb.methods.ledger_percentile(0.05, max_age=3), model=model)
     for epoch in range(12):
         before = loader.ledger.selected.clone()
         train(loader, model, epoch + 1)
@@ -555,7 +530,7 @@ def test_every_example_is_trained_on_at_least_once_in_max_age_epochs():
 
 
 def test_losses_of_training_are_asked_for():
-    for method in (sb.ledger_backprop(0.3), sb.infobatch(until=1.0)):
+    for method in (sb.methods.ledger_percentile(0.3), sb.infobatch(until=1.0)):
         loader = make_loader(method)
         with pytest.raises(RuntimeError, match=rf"{method.name} selects by training losses.*with loader\.loss\("):
             for _ in loader:
@@ -726,13 +701,10 @@ def test_scores_of_another_data_set():
     ("make", "error", "message"),
     [
         (
-            lambda: sb.ledger_backprop(0.5, loss_share=0.9),
-            ValueError,
-            "give only one of selectivity, beta and loss_share, got",
+            lambda: sb.methods.ledger_percentile(0.5, loss_share=0.9),
+            TypeError,
+            "ledger_percentile has no option loss_share",
         ),
-        (lambda: sb.ledger_backprop(noise_guard=0.8), ValueError, "noise_guard has no effect with a loss_share"),
-        (lambda: sb.ledger_backprop(soft="False"), ValueError, "soft must be true or false, got 'False'"),
-        (lambda: sb.ledger_backprop(0.5, soft=True), ValueError, "soft needs a loss_share"),
         (lambda: sb.ledger_backprop(loss_share=1.5), ValueError, r"loss_share must be in \(0, 1\], got 1.5"),
         (lambda: sb.ledger_backprop(max_age=0), ValueError, "max_age must be at least 1 epoch, got 0"),
         (lambda: sb.infobatch(1.0), ValueError, r"prune must be in \[0, 1\), got 1.0"),

@@ -84,7 +84,6 @@ def test_nothing_dropped_is_plain_training():
         ({"fresh": True}, ValueError, "pass reference="),
         ({"reference": nn.Linear(2, 2)}, TypeError, "pass fresh=True"),
         ({"reference": torch.full((3,), float("nan"))}, ValueError, "must be finite"),
-        ({"cost": sb.LengthCost([3], tokens_per_epoch=2)}, ValueError, "leave out drop"),
         ({"max_age": 0}, ValueError, "max_age must be at least 1"),
     ],
 )

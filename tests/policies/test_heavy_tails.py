@@ -123,16 +123,15 @@ def test_a_low_cap_keeps_some_wrong_labels_from_using_up_the_share():
     assert int((kept(cap=float("inf")) >= 300).sum()) == 0
 
 
-@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("keep_at_least", [0.25, 0.5, 1.0])
-def test_however_few_carry_the_loss_a_share_of_the_examples_is_kept(soft, keep_at_least):
-    """3% of the losses are all that is left. Chances add up to the share within 1 of 3,000, soft ones within 2%."""
+def test_however_few_carry_the_loss_a_share_of_the_examples_is_kept(keep_at_least):
+    """3% of the losses are all that is left. Chances add up to the share within 1 of 3,000."""
     losses = torch.cat([torch.full((90,), 7.0), torch.linspace(0, 1e-4, 2910)])
-    policy = sb.policies.LossSharePolicy(loss_share=0.95, soft=soft, cap=100, keep_at_least=keep_at_least)
+    policy = sb.policies.LossSharePolicy(loss_share=0.95, cap=100, keep_at_least=keep_at_least)
     selection = policy.select(losses, torch.Generator().manual_seed(0))
-    assert float(selection.probabilities.sum()) == pytest.approx(3000 * keep_at_least, abs=1 + 0.02 * 3000 * soft)
-    assert (set(range(90)) <= set(selection.positions.tolist())) or soft
-    few = sb.policies.LossSharePolicy(loss_share=0.95, soft=soft, cap=100).select(losses, torch.Generator())
+    assert float(selection.probabilities.sum()) == pytest.approx(3000 * keep_at_least, abs=1)
+    assert set(range(90)) <= set(selection.positions.tolist())
+    few = sb.policies.LossSharePolicy(loss_share=0.95, cap=100).select(losses, torch.Generator())
     assert float(few.probabilities.sum()) < 0.24 * 3000
 
 
@@ -184,9 +183,8 @@ def gaussian_task(method, epochs):
     return loader
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_the_ledger_goes_on_with_negative_losses(soft):
-    loader = gaussian_task(sb.ledger_backprop(loss_share=0.8, soft=soft, skip_at_least=0, most_rise=None), 6)
+def test_the_ledger_goes_on_with_negative_losses():
+    loader = gaussian_task(sb.ledger_backprop(loss_share=0.8, skip_at_least=0, most_rise=None), 6)
     losses = loader.ledger.whole().loss
     assert float(losses.median()) < -1
     assert 0.2 < loader.stats.selectivity < 0.95

@@ -461,11 +461,6 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
         raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")
     if trainer.compute_loss_func is not None and loss_fn is None:
         raise ValueError("compute_loss_func gives one loss for the batch: pass loss_fn= too, with one per example")
-    if getattr(method.policy, "seconds", None) is not None:
-        raise ValueError(
-            "seconds_per_epoch= needs measured training steps, and a trainer's steps cannot be told apart from its "
-            "logging, evaluation and saving: use tokens_per_epoch= in LengthCost"
-        )
     if trainer.args.max_steps > 0 and method.needs_num_epochs:
         raise ValueError(
             f"{method.name} selects in a window of the run, and how long {trainer.args.max_steps=} will last is not "

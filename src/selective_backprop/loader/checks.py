@@ -160,8 +160,8 @@ def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = 
         raise ValueError("the loader is empty: it has no batch to offer")
     if method.groups is not None and not isinstance(method.groups, Tensor) and method.plans_epochs:
         raise ValueError(
-            f"{method.name} decides before loading, so a function of a batch cannot tell it the "
-            f"{method.policy.groups_name}: pass them as a tensor with one value per id"
+            f"{method.name} decides before loading, so a function of a batch cannot tell it the classes: pass them as "
+            "a tensor with one value per id"
         )
     count = num_candidates(source.user_loader) if source.stream is not None else None
     if count is not None and not source.can_be_planned and method.scorer.needs.ids and method.plans_epochs:
@@ -172,7 +172,7 @@ def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = 
             "num_samples=len(data)), and train for several epochs; or use a method that decides batch by batch, such "
             "as selective_backprop"
         )
-    by_id = {"keep": method.keep, method.policy.groups_name: method.groups}
+    by_id = {"keep": method.keep, "classes": method.groups}
     lengths = [(name, len(values)) for name, values in by_id.items() if isinstance(values, Tensor)]
     for name, length in [*lengths, *(("scores", length) for length in _lengths(method.scorer))]:
         if length != source.num_examples:

@@ -28,7 +28,7 @@ from selective_backprop.loader.stats import Stats
 from selective_backprop.loader.topping_up import TopUp
 from selective_backprop.losses import require_finite, require_not_negative
 from selective_backprop.method import Method
-from selective_backprop.types import Batch, Candidates, Selection, Task
+from selective_backprop.types import Candidates, Selection, Task
 
 
 class Runner:
@@ -197,7 +197,6 @@ class Runner:
             counts: number of scores on each rank.
         """
         ids = candidates.ids
-        self._exchange()
         try:
             # Checked only after the other ranks have these scores: if this rank raised earlier, they would wait
             # forever.
@@ -217,7 +216,6 @@ class Runner:
     def select_planned(self, scores: Tensor, ids: Tensor | None) -> Selection:
         """Select which of this rank's candidates of a whole epoch to load. All ranks must call this."""
         phase = self._stats.switch("selecting")
-        self._exchange()
         try:
             self._require_valid(scores, ids)
         except Exception:
@@ -259,20 +257,10 @@ class Runner:
         found = torch.as_tensor(groups(data)).to("cpu", torch.int64)
         if found.shape != (size,):
             raise ValueError(
-                f"your function of {self.policy.groups_name} returned a tensor of shape {tuple(found.shape)} for "
+                f"your function of classes returned a tensor of shape {tuple(found.shape)} for "
                 f"{size} examples: it must return one whole number per example, of shape ({size},)"
             )
         return found
-
-    def _exchange(self) -> None:
-        """Let ranks that select together use the same measurements. All ranks must call this."""
-        if self.policy.measures_steps:
-            self.policy.exchange(self._team.ranks.share if self._team.pools else lambda numbers: [numbers])
-
-    def observe_step(self, batch: Batch, seconds: float) -> None:
-        """Tell a policy that measures steps how long the training step on this batch took."""
-        if self.policy.measures_steps and self.method.groups is not None:
-            self.policy.observe_step(self._groups(batch.data, batch.ids, len(batch)), seconds)
 
     def _require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
         what = f"{self._score_name} in a selection pass"

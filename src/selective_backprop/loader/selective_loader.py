@@ -246,7 +246,6 @@ class SelectiveLoader(LoaderAttributes):
         self._in_epoch = self._resumed = False
         self._batch: Batch | None = None
         self._step_under_way = False
-        self._seconds_before = 0.0  # of training, when the current step began
         self._look = _Look(model)
         self._iteration: weakref.ref[Generator[Any]] | None = None  # the iteration that gives out batches
         self._warned_beyond_end = False
@@ -510,7 +509,6 @@ class SelectiveLoader(LoaderAttributes):
         self.stats.queued = len(self.queue)
         self._step_under_way = True
         self.stats.switch("training")
-        self._seconds_before = self.stats.seconds["training"]
         return self._batch
 
     def end_step(self) -> None:
@@ -518,7 +516,6 @@ class SelectiveLoader(LoaderAttributes):
         if self._step_under_way:
             self._step_under_way = False
             self.stats.switch("")
-            self._runner.observe_step(self.batch, self.stats.seconds["training"] - self._seconds_before)
             self._look.trained = True  # the caller went on to the next batch
             self._feedback.step_is_over()
             self._reporting.step_is_over(self.epochs_done)
@@ -608,7 +605,6 @@ class SelectiveLoader(LoaderAttributes):
         for _ in self:
             self._feedback.expect_nothing()
             self._look.batch = None  # the caller keeps the batch, so it must not be put back
-            self._seconds_before = math.nan  # steps may overlap, so nobody knows how long one takes
             assert self._batch is not None
             yield self._batch
 

@@ -9,6 +9,7 @@
 | distance_backprop | squared softmax error in a selection pass | chance = score, clipped |
 | expected_selective_backprop | loss in a selection pass | everything, weighted by percentile ** beta |
 | ledger_backprop | loss in training, no selection pass | the hardest that carry 95% of the loss |
+| ledger_percentile | loss in training, no selection pass | chance = percentile ** beta |
 | infobatch | loss in training, no selection pass | all above the mean, some below, weighted up |
 | seta | loss in training, no selection pass | some groups of similar loss, from easy to hard |
 | second_difference | loss in training, no selection pass | examples whose loss has not settled |
@@ -30,6 +31,7 @@ from selective_backprop.methods.batchwise import composer_backprop, diverse, kat
 from selective_backprop.methods.passless import (
     infobatch,
     ledger_backprop,
+    ledger_percentile,
     random_backprop,
     recorded_backprop,
     repeated_random,
@@ -56,6 +58,7 @@ __all__ = [
     "infobatch",
     "kath18",
     "ledger_backprop",
+    "ledger_percentile",
     "predicted_selective_backprop",
     "random_backprop",
     "recorded_backprop",

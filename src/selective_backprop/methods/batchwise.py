@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from selective_backprop.functional import softmax_distance
 from selective_backprop.method import Method
-from selective_backprop.methods.options import BatchOptions, ScheduleOptions, top_k_method
+from selective_backprop.methods.options import ScheduleOptions
 from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
 from selective_backprop.schedules import Schedule, VariableStart
 from selective_backprop.scorers import DiverseScorer, ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
@@ -76,18 +76,17 @@ def composer_backprop(
     return Method("composer_backprop", ForwardScorer(scale_factor=scale_factor), policy, when)
 
 
-def top_k(selectivity: float | None = None, *, scoring: Scoring = "eval", **options: Unpack[BatchOptions]) -> Method:
+def top_k(selectivity: float = 1 / 3, *, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]) -> Method:
     """Train on the highest losses of each candidate batch, without randomness.
 
     Args:
-        selectivity: the share of each candidate batch to keep; 1/3 unless cost= has a budget.
-        scoring: as for `selective_backprop`.
-        options: options of `Schedule`, and cost; see `LengthCost`.
+        selectivity: the share of each candidate batch to keep.
+        scoring, schedule: as for `selective_backprop`.
 
     >>> top_k(0.5).policy.selectivity
     0.5
     """
-    return top_k_method("top_k", scorer_from(scoring), selectivity, 1 / 3, options)
+    return Method("top_k", scorer_from(scoring), TopKPolicy(selectivity=selectivity), Schedule(**schedule))
 
 
 def diverse(
@@ -120,10 +119,10 @@ def diverse(
 
 def reducible_loss(
     reference: nn.Module | Tensor | Literal["base"],
-    selectivity: float | None = None,
+    selectivity: float = 0.1,
     *,
     scoring: Scoring = "eval",
-    **options: Unpack[BatchOptions],
+    **schedule: Unpack[ScheduleOptions],
 ) -> Method:
     """RHO-loss: train on the candidates whose loss is highest compared with that of a reference model.
 
@@ -134,7 +133,7 @@ def reducible_loss(
         reference: a model trained on held-out data; or its loss of each example, by id; or "base", if you train an
             adapter (PEFT, LoRA): the loss of your model with the adapter disabled, computed once per example.
         selectivity: the share of each candidate batch to keep. The default is the paper's: a tenth of large batches.
-        scoring, options: as for `top_k`.
+        scoring, schedule: as for `selective_backprop`.
 
     >>> reducible_loss(nn.Linear(2, 2)).policy.selectivity
     0.1
@@ -142,4 +141,4 @@ def reducible_loss(
     Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
     """
     scorer = ReducibleLossScorer(scorer_from(scoring), reference)
-    return top_k_method("reducible_loss", scorer, selectivity, 0.1, options)
+    return Method("reducible_loss", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
+
+from torch import Tensor
 
 from selective_backprop.method import Method
 from selective_backprop.methods.options import (
-    OF_PERCENTILES,
     PercentileOptions,
     ScheduleOptions,
-    has_budget,
-    method_with,
+    WindowOptions,
+    method_by_class,
     percentile_method,
-    refuse_with_budget,
 )
 from selective_backprop.policies import (
     BelowMeanPolicy,
@@ -32,7 +33,6 @@ from selective_backprop.scorers import (
     SecondDifferenceScorer,
     TrainingLossScorer,
 )
-from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.selection_record import SelectionRecord
 
 
@@ -99,92 +99,68 @@ def recorded_backprop(record: SelectionRecord, **schedule: Unpack[ScheduleOption
 
 
 def ledger_backprop(
-    selectivity: float | None = None,
     *,
-    loss_share: float | None = None,
-    soft: bool = False,
+    loss_share: float = 0.95,
     cap: float = 20.0,
     keep_at_least: float = 0.1,
     skip_at_least: float = 0.3,
     most_rise: float | None = 0.2,
     max_age: int | None = 10,
-    ages: Ages = "as_recorded",
-    **options: Unpack[PercentileOptions],
+    classes: Tensor | Sequence[int] | None = None,
+    audit: bool = False,
+    **schedule: Unpack[WindowOptions],
 ) -> Method:
-    """Select by the losses of training, without any selection pass. Examples that are skipped are not even loaded.
+    """Train on the hardest examples by their last training loss, without a selection pass. Others are not even loaded.
 
     The first epoch trains on everything. Every later epoch is planned at its start, by the last training loss of each
     example. This loss is renewed whenever the example is trained on.
 
     Args:
-        selectivity: expected share of candidates trained on, each with chance percentile ** beta.
-        loss_share: instead of a selectivity, train on the hardest examples, as many as carry this share of the total
-            loss; 0.95 if neither selectivity nor beta is given. So the more redundant the data is, the fewer examples
-            are trained on. Outliers are trained on no more often than others; see `LossSharePolicy`. If losses are
-            negative, the share is that of their distance from the smallest loss.
-        soft: with a loss_share, draw examples with chance percentile ** beta, where beta is such that the expected
-            share is trained on. It takes more examples for the same share, and more compute for the same error.
-        cap: with a loss_share, no loss counts for more than this many times the mean; 20 by default. It keeps broken
-            examples from using up the share, as long as they are fewer than 1 / cap of all. A lower cap bears more of
-            them, but skips less once most examples are learned.
-        keep_at_least: with a loss_share, train on at least this share of the examples in every epoch; 0.1 by default.
-        skip_at_least: with a loss_share, train on everything in an epoch that could skip fewer than this share of the
-            examples; 0.3 by default. Where losses are spread evenly, skipping a few examples costs about as much
-            accuracy as it saves compute. 0 skips whatever it can.
-        most_rise: with a loss_share, train on everything from then on, once the loss of examples that were left out has
-            risen by more than this share of the mean loss, by the median; 0.2 by default. The network has memorised
-            them then, and forgets them. To see it, about 1% of the examples come back in every epoch; up to 10% of
-            small data. None for no such rule.
+        loss_share: train on the hardest examples, as many as carry this share of the total loss. So the more redundant
+            the data is, the fewer examples are trained on. Outliers are trained on no more often than others; see
+            `LossSharePolicy`. If losses are negative, the share is that of their distance from the smallest loss.
+        cap: no loss counts for more than this many times the mean. It keeps broken examples from using up the share, as
+            long as they are fewer than 1 / cap of all. A lower cap bears more of them, but skips less once most
+            examples are learned.
+        keep_at_least: train on at least this share of the examples in every epoch.
+        skip_at_least: train on everything in an epoch that could skip fewer than this share of the examples. Where
+            losses are spread evenly, skipping a few examples costs about as much accuracy as it saves compute. 0 skips
+            whatever it can.
+        most_rise: train on everything from then on, once the loss of examples that were left out has risen by more than
+            this share of the mean loss, by the median. The network has memorised them then, and forgets them. To see
+            it, about 1% of the examples come back in every epoch; up to 10% of small data. None for no such rule.
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
             may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
             losses among the other examples fill up its last batch.
-        ages: how losses that were recorded in different epochs are compared. "as_recorded" takes them as they are, so
-            old losses look harder than they are while losses fall. "mean" scales each by the mean loss of the latest
-            epoch over that of its own. "quantile" gives each the loss that has the same rank in the latest epoch.
-        options: as for `selective_backprop`. With a loss_share, only the options of `Schedule`, classes and cost.
-            Besides, noise_guard="audit" leaves alone examples whose label is probably wrong, by an audit of the run
-            before every epoch; see `sb.audit`. It is for classification.
+        classes: one label per id, to select within each class.
+        audit: leave alone examples whose label is probably wrong, by an audit of the run before every epoch; see
+            `sb.audit`. It is for classification.
+        schedule: options of `Schedule`: warmup_epochs, start and end.
 
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
     """
-    by_budget = has_budget(options)
-    by_share = loss_share is not None or (selectivity is None and "beta" not in options and not by_budget)
-    unchanged = (cap, keep_at_least, skip_at_least, most_rise) == (20.0, 0.1, 0.3, 0.2)
-    if not unchanged and not by_share:
-        raise ValueError(
-            "cap, keep_at_least, skip_at_least and most_rise need a loss_share: a selectivity or a budget says how "
-            "many to skip"
-        )
-    rise = most_rise if by_share else None
-    guard = options.get("noise_guard")
-    if isinstance(guard, str):
-        del options["noise_guard"]  # the scorer's, not the policy's
-    if guard == "audit":
-        scorer: TrainingLossScorer = AuditedLossScorer(max_age=max_age, ages=ages, most_rise=rise)
-    elif isinstance(guard, str):
-        raise ValueError(f"noise_guard must be 'audit', or a percentile in (0, 1), got {guard!r}")
-    else:
-        scorer = TrainingLossScorer(max_age=max_age, ages=ages, most_rise=rise)
-    if by_budget:
-        given = {name: options[name] for name in OF_PERCENTILES if name in options}  # type: ignore[literal-required]
-        refuse_with_budget("ledger_backprop", selectivity=selectivity, loss_share=loss_share, **given)
-        return method_with("ledger_backprop", scorer, None, options, soft=soft)
-    if not by_share:
-        if soft:
-            raise ValueError("soft needs a loss_share: with selectivity or beta, examples are drawn by chance anyway")
-        return percentile_method("ledger_backprop", scorer, selectivity, options)
-    if selectivity is not None or "beta" in options:
-        raise ValueError(
-            f"give only one of selectivity, beta and loss_share, got selectivity={selectivity} and {loss_share=}"
-        )
-    if of_percentiles := [name for name in OF_PERCENTILES if name in options]:
-        raise ValueError(f"{', '.join(of_percentiles)} has no effect with a loss_share: give a selectivity instead")
-    share = 0.95 if loss_share is None else loss_share
-    policy = LossSharePolicy(
-        loss_share=share, soft=soft, cap=cap, keep_at_least=keep_at_least, skip_at_least=skip_at_least
-    )
-    return method_with("ledger_backprop", scorer, policy, options)
+    scorer = (AuditedLossScorer if audit else TrainingLossScorer)(max_age=max_age, most_rise=most_rise)
+    policy = LossSharePolicy(loss_share=loss_share, cap=cap, keep_at_least=keep_at_least, skip_at_least=skip_at_least)
+    return method_by_class("ledger_backprop", scorer, policy, classes, Schedule(**schedule))
+
+
+def ledger_percentile(
+    selectivity: float | None = None, *, max_age: int | None = 10, **options: Unpack[PercentileOptions]
+) -> Method:
+    """Selective-Backprop's rule on training losses: chance = (percentile of the last training loss) ** beta.
+
+    There is no selection pass, and examples that are not drawn are not even loaded. The first epoch trains on
+    everything. Every later epoch is planned at its start.
+
+    Args:
+        selectivity, options: as for `selective_backprop`.
+        max_age: as for `ledger_backprop`.
+
+    >>> ledger_percentile(0.25).policy.beta
+    3.0
+    """
+    return percentile_method("ledger_percentile", TrainingLossScorer(max_age=max_age), selectivity, options)
 
 
 def infobatch(

@@ -38,8 +38,7 @@ def selective_backprop(
             own scorer.
         options: options of `PercentilePolicy` (beta, history_size, fixed_size, noise_guard, unbiased, max_weight,
             paper) and of `Schedule` (warmup_epochs, start, end, interrupt). classes= takes one label per id, to select
-            within each class. cost= takes a `LengthCost`, to select by score per cost among examples of different
-            lengths.
+            within each class.
 
     >>> selective_backprop(beta=1).policy.selectivity
     0.5

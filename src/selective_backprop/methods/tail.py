@@ -7,7 +7,9 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from selective_backprop.method import Method
-from selective_backprop.methods.options import BatchOptions, has_budget, refuse_with_budget, top_k_method
+from selective_backprop.methods.options import ScheduleOptions
+from selective_backprop.policies import TopKPolicy
+from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import FallScorer, ReducibleLossScorer, Scorer, Scoring, scorer_from
 
 
@@ -18,7 +20,7 @@ def tail_sft(
     reference: nn.Module | Tensor | str | None = None,
     max_age: int | None = 10,
     scoring: Scoring = "eval",
-    **options: Unpack[BatchOptions],
+    **schedule: Unpack[ScheduleOptions],
 ) -> Method:
     """Drop the share of examples whose loss fell most since the start: they are fitted already.
 
@@ -36,15 +38,13 @@ def tail_sft(
             model. The default is each example's first loss in training.
         max_age: without fresh, train on every example at least once in this many epochs; None for no limit.
         scoring: with fresh, as for `selective_backprop`.
-        options: options of `Schedule`, and cost without a budget; see `LengthCost`.
+        schedule: as for `selective_backprop`.
 
     >>> tail_sft(0.25).policy.selectivity
     0.75
     """
     if not 0 <= drop < 1:
         raise ValueError(f"drop must be a share in [0, 1), got {drop}")
-    if has_budget(options):
-        refuse_with_budget("tail_sft", drop=drop)
     if fresh and reference is None:
         raise ValueError(
             "fresh=True compares with the loss at the start, which training alone does not tell: pass reference=, a "
@@ -61,4 +61,4 @@ def tail_sft(
     else:
         assert reference is None or isinstance(reference, Tensor)
         scorer = FallScorer(reference=reference, max_age=max_age)
-    return top_k_method("tail_sft", scorer, 1 - drop, 1 - drop, options)
+    return Method("tail_sft", scorer, TopKPolicy(selectivity=1 - drop), Schedule(**schedule))

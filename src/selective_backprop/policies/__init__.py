@@ -1,9 +1,7 @@
 """Policies: scores in, selection out."""
 
 from selective_backprop.policies.below_mean import BelowMeanPolicy
-from selective_backprop.policies.by_cost import BudgetPolicy, CostPolicy
 from selective_backprop.policies.clipped_score import ClippedScorePolicy
-from selective_backprop.policies.cost_fit import CostFit
 from selective_backprop.policies.expected import ExpectedPolicy
 from selective_backprop.policies.grouped import GroupedPolicy
 from selective_backprop.policies.history import LossHistory
@@ -18,10 +16,7 @@ from selective_backprop.types import Policy
 
 __all__ = [
     "BelowMeanPolicy",
-    "BudgetPolicy",
     "ClippedScorePolicy",
-    "CostFit",
-    "CostPolicy",
     "ExpectedPolicy",
     "GroupedPolicy",
     "ImportancePolicy",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +28,6 @@ class LossSharePolicy(Policy):
 
     Args:
         loss_share: share of the candidates' total score that is kept.
-        soft: give each candidate the chance percentile ** beta instead, where beta is such that the expected share is
-            kept. Every candidate then has a chance, outliers the highest, and more are kept for the same share.
         cap: a score counts for at most this many times the mean. With infinity, scores count as they are, and there
             are no outliers.
         keep_at_least: keep at least this share of the candidates, however few carry the loss.
@@ -51,15 +48,12 @@ class LossSharePolicy(Policy):
         self,
         *,
         loss_share: float,
-        soft: bool = False,
         cap: float = 20.0,
         keep_at_least: float = 0.0,
         skip_at_least: float = 0.0,
     ) -> None:
         if not 0 < loss_share <= 1:
             raise ValueError(f"loss_share must be in (0, 1], got {loss_share}")
-        if not isinstance(soft, bool):  # "False" of a command line would count as true
-            raise ValueError(f"soft must be true or false, got {soft!r}")
         if not cap >= 1:
             raise ValueError(f"cap must be at least 1, got {cap}")
         if not 0 <= keep_at_least <= 1:
@@ -71,14 +65,12 @@ class LossSharePolicy(Policy):
                 f"keep_at_least={keep_at_least} and skip_at_least={skip_at_least} leave nothing to select: they are "
                 "shares of the same candidates, so their sum must be at most 1"
             )
-        self.loss_share, self.soft, self.cap = loss_share, soft, cap
+        self.loss_share, self.cap = loss_share, cap
         self.keep_at_least, self.skip_at_least = keep_at_least, skip_at_least
         self.why_all = None
-        self.beta = float("nan")
-        """The exponent of the last selection, if soft."""
 
     def keep_fraction(self, scores: Tensor) -> float:
-        """Return the fraction of candidates that carry the share. Unless soft, this is the fraction kept."""
+        """Return the fraction of candidates that carry the share, which is the fraction kept."""
         ordered = functional.loss_above_smallest(functional.descending(scores))
         return self._fraction_of(ordered[self._num_outliers(ordered) :])
 
@@ -101,26 +93,8 @@ class LossSharePolicy(Policy):
         return 1.0
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        positions, chances = (self._by_chance if self.soft else self._hardest)(scores, generator)
+        positions, chances = self._hardest(scores, generator)
         return Selection(positions, torch.ones(positions.shape), chances)
-
-    def _by_chance(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        percentiles = functional.rank_percentiles(scores)
-        beta = functional.beta_from_loss_share(percentiles, scores, self.loss_share, self.cap)
-        most = functional.beta_from_selectivity(self.keep_at_least) if self.keep_at_least else beta
-        self.beta = min(beta, most)
-        chances = functional.keep_probability(percentiles, self.beta)
-        if len(scores) and self._worth_it(float(chances.mean())) == 1:
-            self.beta, chances = 0.0, torch.ones_like(chances)
-        positions = functional.flip_coins(chances, generator)
-        if not len(scores) or bool((chances == 1).any()):
-            return positions, chances
-        # If no candidate was kept, one of those with the highest score is. This adds to their chances.
-        top = (scores == scores.max()).nonzero().flatten()
-        if not len(positions):
-            positions = top[torch.randint(len(top), (1,), generator=generator)]
-        chances[top] += (1 - chances).prod() / len(top)
-        return positions, chances
 
     def _hardest(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not len(scores):
@@ -141,9 +115,3 @@ class LossSharePolicy(Policy):
         chances.masked_fill_(outliers, fraction)
         chosen |= outliers & (torch.rand(len(scores), generator=generator, dtype=torch.float64) < fraction)
         return chosen.nonzero().flatten(), chances
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"beta": self.beta}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.beta = state["beta"]

@@ -59,17 +59,13 @@ class PercentilePolicy(Policy):
         beta: float | None = None,
         history_size: int | None = None,
         fixed_size: bool = False,
-        noise_guard: float | str | None = None,
+        noise_guard: float | None = None,
         unbiased: bool = False,
         max_weight: float = 10.0,
         paper: bool = False,
     ) -> None:
         if (selectivity is None) == (beta is None):
             raise ValueError(f"give either selectivity or beta, got selectivity={selectivity} and beta={beta}")
-        if isinstance(noise_guard, str):
-            raise ValueError(
-                f"noise_guard must be a percentile in (0, 1), got {noise_guard!r}: 'audit' is for ledger_backprop alone"
-            )
         if noise_guard is not None and not 0 < noise_guard < 1:
             raise ValueError(f"noise_guard must be a percentile in (0, 1), got {noise_guard}")
         if max_weight < 1:

@@ -12,7 +12,6 @@ from torch import Tensor
 from selective_backprop.dynamics.auditing import audit
 from selective_backprop.dynamics.log import Dynamics
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.scorers.ages import Ages
 from selective_backprop.scorers.forgetting import ForgettingCheck
 from selective_backprop.scorers.training import TrainingLossScorer
 
@@ -30,19 +29,17 @@ class AuditedLossScorer(TrainingLossScorer):
 
     Args:
         max_age: as for `TrainingLossScorer`. A suspect is trained on again when its loss is too old.
-        ages, most_rise: as for `TrainingLossScorer`.
+        most_rise: as for `TrainingLossScorer`.
     """
 
-    def __init__(
-        self, *, max_age: int | None = None, ages: Ages = "as_recorded", most_rise: float | None = None
-    ) -> None:
-        super().__init__(max_age=max_age, ages=ages, most_rise=most_rise)
+    def __init__(self, *, max_age: int | None = None, most_rise: float | None = None) -> None:
+        super().__init__(max_age=max_age, most_rise=most_rise)
         self.needs = dataclasses.replace(self.needs, dynamics=True)
         self.suspects: Tensor | None = None
         """(M,) bool by id: whether audits called the label wrong; None before the first epoch."""
 
     def options_in_method(self) -> list[str]:
-        return [*super().options_in_method(), "noise_guard='audit'"]
+        return [*super().options_in_method(), "audit=True"]
 
     def learn_dynamics(self, dynamics: Dynamics) -> None:
         suspects = torch.zeros(len(dynamics), dtype=torch.bool) if self.suspects is None else self.suspects.clone()

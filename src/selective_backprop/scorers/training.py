@@ -10,7 +10,6 @@ from torch import Tensor
 
 from selective_backprop.functional import loss_above_smallest
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.scorers.ages import AgeCorrection, Ages
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.types import Needs, Scorer
 
@@ -23,8 +22,6 @@ class TrainingLossScorer(Scorer):
 
     Args:
         max_age: number of epochs after which a loss no longer counts; None for no limit.
-        ages: how losses of different ages are compared; see `AgeCorrection`. With several ranks, each corrects by the
-            losses of its own candidates.
         most_rise: if the loss of examples that were left out rises by more than this share of the mean loss, by the
             median, no example has a score from then on; see `ForgettingCheck`. A few examples come back in every epoch
             for that. None for no such check. With several ranks, each goes by its own candidates.
@@ -32,15 +29,11 @@ class TrainingLossScorer(Scorer):
 
     needs = Needs(ids=True, training_losses=True)
 
-    def __init__(
-        self, *, max_age: int | None = None, ages: Ages = "as_recorded", most_rise: float | None = None
-    ) -> None:
+    def __init__(self, *, max_age: int | None = None, most_rise: float | None = None) -> None:
         if max_age is not None and not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         self.max_age = max_age
-        self.ages = ages
         self.most_rise = most_rise
-        self._correct = AgeCorrection(ages)
         self._forgetting = None if most_rise is None else ForgettingCheck(most_rise)
         if most_rise is not None:
             self.needs = dataclasses.replace(self.needs, earlier_losses=max(1, self.needs.earlier_losses))
@@ -52,8 +45,6 @@ class TrainingLossScorer(Scorer):
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         losses = rows.loss
-        if self.ages != "as_recorded":
-            losses = self._correct(losses, rows.loss_epoch)
         if self._forgetting is not None:
             losses = losses.masked_fill(self._must_come_back(self._forgetting, ids, rows, epoch), float("nan"))
         if self.max_age is None:
@@ -71,12 +62,9 @@ class TrainingLossScorer(Scorer):
         return torch.ones_like(came_back) if check.forgets else comes_back(ids, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        corrected = {} if self.ages == "as_recorded" else self._correct.state_dict()
-        return corrected | ({} if self._forgetting is None else {"forgetting": self._forgetting.state_dict()})
+        return {} if self._forgetting is None else {"forgetting": self._forgetting.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.ages != "as_recorded":
-            self._correct.load_state_dict(state)
         if self._forgetting is not None:
             self._forgetting.load_state_dict(state["forgetting"])
 

@@ -28,7 +28,7 @@ def methods(incomplete: str) -> list[str]:
     """Methods whose name begins like this. Words before the last =, @ or : are left to the user.
 
     >>> methods("led")
-    ['ledger', 'ledger_backprop']
+    ['ledger', 'ledger_backprop', 'ledger_percentile']
     """
     short = names_in("lab/runs/choices.py", "SHORT_NAMES")
     names = {*short, *names_in("methods/__init__.py", "__all__"), *names_of_plugins("methods")}

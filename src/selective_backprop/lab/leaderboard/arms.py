@@ -66,7 +66,6 @@ ARMS: dict[str, Arm] = {
         _tried("second difference", "second_difference:threshold=0.1", "second_difference:threshold=0.5"),
         _tried("DivBS", "diverse@0.333", "diverse@0.5"),
         _tried("ledger", *(f"ledger:loss_share={share},{_ALWAYS}" for share in (0.95, 0.8))),
-        _tried("ledger, fair ages", *(f"ledger:loss_share={share},{_ALWAYS},ages=quantile" for share in (0.95, 0.8))),
     )
 }
 """The arms by name. Plain training and repeated random subsets are the baselines."""

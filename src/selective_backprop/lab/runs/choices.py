@@ -84,8 +84,6 @@ def _at(method: Callable[..., sb.Method]) -> Callable[..., sb.Method]:
 
 
 _SPECIAL: dict[str, Callable[..., sb.Method]] = {
-    # The loss share decides, unless the options name a selectivity.
-    "ledger_backprop": lambda selectivity, /, **options: sb.ledger_backprop(**options),
     "kath18": lambda selectivity, /, **options: sb.kath18(**({"ratio": 1 / selectivity} | options)),
     "composer_backprop": lambda selectivity, /, **options: sb.composer_backprop(**({"keep": selectivity} | options)),
     "recorded_backprop": _recorded,
@@ -136,9 +134,9 @@ def function_of(name: str) -> Callable[..., sb.Method]:
 
 
 def has_selectivity(name: str) -> bool:
-    """Whether a method, by its full name, takes a selectivity, be it only as an option.
+    """Whether a method, by its full name, takes a selectivity.
 
-    >>> has_selectivity("ledger_backprop"), has_selectivity("infobatch")
+    >>> has_selectivity("ledger_percentile"), has_selectivity("ledger_backprop")
     (True, False)
     """
     if name in _SPECIAL:
@@ -170,8 +168,7 @@ def make_method(
         options["scoring"] = str(options["scoring"])  # a scale factor, such as 0.875
     _check_options(name, options)
     made = _with_proxy(options, make_network)
-    if name != "ledger_backprop":
-        selectivity = made.pop("selectivity", selectivity)
+    selectivity = made.pop("selectivity", selectivity)
     if name == "reducible_loss":
         made = _with_reference(made, make_network, reference_losses)
     try:
@@ -352,9 +349,8 @@ def with_selectivity(
     if not 0 < selectivity <= 1:
         raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
     if not has_selectivity(method):
-        raise ValueError(f"{method} has no selectivity, got {selectivity}: leave it out")
-    if method == "ledger_backprop":
-        return method, None, options | {"selectivity": selectivity}
+        instead = ", or use ledger_percentile" if method == "ledger_backprop" else ""
+        raise ValueError(f"{method} has no selectivity, got {selectivity}: leave it out{instead}")
     return method, selectivity, options
 
 
@@ -364,8 +360,8 @@ _AS_IN_PYTHON = {"True": True, "False": False, "None": None, "inf": float("inf")
 def parse_option(text: str) -> tuple[str, Any]:
     """Parse name=value. The value is JSON, or True, False, None or inf as in Python, or else a string.
 
-    >>> parse_option("every=3"), parse_option("mode=train"), parse_option("soft=True"), parse_option("cap=inf")
-    (('every', 3), ('mode', 'train'), ('soft', True), ('cap', inf))
+    >>> parse_option("every=3"), parse_option("mode=train"), parse_option("audit=True"), parse_option("cap=inf")
+    (('every', 3), ('mode', 'train'), ('audit', True), ('cap', inf))
     """
     name, separator, value = text.partition("=")
     if not separator:
