@@ -12,6 +12,7 @@ import tomllib
 import pytest
 import torch
 
+import selective_backprop as sb
 from selective_backprop import methods
 from tests.lab.command_line import run, run_on_ranks, start, text_of
 from tests.pages import DOCS, PAGES, blocks, commands, sides, smallest, write_images
@@ -151,8 +152,9 @@ def test_every_method_has_a_page_with_all_that_a_reader_asks(name):
     assert {"The rule", "Cost", "When to use it", "When not", "Options"} <= set(headings)
     assert f"../images/methods/{name}.svg" in text and (DOCS / "images" / "methods" / f"{name}.svg").is_file()
     assert "$" in text, "no formula"
-    assert f"::: selective_backprop.{name}\n" in text
-    assert f"sb.{name}(" in text
+    place = name if name in sb.__all__ else f"methods.{name}"
+    assert f"::: selective_backprop.{place}\n" in text
+    assert f"sb.{place}(" in text
 
 
 def test_the_picture_of_a_method_shows_what_the_method_does():

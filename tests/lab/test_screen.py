@@ -154,7 +154,7 @@ def test_list_in_json_tells_every_option_of_every_method():
         assert all(option["about"] for option in method["options"]), method["name"]
         assert set(method["shared_options"]) <= set(shared)
     own = {option["name"] for option in found["ledger_backprop"]["options"]}
-    assert {"loss_share", "soft", "max_age"} <= own
+    assert {"loss_share", "audit", "max_age"} <= own
 
 
 @pytest.mark.parametrize(

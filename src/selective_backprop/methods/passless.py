@@ -155,7 +155,7 @@ def ledger_percentile(
 
     Args:
         selectivity, options: as for `selective_backprop`.
-        max_age: as for `ledger_backprop`.
+        max_age: train on every example at least once in this many epochs; None for no limit.
 
     >>> ledger_percentile(0.25).policy.beta
     3.0
