@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from selective_backprop.forward_reuse.row_gradients import weighted_sum
+import selective_backprop as sb
 from selective_backprop.inference import NoTrace
 from selective_backprop.lab.models.cifar_resnet import resnet20
 
@@ -76,6 +76,7 @@ def ways(model, inputs, targets):
     number = len(inputs)
     count = round(number * SELECTIVITY)
     no_trace, loss_fn = NoTrace(model), nn.CrossEntropyLoss()
+    selective_loss = sb.forward_reuse.SelectiveLoss(loss_fn, sb.top_k(SELECTIVITY))
 
     def choose(losses):
         return losses.argsort(descending=True)[:count].sort().values
@@ -86,8 +87,7 @@ def ways(model, inputs, targets):
         loss_fn(model(inputs.index_select(0, chosen)), targets.index_select(0, chosen)).backward()
 
     def reuse():
-        losses = F.cross_entropy(model(inputs), targets, reduction="none")
-        weighted_sum(losses, choose(losses.detach()), torch.full((count,), 1 / count)).backward()
+        selective_loss(model(inputs), targets).backward()
 
     def traditional():
         loss_fn(model(inputs), targets).backward()

@@ -156,8 +156,6 @@ class Needs:
     """Whether a model runs to score loaded candidates. If not, candidates without a known score are trained on."""
     training_losses: bool = False
     """Whether the user's loop must compute its loss with `loader.loss`."""
-    training_pass: bool = False
-    """Whether scores come from the training pass: whole candidate batches are given out, and `loader.loss` selects."""
     past_scores: int = 1
     """How many past scores of each example the ledger must keep."""
     first_losses: int = 0

@@ -36,12 +36,6 @@ METHODS = {
     "selective_backprop, proxy trained before": some("selective_backprop", scoring=proxy(make_model(seed=8), 0)),
     "selective_backprop, bf16": some("selective_backprop", scoring=ForwardScorer(precision="bf16", check_every=5)),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
-    "selective_backprop, forward reuse": some("selective_backprop", scoring="reuse"),
-    "selective_backprop, forward reuse, unbiased, window": some(
-        "selective_backprop", scoring="reuse", unbiased=True, start=0.2, end=0.8
-    ),
-    "top_k, forward reuse": some("top_k", scoring="reuse"),
-    "kath18, forward reuse": lambda selectivity: methods.kath18(1 / selectivity, scoring="reuse", threshold=1.05),
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
     "selective_backprop, fixed size": some("selective_backprop", fixed_size=True),
@@ -103,7 +97,6 @@ KINDS = {
     for name in (
         "selective_backprop",  # a selection pass
         "selective_backprop, warm-up and interrupt",  # on and off within an epoch
-        "selective_backprop, forward reuse",  # selection in the training pass
         "selective_backprop, pipelined",  # scoring in the background
         "top_k, proxy",  # another model scores, and learns
         "stale_selective_backprop",  # epochs planned by scores

@@ -246,7 +246,7 @@ def test_6_batches_are_full_and_nothing_is_lost_or_repeated(make):
             loader.loss(model(inputs), targets)
             assert torch.equal(inputs, digits().tensors[0][loader.batch.ids])
             assert torch.equal(targets, digits().tensors[1][loader.batch.ids])
-            given += loader.batch.ids[loader.batch.weights > 0].tolist()  # forward reuse gives out all, some in vain
+            given += loader.batch.ids.tolist()
             sizes.append(len(inputs))
         per_epoch.append(sizes)
         assert torch.equal(loader.ledger.offered, (epoch + 1) * kept), "offered once an epoch, or pruned"
@@ -267,9 +267,7 @@ def test_6_batches_are_full_and_nothing_is_lost_or_repeated(make):
 def test_6_9_10_no_id_twice_no_silent_epoch_and_no_more_batches_than_len(make, caplog):
     """Where training batches are large for the data set, so that much waits from epoch to epoch."""
     model, epochs = make_model(), 8
-    reuses = make(0.4).scorer.needs.training_pass
-    options = {} if reuses else {"batch_size": 48}
-    loader = make_loader(make(0.4), model=model, num_epochs=epochs, **options)
+    loader = make_loader(make(0.4), model=model, num_epochs=epochs, batch_size=48)
     with_replacement = loader.method.name == "kath18"
     silent = 0
     for _ in range(epochs):

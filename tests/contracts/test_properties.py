@@ -17,8 +17,6 @@ from tests.helpers import NUM_DIGITS, digits, train, train_plainly
 EXAMPLES = 30
 SELECTIVITIES = st.floats(0.02, 1)
 EPOCHS = st.integers(1, 4)
-# Forward reuse trains on part of each candidate batch as it comes, and cannot be given another size.
-RESIZABLE = [name for name in METHODS if "reuse" not in name]
 
 
 def make_network():
@@ -67,7 +65,7 @@ def check_batches(loader, model, epochs, own_size):
 @settings(max_examples=EXAMPLES)
 @example("kath18, unbiased", 0.75, 2, None, 1, False)  # as many draws as candidates, and some twice
 @given(
-    st.sampled_from(RESIZABLE),
+    st.sampled_from(list(METHODS)),
     SELECTIVITIES,
     st.integers(1, NUM_DIGITS + 5),
     st.none() | st.integers(1, 70),

@@ -9,7 +9,7 @@ from tests.distributed.runs import Run
 def job(seed, only):
     results = {}
     for name in METHODS:
-        if only not in name or "forward reuse" in name:  # forward reuse is for one rank
+        if only not in name:
             continue
         files = []
         run = Run(METHODS[name](SELECTIVITY), seed=int(seed))

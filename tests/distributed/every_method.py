@@ -16,15 +16,11 @@ def epochs_of(name):
     return EPOCHS + 1 if name.startswith("second_difference") else EPOCHS
 
 
-def names():
-    return [name for name in METHODS if "forward reuse" not in name]
-
-
 def job():
     plain = Run()
     plain_batches = plain.train_plainly()
     results = {}
-    for name in names():
+    for name in METHODS:
         results[name] = compare(METHODS[name], epochs_of(name), plain, plain_batches, random.Random(name))
     return results
 

@@ -87,8 +87,4 @@ def refused():
             Run(sb.selective_backprop(0.5, scoring=scoring), wrap=sharded)
         except ValueError as error:
             messages.append(str(error))
-    try:
-        Run(sb.selective_backprop(0.5, scoring="reuse"))
-    except ValueError as error:
-        messages.append(str(error))
     return messages

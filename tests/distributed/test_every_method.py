@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.distributed.every_method import epochs_of, names
+from tests.contracts.methods import METHODS
+from tests.distributed.every_method import epochs_of
 from tests.distributed.launch import run
 from tests.distributed.runs import BATCH
 
@@ -15,7 +16,7 @@ def runs(tmp_path_factory):
     return run("every_method:job", tmp_path_factory.mktemp("ranks"))
 
 
-every_method = pytest.mark.parametrize("name", names())
+every_method = pytest.mark.parametrize("name", METHODS)
 
 
 @every_method

@@ -36,7 +36,5 @@ def test_1_scoring_leaves_no_trace(runs):
 
 def test_what_cannot_work_is_refused(runs):
     for ranks in runs:
-        *copies, reuse = ranks["refused"]
-        assert len(copies) == 1
-        assert all("sharded by FSDP" in message and "not with a copy of it" in message for message in copies)
-        assert "forward reuse works with one rank only" in reuse
+        assert len(ranks["refused"]) == 1
+        assert all("sharded by FSDP" in message and "not with a copy of it" in message for message in ranks["refused"])

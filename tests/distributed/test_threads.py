@@ -234,7 +234,6 @@ def test_ranks_that_decide_for_themselves_draw_numbers_of_their_own():
         ({"batch_size": 0}, "ValueError: batch_size must be at least 1, got 0"),
         ({"scope": "both"}, "ValueError: scope must be 'global' or 'local', got 'both'"),
         ({"method": None}, "TypeError: method must be a Method"),
-        ({"method": sb.selective_backprop(0.5, scoring="reuse")}, "ValueError: selective_backprop with forward reuse"),
         ({"device": "abacus"}, "RuntimeError: Expected one of cpu"),
         ({"reducer": "median"}, "ValueError: "),
     ],

@@ -634,7 +634,6 @@ class Inputs(keras.utils.PyDataset):
     ("method", "message"),
     [
         ("sb", "method must be a Method"),
-        (sb.selective_backprop(0.5, scoring="reuse"), "selects in the middle of a training step"),
         (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.stale_selective_backprop(0.5, scoring="bf16"), "scoring='eval' only"),

@@ -358,7 +358,6 @@ def test_a_checkpoint_of_trainer_itself_is_refused(tmp_path):
     ("method", "options", "settings", "error", "message"),
     [
         ("sb", {}, {}, TypeError, "method must be a Method"),
-        (sb.top_k(0.5, scoring="reuse"), {}, {}, ValueError, "scoring='reuse' cannot work here"),
         (sb.top_k(0.5), {}, {"compute_loss_func": print}, ValueError, "pass loss_fn= too"),
         (sb.composer_backprop(), {"max_steps": 5}, {}, ValueError, "use num_train_epochs"),
     ],

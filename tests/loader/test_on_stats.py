@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 
-COUNTS = ("offered", "scored", "reused", "trained", "skipped_before_loading", "batches")
+COUNTS = ("offered", "scored", "trained", "skipped_before_loading", "batches")
 
 
 def make(method=None, *, num_epochs=3, **options):

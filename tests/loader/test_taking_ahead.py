@@ -153,9 +153,8 @@ def test_missing_padding_is_found_in_the_first_epoch(method):
         (sb.selective_backprop(1.0), {}),
         (sb.random_backprop(1.0), {}),
         (sb.top_k(0.5), {"batch_size": 4}),
-        (sb.selective_backprop(0.5, scoring="reuse"), {}),
     ],
-    ids=["traditional", "sb", "random", "as many of each batch", "reuse"],
+    ids=["traditional", "sb", "random", "as many of each batch"],
 )
 def test_batches_that_are_never_mixed_need_no_padding(method, options):
     loader = sequences(method, **options)

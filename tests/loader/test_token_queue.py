@@ -152,7 +152,6 @@ def test_a_batch_that_was_only_looked_at_comes_again():
         ({"batch_size": 8}, "leave out one of them"),
         ({"pad": None}, "pass pad=sb.pad_to_longest"),
         ({"pad": lambda batches: batches}, "pass pad=sb.pad_to_longest"),
-        ({"method": sb.top_k(0.5, scoring="reuse")}, "leave out batch_tokens="),
         ({"method": sb.expected_selective_backprop(0.5)}, "leave out batch_tokens="),
     ],
 )

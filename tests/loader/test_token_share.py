@@ -99,7 +99,6 @@ def test_weights_of_examples_and_of_tokens_multiply():
         ({"token_share": 0.0}, ValueError, r"token_share must be in \(0, 1\], got 0.0"),
         ({"token_reference": model_of(1)}, ValueError, "pass token_share= too"),
         ({"token_share": 0.5, "token_reference": 3}, TypeError, "token_reference must be a model"),
-        ({"token_share": 0.5, "method": sb.top_k(0.5, scoring="reuse")}, ValueError, "leave out token_share="),
     ],
 )
 def test_bad_input_is_a_clear_error(options, kind, message):

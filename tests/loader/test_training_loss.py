@@ -74,9 +74,8 @@ KINDS = {
         lambda: sb.selective_backprop(1),
         lambda: sb.methods.ledger_percentile(1),
         lambda: sb.infobatch(prune=0),
-        lambda: sb.selective_backprop(1, scoring="reuse"),
     ],
-    ids=["traditional", "selective_backprop", "ledger_backprop", "infobatch", "forward reuse"],
+    ids=["traditional", "selective_backprop", "ledger_backprop", "infobatch"],
 )
 def test_where_everything_is_trained_on_it_is_plain_training_to_the_bit(make, options):
     torch.manual_seed(3)

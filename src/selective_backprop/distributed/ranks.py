@@ -151,6 +151,12 @@ def seed_of_rank(seed: int, rank: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {rank}".encode()).digest()[:8])
 
 
+def seed_of_process(seed: int) -> int:
+    """Derive this process's seed, for what every rank draws by itself. It is `seed` if the process trains alone."""
+    alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+    return seed if alone else seed_of_rank(seed, dist.get_rank())
+
+
 _GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 

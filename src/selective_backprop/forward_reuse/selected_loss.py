@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selective_backprop.forward_reuse.row_gradients import weighted_sum
 from selective_backprop.losses import PerExampleLoss
@@ -57,15 +57,23 @@ def _rows(value: Any, positions: Tensor, total: int) -> Any:
     return torch.utils._pytree.tree_map(take, value)
 
 
-def can_reuse_rows(model: nn.Module) -> bool:
-    """Whether row gradients can go through the model. A compiled backward pass cannot take them; this is logged."""
-    compiled = any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-    if compiled:
-        _log.warning(
-            "forward reuse: your model is compiled, so the backward pass goes over all candidates. Results are exact, "
-            "but it is not faster. For a faster backward pass, do not compile the model"
-        )
-    return not compiled
+def can_reuse_rows(losses: Tensor) -> bool:
+    """Whether row gradients can go back from these losses. A compiled backward pass cannot take them; this is logged.
+
+    losses: with their graph.
+    """
+    seen: set[Any] = set()
+    waiting: list[Any] = [losses.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith("CompiledFunction"):
+            _log.warning(
+                "forward reuse: a part of your model is compiled, so the backward pass goes over all candidates. "
+                "Results are exact, but it is not faster. For a faster backward pass, do not compile the model"
+            )
+            return False
+        seen.add(node)
+        waiting += [inner for inner, _ in node.next_functions]
+    return True

@@ -102,7 +102,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         check_reporting(on_stats, stats_every)
         self.on_stats, self.stats_every = on_stats, stats_every
         _check(self, method, loss_fn)
-        check_token_share(token_share, token_reference, method)
+        check_token_share(token_share, token_reference)
         self.method, self.reducer = method, reducer
         self._by_labels = loss_fn is None
         self._loss_fn = loss_fn or _Smoothed(self.args.label_smoothing_factor)
@@ -457,8 +457,6 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
             f"{method.name} must know the id of each example, and your train_dataset is a stream, which has none: use "
             "a data set with a length, or a method that needs no ids, such as selective_backprop"
         )
-    if method.scorer.needs.training_pass:
-        raise ValueError("Trainer divides the loss by the labels of the whole batch: scoring='reuse' cannot work here")
     if trainer.compute_loss_func is not None and loss_fn is None:
         raise ValueError("compute_loss_func gives one loss for the batch: pass loss_fn= too, with one per example")
     if trainer.args.max_steps > 0 and method.needs_num_epochs:

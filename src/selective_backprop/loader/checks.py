@@ -57,11 +57,6 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
         )
     if method.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
-    if method.scorer.needs.training_pass and (batch_size is not None or method.batch_scale != 1):
-        raise ValueError(
-            f"{method.name} with forward reuse trains on a part of each candidate batch and cannot choose the size of "
-            "training batches: leave out batch_size=, and make the DataLoader's batches 1 / selectivity times larger"
-        )
     max_epochs = method.scorer.needs.max_epochs
     if max_epochs is not None and num_epochs is not None and num_epochs > max_epochs:
         raise ValueError(
@@ -86,7 +81,7 @@ def check_batch_tokens(
             "batch_tokens= must know where padding is: pass pad=sb.pad_to_longest(...) with the fill value of each "
             'sequence of a batch, such as {"input_ids": 0, "attention_mask": 0, "labels": -100}'
         )
-    if method.scorer.needs.training_pass or method.batch_scale != 1:
+    if method.batch_scale != 1:
         raise ValueError(f"{method.name} decides the size of training batches itself: leave out batch_tokens=")
     if ranks.size > 1:
         raise ValueError(
@@ -95,14 +90,10 @@ def check_batch_tokens(
         )
 
 
-def check_token_share(token_share: float | None, token_reference: Any, method: Method) -> None:
+def check_token_share(token_share: float | None, token_reference: Any) -> None:
     """Raise if the loss cannot be masked by tokens."""
     if token_share is None and token_reference is not None:
         raise ValueError("token_reference ranks tokens, and all are trained on: pass token_share= too, such as 0.6")
-    if token_share is not None and method.scorer.needs.training_pass:
-        raise ValueError(
-            f"{method.name} with forward reuse cannot mask tokens: leave out token_share= or scoring='reuse'"
-        )
 
 
 def check_numbers(*, seed: Any, scope: Any, total_batches: Any, loader: Any) -> None:
@@ -206,11 +197,6 @@ def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     scorer = method.scorer
-    if scorer.needs.training_pass:
-        raise ValueError(
-            f"{method.name} with forward reuse works with one rank only: if ranks select different numbers of "
-            "examples, the average of their gradients has wrong weights. Leave out scoring='reuse'"
-        )
     if is_sharded(model) and scorer.needs.selection_pass and not runs_the_model_alone(scorer):
         raise ValueError(
             f"your model is sharded by FSDP, which runs it on all ranks together, so {method.name} can score only with "

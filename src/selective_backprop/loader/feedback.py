@@ -89,8 +89,7 @@ class Feedback:
     def add(self, batch: Batch, losses: Tensor | None, epoch: int) -> None:
         """Add the losses of a step's examples. None: nobody needs them, and computing them would cost extra."""
         if losses is not None:
-            everything = self._runner.scorer.needs.training_pass  # losses of all candidates, not only of selected ones
-            all_kept = self._runner.schedule.observes_losses and (everything or bool((batch.probabilities == 1).all()))
+            all_kept = self._runner.schedule.observes_losses and bool((batch.probabilities == 1).all())
             self._steps.append((batch.ids, begin_copy(losses), epoch, all_kept))
         self._losses_given = True
 

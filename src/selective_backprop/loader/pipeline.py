@@ -66,7 +66,6 @@ class Pipeline:
         # Whether a candidate batch may become a training batch unchanged, as long as every candidate is kept.
         self._passes_batches = batch_size is None and batch_tokens is None and scale == 1
         self._by_tokens = batch_tokens is not None
-        self._in_training = runner.scorer.needs.training_pass  # selection happens in the training step
         self.epoch = 0
         self.fraction = 0.0
         """Fraction of this epoch's candidates offered so far."""
@@ -144,7 +143,7 @@ class Pipeline:
         columns = self._columns(loaded.candidates, meeting)
         choice = self._score_and_select(loaded, meeting)
         self._enqueue(loaded, columns, choice, meeting)
-        self._record(loaded, choice, decided=not (self._in_training and meeting.on))
+        self._record(loaded, choice)
         self.fraction = meeting.fraction
         self._stats.switch(phase)
         if self._runner.scorer.works_ahead:
@@ -184,9 +183,6 @@ class Pipeline:
     def _score_and_select(self, loaded: Loaded, meeting: Meeting) -> Choice:
         """Score the candidates that are still undecided, on all ranks, and select which to train on."""
         candidates, runner = loaded.candidates, self._runner
-        if self._in_training:
-            selection = _selected_by_loss(loaded) if meeting.on else _keep_all(loaded)
-            return Choice(selection, meeting.sizes, keeps_all=True)
         if not any(meeting.undecided):
             runner.watch(loaded, probing=meeting.probing, epoch=self.epoch)
             return Choice(_keep_all(loaded), meeting.sizes, keeps_all=True)
@@ -214,18 +210,15 @@ class Pipeline:
         else:
             self.queue.add(columns, choice.selection, ids, choice.counts, keeps_all=choice.keeps_all)
 
-    def _record(self, loaded: Loaded, choice: Choice, *, decided: bool) -> None:
-        """Write to the ledger and the statistics which candidates were offered and which were selected.
-
-        decided: False if the selection is made later, in the training step.
-        """
+    def _record(self, loaded: Loaded, choice: Choice) -> None:
+        """Write to the ledger and the statistics which candidates were offered and which were selected."""
         ids, num_loaded, chunk = loaded.candidates.ids, loaded.candidates.size, loaded.chunk
         num_offered = num_loaded
         if chunk is not None:
             num_offered = chunk.offered.numel()
             self._num_passed += chunk.num_waiting
             self._runner.ledger.count_offered(chunk.offered)
-        if ids is not None and decided:
+        if ids is not None:
             positions = choice.selection.positions
             keeps_all = choice.keeps_all and positions.numel() == num_loaded
             selected = ids if keeps_all else ids.index_select(0, positions)
@@ -336,7 +329,7 @@ class Pipeline:
     def may_carry_over(self) -> bool:
         """Whether an epoch can give out examples left from the epoch before, on top of all its own candidates."""
         runner = self._runner
-        if runner.schedule.never_on or self._in_training:
+        if runner.schedule.never_on:
             return False  # nothing ever waits
         return not (runner.skips_waiting and self._same_each_epoch)
 
@@ -347,7 +340,7 @@ class Pipeline:
 
     def _mixes(self, num_candidates: int) -> bool:
         """Whether examples of different candidate batches may share a training batch, found out by trial selections."""
-        if self._runner.schedule.never_on or self._in_training:
+        if self._runner.schedule.never_on:
             return False
         batch_size = self.queue.batch_size
         assert batch_size is not None
@@ -435,12 +428,6 @@ def _keep_all(loaded: Loaded) -> Selection:
         assert chunk.weights is not None and chunk.probabilities is not None
         return Selection(torch.arange(size), chunk.weights, chunk.probabilities)
     return Selection(torch.arange(size), torch.ones(size), torch.ones(size, dtype=torch.float64))
-
-
-def _selected_by_loss(loaded: Loaded) -> Selection:
-    """Hand on all candidates, with NaN as their probabilities: `loader.loss` will select among them."""
-    size = loaded.candidates.size
-    return Selection(torch.arange(size), torch.ones(size), torch.full((size,), torch.nan, dtype=torch.float64))
 
 
 def _with_decided(choice: Choice, loaded: Loaded, rows: Tensor | None, meeting: Meeting) -> Choice:

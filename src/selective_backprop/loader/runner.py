@@ -80,7 +80,7 @@ class Runner:
         needs = self.scorer.needs
         self._plans = plans
         # A scorer that needs no ids, such as that of random_backprop, decides after loading if it cannot before.
-        self._scores_loaded = needs.selection_pass or needs.training_pass or not (plans or needs.ids)
+        self._scores_loaded = needs.selection_pass or not (plans or needs.ids)
         self._has_scored = False
         self._stand_in: Candidates | None = None  # last scored candidates, for when a sharded model needs this rank
 
@@ -231,21 +231,6 @@ class Runner:
         self._stats.switch(phase)
         return parts[0] if len(parts) == 1 else _joined(parts)
 
-    def select_in_training(self, scores: Tensor, candidates: Candidates, epoch: int) -> Selection:
-        """Select which candidates of the current batch to train on, by scores from its training pass."""
-        ids = candidates.ids
-        # The one wait for the GPU per candidate batch: the backward pass runs on the selected candidates only.
-        scores = scores.to("cpu", torch.float32)
-        require_finite(scores, ids, "training loss")
-        self._stats.count_scores(len(scores), fidelity=1.0)
-        phase = self._stats.switch("selecting")
-        selection = self.select(scores, candidates, [scores], [len(scores)]).selection
-        self._stats.switch(phase)
-        if ids is not None:
-            self.ledger.record_scores(ids, scores, epoch)
-            self.ledger.record_selection(ids, selection.probabilities, ids.index_select(0, selection.positions))
-        return selection
-
     def _groups(self, data: Any, ids: Tensor | None, size: int) -> Tensor:
         """Return the group of each of `size` examples, by their ids or by the user's function of the batch."""
         groups = self.method.groups
@@ -361,9 +346,7 @@ class Runner:
         total = float(losses.sum())
         if not math.isfinite(total):
             require_finite(losses, ids, "training loss")
-        # With forward reuse these are the losses of all candidates, selected or not.
-        of = "candidates" if self.scorer.needs.training_pass else "trained"
-        self._stats.count_losses(total, losses.numel(), of)
+        self._stats.count_losses(total, losses.numel(), "trained")
         by_loss = self._score_name == "loss" or not self.scorer.needs.selection_pass
         if all_kept and by_loss:
             self.schedule.observe_losses(losses)

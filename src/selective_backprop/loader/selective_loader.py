@@ -50,7 +50,7 @@ from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.source import Source
 from selective_backprop.loader.stats import Stats
 from selective_backprop.loader.token_share import TokenShare
-from selective_backprop.loader.training_loss import ReusedForward, TrainingLoss
+from selective_backprop.loader.training_loss import TrainingLoss
 from selective_backprop.loader.undoing import unchanged_on_error
 from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
 from selective_backprop.method import Method
@@ -184,7 +184,7 @@ class SelectiveLoader(LoaderAttributes):
             check_record(record, self._source)
             check_ranks(model, method, ranks)
             self._loss = PerExampleLoss(loss_fn, reducer)
-            check_token_share(token_share, token_reference, method)
+            check_token_share(token_share, token_reference)
             tokens = None
             if token_share is not None:
                 tokens = TokenShare(token_share, token_reference, forward or default_forward, self._loss)
@@ -240,8 +240,6 @@ class SelectiveLoader(LoaderAttributes):
         self._recorder = Recorder(len(self.ledger)) if records else None
         self._feedback = Feedback(self._runner, self._device, record=record)
         self._training_loss = TrainingLoss(self._loss, self._runner, tokens, record=records)
-        if method.scorer.needs.training_pass:
-            self._training_loss = ReusedForward(self._loss, self._runner, model, self.stats, record=records)
         self._reporting = Reporting(on_stats, stats_every, self.stats, self.team)
         self._in_epoch = self._resumed = False
         self._batch: Batch | None = None
@@ -379,9 +377,7 @@ class SelectiveLoader(LoaderAttributes):
         epoch = self.epoch if self._in_epoch else self.epoch - 1
         weighted = self._feedback.weighted if batch is self._batch else not bool((batch.weights == 1).all())
         weights = batch.weights.to(self._device, non_blocking=True) if weighted else None
-        loss, losses, used = self._training_loss(batch, outputs, targets, epoch, weights)
-        if used is not batch:
-            self._batch, self._feedback.weighted = used, not bool((used.weights == 1).all())
+        loss, losses = self._training_loss(batch, outputs, targets, weights)
         self._feedback.weights_used = True
         self._feedback.add(batch, losses, epoch)
         if not self._step_under_way:  # the batch was taken ahead, and was the last: no end of a step will come

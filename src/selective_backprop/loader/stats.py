@@ -39,8 +39,6 @@ class Stats:
     """Number of candidates offered, skipped ones included."""
     scored: int = field(default=0, metadata=_combine("count"))
     """Number of candidates scored by a selection pass."""
-    reused: int = field(default=0, metadata=_combine("count"))
-    """Number of examples trained on by the same forward pass that scored them (forward reuse)."""
     trained: int = field(default=0, metadata=_combine("count"))
     """Number of examples in the training batches given out."""
     skipped_before_loading: int = field(default=0, metadata=_combine("count"))

@@ -14,7 +14,6 @@ from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
 from selective_backprop.scorers.training import LeastSelectedScorer, SecondDifferenceScorer, TrainingLossScorer
-from selective_backprop.scorers.training_pass import TrainingPassScorer
 from selective_backprop.types import Scorer
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "SecondDifferenceScorer",
     "StoredScorer",
     "TrainingLossScorer",
-    "TrainingPassScorer",
     "exponential_average",
     "gaussian_process",
     "proxy",

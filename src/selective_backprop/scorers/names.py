@@ -7,7 +7,6 @@ from collections.abc import Callable
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.pipelined import PipelinedScorer
-from selective_backprop.scorers.training_pass import TrainingPassScorer
 from selective_backprop.types import Measure, Scorer
 
 Scoring = str | Scorer
@@ -20,7 +19,6 @@ _NAMED: dict[str, Callable[[], FreshScorer]] = {
     "bf16": lambda: ForwardScorer(precision="bf16"),
     "fp16": lambda: ForwardScorer(precision="fp16"),
     "pipelined": PipelinedScorer,
-    "reuse": TrainingPassScorer,
 }
 
 

@@ -14,8 +14,6 @@ class Wrapping(Scorer):
     """A scorer that lets another one, `fresh`, score loaded candidates. Fidelity and state are those of `fresh`."""
 
     def __init__(self, fresh: Scorer) -> None:
-        if fresh.needs.training_pass:
-            raise ValueError(f"{type(self).__name__} needs a selection pass, but scoring='reuse' makes none")
         self.fresh = fresh
         self.works_ahead = fresh.works_ahead
         self.score_name = fresh.score_name

@@ -351,7 +351,6 @@ def test_odd_settings_and_records_are_drawn_all_the_same():
         )
         for number, more in ((1, {}), (2, {}), (1, {"../odd/name": 2}), (1, {"": 2}))
     ]
-    runs[0].records[0]["reused"] = "some"
     runs = [dataclasses.replace(run, label=f"sb odd={i}") for i, run in enumerate(runs)]
     report = build_report(runs)
     ids = [part.id for section in report.sections for part in section.parts if isinstance(part, Figure)]

@@ -19,12 +19,6 @@ def check_method(method: Any) -> None:
 
 
 def _check_scorer(scorer: Scorer, name: str) -> None:
-    if scorer.needs.training_pass:
-        raise ValueError(
-            f"this {name} selects in the middle of a training step (scoring='reuse'), between its forward and backward "
-            "pass, and Keras runs a step as a whole. In Keras use scoring='eval', or ledger_backprop, which has no "
-            "selection pass either"
-        )
     if isinstance(scorer, Wrapping):
         if isinstance(scorer, ReducibleLossScorer) and isinstance(scorer.reference, nn.Module):
             raise ValueError(f"{name} in Keras takes the reference model's losses by id, not a torch module")

@@ -49,9 +49,7 @@ class Configuration:
 
 def forward_passes(record: Record) -> float:
     """Examples sent forward through the network in an epoch, to score them or to train on them."""
-    reused = record.get("reused", 0)  # not in records of older versions, so not checked when they are read
-    known = isinstance(reused, (int, float)) and 0 <= reused <= record["trained"]
-    return float(record["scored"] + record["trained"] - (reused if known else 0))
+    return float(record["scored"] + record["trained"])
 
 
 def configurations_of(runs: Sequence[Run]) -> list[Configuration]:

@@ -133,16 +133,11 @@ class Training:
         method = make_method(
             settings.method, settings.selectivity, settings.options, make_proxy, self._reference_losses
         )
-        candidates = recipe.batch_size // size
-        if (
-            method.scorer.needs.training_pass
-        ):  # only a part of each candidate batch is trained on, so make the batch larger
-            candidates = round(candidates / settings.selectivity)
         generator = torch.Generator().manual_seed(seed)
         order = RandomSampler(dataset, generator=generator)
         self.train_loader: DataLoader[Any] = DataLoader(
             dataset,
-            candidates,
+            recipe.batch_size // size,
             sampler=order if size == 1 else Share(order),
             generator=generator,
             collate_fn=dataset.collate,
@@ -272,7 +267,7 @@ class Training:
         # In epochs of Traditional training, which costs 1 (forward) + 2 (backward) per example.
         cost = self.scoring_cost
         scoring = cost.per_scored * record["scored"] + cost.per_offered * record["offered"]
-        passes = scoring + 3 * record["trained"] - record["reused"]
+        passes = scoring + 3 * record["trained"]
         record["compute"] = passes / (3 * self.num_examples)
         before_run = Preparation() if self.records else self.preparation
         record["compute"] += before_run.compute
