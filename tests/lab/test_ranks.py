@@ -61,7 +61,7 @@ def test_ranks_share_the_order_of_one_process_and_the_test_set(monkeypatch):
     assert on(2, 3) == ([102, 105, 108], slice(7, 11))
 
 
-@pytest.mark.parametrize("command", ["demo", "list", "advise", "diet", "report", "watch"])
+@pytest.mark.parametrize("command", ["demo", "list", "advise", "diet", "report"])
 def test_what_works_in_one_process_says_so(command, monkeypatch):
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0")):  # as torchrun sets them
         monkeypatch.setenv(name, value)

@@ -87,12 +87,14 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def visit(browser, page_file):
-    """Opens the report, or another page; with a width, and light or dark."""
+    """Opens the report, or another page; with a width, light or dark, and a clock that the test turns."""
     opened = []
 
-    def open_page(width=1200, scheme="light", url=None):
+    def open_page(width=1200, scheme="light", url=None, clock=False):
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         opened.append(page)
+        if clock:
+            page.clock.install()
         said, asked = [], []
         page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))

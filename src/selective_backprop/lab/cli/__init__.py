@@ -1,4 +1,4 @@
-"""The commands of selective-backprop: train, compare, sweep, report, watch, advise, diet, list, demo."""
+"""The commands of selective-backprop: train, compare, sweep, report, advise, diet, list, demo."""
 
 from selective_backprop.lab.cli.app import app
 

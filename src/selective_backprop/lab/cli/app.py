@@ -17,7 +17,7 @@ from selective_backprop.lab.cli.demo import demo
 from selective_backprop.lab.cli.diet import diet_app
 from selective_backprop.lab.cli.leaderboard import leaderboard_app
 from selective_backprop.lab.cli.listing import list_names
-from selective_backprop.lab.cli.report import report, watch
+from selective_backprop.lab.cli.report import report
 from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
 from selective_backprop.lab.runs.torchrun import number_of_processes
@@ -59,7 +59,6 @@ app.command()(train)
 app.command()(compare)
 app.command()(sweep)
 app.command()(report)
-app.command()(watch)
 app.command()(advise)
 app.command()(audit)
 app.add_typer(diet_app, name="diet")

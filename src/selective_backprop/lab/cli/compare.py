@@ -10,7 +10,7 @@ import typer
 from selective_backprop.lab.cli import completion
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.options import ComparisonOptions, LabelNoise, RunsFolder, Seeds, cached_loader
-from selective_backprop.lab.cli.report import tell_left_out
+from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
@@ -78,12 +78,11 @@ def compare(
     """
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
-    from selective_backprop.lab.report import data_of, write_report
+    from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.ranks import is_first
     from selective_backprop.lab.study.comparison import Design
     from selective_backprop.lab.study.comparison import compare as run_comparison
     from selective_backprop.lab.study.estimate import in_words, seconds_left
-    from selective_backprop.lab.study.plan import write_plan
     from selective_backprop.lab.study.standing import alerts, standings, winner
     from selective_backprop.lab.study.tables import READING, SPEED_READING, standing_table
 
@@ -103,16 +102,15 @@ def compare(
         f"{len(entries)} runs. At most {epochs_left:.0f} epochs of compute are left to do. That takes "
         f"{in_words(seconds)}, as estimated from a few measured steps"
     )
-    if is_first():
-        write_plan(out, entries)
+    live = LiveReport(out, entries, load)
     with Bars(screen, seeds) as bars, stopping_says(f"run the same command to go on: {out}"):
-        results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=bars.show)
+        show = live.after(bars.show)
+        results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=show)
     split = "validation split" if options.validation else "test set"
     texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
     found = standings(results.arms())
     speeds = _speed_tables(results, design, factors)
     words = [winner(found), *alerts(found)] if not no_baselines else [NO_BASELINES]
-    report = out / "report.html"
     if is_first():
         with_clock = standing_table(found, clock=not no_baselines)
         markdown = [*words, f"## Compute multipliers\n\n{with_clock.markdown()}", READING.format(**texts)]
@@ -134,11 +132,9 @@ def compare(
     screen.result(
         {"dataset": chosen.dataset, "model": chosen.model, "epochs": sorted(lengths), "seeds": seeds}
         | standings_as_json(found, words)
-        | {"out": out, "tables": out / "tables.md", "report": report}
+        | {"out": out, "tables": out / "tables.md", "report": live.file}
     )
-    if is_first():  # last, so that an error in the report cannot hide the tables
-        tell_left_out(write_report([out], report, load=data_of(options.data_dir)))
-        screen.say(f"report: {report}")
+    finish_report(live, screen)  # last, so that an error in the report cannot hide the tables
 
 
 def standings_as_json(found: list[Standing], words: list[str]) -> dict[str, Any]:

@@ -97,10 +97,26 @@ class RunOptions(ModelOptions):
 
     def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
         """A function that makes the observers of a run from its folder and settings. Wrong options fail at once."""
-        from selective_backprop.lab.cli.watching import watching
+        from selective_backprop.lab.probes import make_probes
+        from selective_backprop.lab.runs.dashboards import check_names, make_dashboards
+        from selective_backprop.lab.runs.ledger_log import LedgerLog
 
+        if self.probe_at is not None and self.probe is None:
+            raise ValueError("--probe-at needs --probe: one says when to probe, the other what to probe")
+        try:
+            at = None if self.probe_at is None else [int(epoch) for epoch in self.probe_at.split(",")]
+        except ValueError:
+            raise ValueError(f"--probe-at takes epochs such as 0,5,9, got {self.probe_at!r}") from None
+        probes = self.probe.split(",") if self.probe is not None else []
+        make_probes(probes, Path(), at)
         dashboards = [*(self.log.split(",") if self.log else []), *(["tensorboard"] if self.tensorboard else [])]
-        return watching(self.probe, self.probe_at, dashboards)
+        check_names(dashboards)
+
+        def observers(folder: Path, settings: Settings) -> Sequence[Observer]:
+            own: list[Observer] = [LedgerLog(folder), *make_probes(probes, folder, at, epochs=settings.epochs)]
+            return [*own, *make_dashboards(dashboards, folder, settings)]
+
+        return observers
 
 
 @dataclass(frozen=True)

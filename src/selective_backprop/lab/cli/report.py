@@ -1,4 +1,4 @@
-"""The commands selective-backprop report and watch."""
+"""The command selective-backprop report."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from selective_backprop.lab.cli.screen import OutputOptions, Screen, warn
 
 if TYPE_CHECKING:
     from selective_backprop.lab.report import Report
+    from selective_backprop.lab.report.live import LiveReport
 
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain them.")]
 Scores = Annotated[
@@ -58,7 +59,7 @@ def report(
     screen = Screen(output)
     made = write_report(runs, out, load=data_of(data_dir), images=images, scores=scores or [])
     if not output.json:
-        tell_left_out(made)
+        _tell_left_out(made)
     files = []
     if export is not None:
         from selective_backprop.lab.report.export import export as export_all
@@ -70,56 +71,16 @@ def report(
     screen.result({"report": out, "files": files, "left_out": left_out})
 
 
-def tell_left_out(made: Report) -> None:
+def finish_report(live: LiveReport, screen: Screen) -> None:
+    """Write the last page about runs that are finished, and say where it is."""
+    from selective_backprop.lab.runs.ranks import is_first
+
+    if is_first():
+        _tell_left_out(live.finish())
+        screen.say(f"report: {live.file}")
+
+
+def _tell_left_out(made: Report) -> None:
     """Print a line on stderr for each thing that the report leaves out."""
     for what, reason in made.left_out:
         warn(f"left out of the report: {what} ({reason})")
-
-
-@command
-def watch(
-    runs: Runs,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="Port to serve on; 0 takes any free one.")
-    ] = 0,
-    scores: Scores = None,
-    images: Images = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Serve the report to a browser on this machine while runs go on; it updates after each epoch.
-
-    It also shows how many epochs are done, the time left and the arms to come. What you opened or hid stays so.
-
-    Example:
-
-    `selective-backprop watch runs/compare`
-    """
-    from selective_backprop.lab.report import build_report, data_of, find_runs
-    from selective_backprop.lab.report.page import render
-    from selective_backprop.lab.report.progress import progress_of
-    from selective_backprop.lab.report.serving import Server, waiting
-
-    load = data_of(data_dir)
-
-    def make(state: str) -> str:
-        try:
-            progress = progress_of(runs, found := find_runs(runs))
-            if not found:
-                planned = [progress.sentence()] if progress.runs else []
-                words = ["No run has finished an epoch yet.", *planned, *progress.problems]
-                return waiting(" ".join(words).replace("**", ""))
-            made = build_report(found, load=load, images=images, scores=scores or [])
-            return render(made.comparisons, made.palette, [progress.section(), *made.sections], version=state)
-        except (ValueError, OSError) as error:
-            return waiting(str(error))
-
-    for path in runs:
-        if not path.is_dir():
-            raise NotADirectoryError(f"{path} is no folder of runs")
-    server = Server(port, runs, make)
-    with server:
-        Screen().say(f"{server.url} (stop with Ctrl-C)")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            raise typer.Exit(0) from None

@@ -10,7 +10,7 @@ import typer
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.compare import Methods, parse_methods
 from selective_backprop.lab.cli.options import RunsFolder, Seeds, TrainingOptions, cached_loader
-from selective_backprop.lab.cli.report import tell_left_out
+from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
@@ -50,11 +50,10 @@ def sweep(
     """
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
-    from selective_backprop.lab.report import data_of, write_report
+    from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.experiment import run_in_turns
     from selective_backprop.lab.runs.ranks import is_first
     from selective_backprop.lab.study.curves import AXES, Curve
-    from selective_backprop.lab.study.plan import write_plan
     from selective_backprop.lab.study.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
     from selective_backprop.lab.study.tables import frontier_table, sweep_table
 
@@ -64,12 +63,11 @@ def sweep(
     more = {"validation": options.validation, "record": options.recorded()}
     by_seed = [sweep_entries(choices, chosen, points, seed=seed, **more) for seed in range(seeds)]
     observers, load = options.observers(), cached_loader(options.data_dir)
+    live = LiveReport(out, [entry for entries in by_seed for entry in entries], load)
     curves: Curves = {}
-    if is_first():
-        write_plan(out, [entry for entries in by_seed for entry in entries])
     with Bars(screen, seeds) as bars, stopping_says(f"run the same command to go on: {out}"):
         for entries in by_seed:
-            results = run_in_turns(entries, load, out, observers=observers, show=bars.show)
+            results = run_in_turns(entries, load, out, observers=observers, show=live.after(bars.show))
             for entry, records in results.items():
                 curves.setdefault(entry.label, []).append(Curve.of(records))
     tables, frontiers = {"Final errors": sweep_table(curves)}, []
@@ -80,7 +78,6 @@ def sweep(
             tables[f"Pareto frontier of error against {axis}{with_noise}"] = frontier_table(shares)
             frontiers.append({"axis": axis, "label_noise": noise, "points": shares})
     text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
-    report = out / "report.html"
     if is_first():
         write_whole({out / "tables.md": f"{text}\n".encode()})
     for title, table in tables.items():
@@ -89,11 +86,9 @@ def sweep(
     screen.result(
         {"dataset": chosen.dataset, "model": chosen.model, "epochs": chosen.epochs, "seeds": seeds}
         | {"runs": _runs_as_json(curves), "frontiers": frontiers}
-        | {"out": out, "tables": out / "tables.md", "report": report}
+        | {"out": out, "tables": out / "tables.md", "report": live.file}
     )
-    if is_first():  # last, so that an error in the report cannot hide the tables
-        tell_left_out(write_report([out], report, load=data_of(options.data_dir)))
-        screen.say(f"report: {report}")
+    finish_report(live, screen)  # last, so that an error in the report cannot hide the tables
 
 
 def _runs_as_json(curves: Curves) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import typer
 from selective_backprop.lab.cli import completion
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.options import LabelNoise, TrainingOptions
+from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of initial weights, order, augmentation and selection.")] = 0,
     label_noise: LabelNoise = 0.0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for settings, records and checkpoints. Without it nothing is saved.")
+        Path | None,
+        typer.Option(help="Folder for settings, records, checkpoints and the report. Without it nothing is saved."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", metavar="", help="Continue the run in --out.")] = False,
 ) -> None:
@@ -58,12 +60,12 @@ def train(
     `torchrun --nproc-per-node 2 -m selective_backprop.lab train --out runs/c`
     """
     from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.choices import Choice, make_method, parse_option, with_selectivity
     from selective_backprop.lab.runs.experiment import Entry
     from selective_backprop.lab.runs.ranked_folder import open_folder
     from selective_backprop.lab.runs.ranks import from_first
-    from selective_backprop.lab.runs.training import check, load_data
-    from selective_backprop.lab.runs.training import train as train_run
+    from selective_backprop.lab.runs.training import advance, check, load_data, start
     from selective_backprop.lab.study.comparison import settings_for
 
     screen, chosen = Screen(output), options.chosen()
@@ -87,6 +89,7 @@ def train(
     data = load_data(settings, options.data_dir)
     check(settings, data)
     entry = Entry(settings.method, settings)
+    live = LiveReport(out, [entry], lambda settings: data) if out is not None else None
     how = f"to continue, add --resume to the command: {out}" if out is not None else "nothing was saved: no --out"
     with ExitStack() as stack:
         folder = open_folder(out, settings.as_json(), data.fingerprint) if out is not None else None
@@ -100,14 +103,18 @@ def train(
         bars = stack.enter_context(Bars(screen))
         stack.enter_context(stopping_says(how))
         observers = observers_of(out, settings) if out is not None else ()
-        records = train_run(
-            settings,
-            data,
-            folder=folder,
-            observers=[*observers, lambda training, record: bars.show(entry, record)],
-        )
+        show = live.after(bars.show) if live is not None else bars.show
+        training = start(settings, data, folder)
+        while len(training.records) < settings.epochs:
+            advance(training, folder, observers)
+            show(entry, training.records[-1])
+    records = training.records
     screen.say(_summary(settings, records))
-    screen.result(_totals(settings, records) | {"out": out, "records": records})
+    screen.result(
+        _totals(settings, records) | {"out": out, "report": live.file if live is not None else None, "records": records}
+    )
+    if live is not None:
+        finish_report(live, screen)
 
 
 def _where_it_goes_on(done: int, epochs: int) -> str:

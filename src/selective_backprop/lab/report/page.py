@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ _MOST_BUDGETS = 6  # more would be a legend that nobody reads
 
 
 def render(
-    comparisons: Sequence[Comparison], palette: Palette, sections: Sequence[Section], *, version: str | None = None
+    comparisons: Sequence[Comparison], palette: Palette, sections: Sequence[Section], *, written: datetime | None = None
 ) -> str:
     """Render the page as HTML.
 
     Args:
-        version: of what it shows, where it is served and asks for a newer one; None: it never asks for anything.
+        written: time of writing, if the runs go on: then the open page loads itself again now and then.
     """
     jinja = import_extra("jinja2")
     environment = jinja.Environment(
@@ -46,9 +47,8 @@ def render(
         data=_data(comparisons, sections, palette),
         style=_read("page.css"),
         script=_read("page.js"),
-        live=_read("live.js"),
         bundle=javascript(),
-        version=version,
+        written=written,
     )
     return page
 

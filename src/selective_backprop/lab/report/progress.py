@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean
 
 from selective_backprop.lab.report.figures import Section, Table, Text
 from selective_backprop.lab.report.runs import Run
+from selective_backprop.lab.runs.experiment import Entry
 from selective_backprop.lab.study.estimate import in_words
-from selective_backprop.lab.study.plan import PLAN, read_plan
 
 READING = "Time left is estimated from the epochs that are done, those of the same method first."
 
@@ -36,8 +35,6 @@ class Progress:
     """How far all runs have come, in the order in which they are made."""
 
     runs: list[State]
-    problems: list[str] = field(default_factory=list)
-    """Plans that cannot be read."""
 
     @property
     def finished(self) -> bool:
@@ -90,41 +87,20 @@ class Progress:
                 cells.append([label, "under way" if done else "to come", f"{done} of {total}", seeds])
         heading = ["arm", "state", "epochs done", "seeds finished"]
         tables = [Table("progress-of-arms", "Arms that are not finished", heading, cells)] if cells else []
-        sentences = [self.sentence(), *self.problems]
-        return Section("progress", "Progress", READING, [*map(Text, sentences), *tables], overview=True)
+        return Section("progress", "Progress", READING, [Text(self.sentence()), *tables], overview=True)
 
 
 def _method(run: State) -> str:
     return run.label.partition(", ")[0]
 
 
-def progress_of(paths: Sequence[Path], runs: Sequence[Run]) -> Progress:
-    """Bring together what is planned in these folders, and which runs are there.
-
-    Args:
-        paths: folders that are watched. A plan.json in them or below says what a comparison will run.
-        runs: those that were found in them.
-    """
-    states = {_key(run): _state(run) for run in runs}
-    plans = sorted({file.parent for path in paths for file in path.rglob(PLAN)})
-    problems = []
-    for folder in plans:
-        try:
-            plan = read_plan(folder)
-        except ValueError as error:
-            problems.append(str(error))
-            continue
-        by_name = {(run.label, run.seed): _key(run) for run in runs if folder in run.path.parents}
-        for planned in plan:
-            key = by_name.get((planned.label, planned.seed), (str(folder), planned.label, planned.seed))
-            states.setdefault(key, State(planned.label, planned.seed, 0, planned.epochs, None))
-    return Progress(list(states.values()), problems)
+def progress_of(planned: Sequence[Entry], runs: Sequence[Run]) -> Progress:
+    """How far these runs have come, with those that have no finished epoch yet."""
+    found = {(run.label, run.seed): run for run in runs}
+    return Progress([_state(entry, found.get((entry.label, entry.settings.seed))) for entry in planned])
 
 
-def _key(run: Run) -> tuple[str, str, int]:
-    return str(run.path), run.label, run.seed
-
-
-def _state(run: Run) -> State:
-    seconds = fmean(sum(record["seconds"].values()) for record in run.records)
-    return State(run.label, run.seed, min(len(run.records), run.epochs), run.epochs, seconds)
+def _state(entry: Entry, run: Run | None) -> State:
+    seconds = None if run is None else fmean(sum(record["seconds"].values()) for record in run.records)
+    done = 0 if run is None else len(run.records)
+    return State(entry.label, entry.settings.seed, done, entry.settings.epochs, seconds)

@@ -4,6 +4,15 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const asked = new URLSearchParams(location.search);
 const hidden = new Set(asked.getAll("hide"));
 const drawn = new Map();  // id of a figure -> its Vega view
+const restored = takeState();
+
+// What the reader did before the page loaded itself again, apart from what is in its address; null if it did not.
+function takeState() {
+  if (location.protocol === "about:") return null; // in the frame of a notebook, which has no store of its own
+  const state = sessionStorage.getItem(location.pathname);
+  sessionStorage.removeItem(location.pathname);
+  return state && JSON.parse(state);
+}
 
 function rowsOf(number) {
   const columns = Object.entries(page.tables[number]).map(([name, column]) =>
@@ -27,11 +36,11 @@ async function draw(element) {
     axis: {...theme.axis, ...(narrow ? {tickCount: 4} : {})},
     legend: {...theme.legend, ...(narrow ? {columns: bars ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}
       : bars ? {columns: 3} : {})}};
-  // What the reader had chosen below the chart stays chosen when it is drawn again.
-  const before = drawn.get(id), signals = before?.getState().signals ?? {};
+  // What the reader had chosen below the chart stays chosen when it is drawn again, or loaded again.
+  const before = drawn.get(id), signals = before ? before.getState().signals : restored?.signals[id] ?? {};
   const chosen = (figure.spec.params ?? []).filter(param => param.bind && param.name in signals
     && (param.bind.options?.includes(signals[param.name]) ?? true));
-  chart.style.minHeight = before ? `${chart.offsetHeight}px` : "";  // or all below it would jump
+  if (before) chart.style.minHeight = `${chart.offsetHeight}px`;  // or all below it would jump
   const inner = document.createElement("div");  // Vega gives it a role of its own
   before?.finalize();
   chart.replaceChildren(inner);
@@ -74,7 +83,6 @@ async function picture(id, kind) {
   return url;
 }
 
-// A page that is served gets new parts while it is open: listeners are on the document, for parts old and new.
 const onClick = (what, act) => document.addEventListener("click", event => {
   const found = event.target.closest(what);
   if (found) act(found);
@@ -215,6 +223,63 @@ onClick(".picker .others", button => {
   pick(form);
 });
 
+// ---- while runs go on, the file is written again and again: load it again, and look the same
+
+const topOf = element => element.getBoundingClientRect().top;
+const pickers = () => [...document.querySelectorAll(".picker")].map(form => [form, form.closest("figure").id]);
+
+function save() {
+  const state = {signals: {}, heights: {}, examples: {}};
+  for (const [id, view] of drawn) {
+    if (!view) continue;
+    const names = (page.figures[id].spec.params ?? []).filter(param => param.bind).map(param => param.name);
+    state.signals[id] = Object.fromEntries(names.map(name => [name, view.signal(name)]));
+    state.heights[id] = document.getElementById(id).querySelector(".chart").offsetHeight;
+  }
+  for (const [form, id] of pickers()) state.examples[id] = [form.querySelector("input").value, Boolean(page.figures[id].picked)];
+  state.tables = [...document.querySelectorAll("details.data[open]")].map(details => details.closest("figure").id);
+  // What is at the top of the screen may be elsewhere in the new page.
+  const seen = [...document.querySelectorAll("main [id]")].findLast(element => element.getClientRects().length && topOf(element) <= 1);
+  if (scrollY && seen) Object.assign(state, {seen: seen.id, top: topOf(seen)});
+  sessionStorage.setItem(location.pathname, JSON.stringify(state));
+}
+
+function restore({heights, examples, tables, seen, top}) {
+  for (const [id, height] of Object.entries(heights)) {
+    const chart = document.getElementById(id)?.querySelector(".chart");
+    if (chart) chart.style.minHeight = `${height}px`;
+  }
+  for (const [form, id] of pickers()) {
+    if (!(id in examples)) continue;
+    form.querySelector("input").value = examples[id][0];
+    if (examples[id][1]) pick(form);
+  }
+  for (const id of tables) {
+    const details = document.getElementById(id)?.querySelector("details.data");
+    if (details) { details.open = true; fill(details); }
+  }
+  const element = document.getElementById(seen);
+  if (element) scrollBy(0, topOf(element) - top);
+}
+
+let touched = 0;  // when the reader did something last: nobody is interrupted
+for (const kind of ["pointerdown", "keydown", "input", "wheel"]) {
+  addEventListener(kind, () => { touched = Date.now(); }, {capture: true, passive: true});
+}
+
+function loadAgain() {
+  if (document.hidden || Date.now() - touched < 4000 || String(getSelection())) { setTimeout(loadAgain, 1000); return; }
+  save();
+  location.reload();
+}
+
 fillPickers();
 showMethods();
-openTarget();
+if (restored) restore(restored);
+else openTarget();
+if (document.body.dataset.written) {
+  history.scrollRestoration = "manual";
+  // The older the page, the more rarely it looks for a newer one.
+  const age = Date.now() / 1000 - Number(document.body.dataset.written);
+  setTimeout(loadAgain, 1000 * Math.min(60, Math.max(5, age / 5)));
+}
