@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import time
 
 import pytest
 
@@ -87,7 +88,7 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def visit(browser, page_file):
-    """Opens the report, or another page; with a width, light or dark, and a clock that the test turns."""
+    """Opens the report, or another page; with a width, light or dark, and with a clock that only the test turns."""
     opened = []
 
     def open_page(width=1200, scheme="light", url=None, clock=False):
@@ -95,6 +96,7 @@ def visit(browser, page_file):
         opened.append(page)
         if clock:
             page.clock.install()
+            page.clock.pause_at(time.time() + 10)
         said, asked = [], []
         page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))

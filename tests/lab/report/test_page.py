@@ -147,23 +147,6 @@ def test_confidence_opens_at_the_middle_snapshot(seen):
     assert after == options[(len(options) - 1) // 2]
 
 
-def test_the_reader_chooses_examples(seen):
-    figure = seen.page.locator("#examples-c0")
-    ids = "[...new Set(drawn.get('examples-c0').data('rows').map(row => row.example))]"
-    assert seen.page.evaluate(ids) == [0, 124, 249, 374, 499]
-    known = seen.page.evaluate("[...new Set(rowsOf(page.figures['examples-c0'].choices).map(row => row.example))]")
-    assert len(known) > 100
-    figure.locator("input").fill(f"{known[3]}, {known[7]}")
-    figure.locator("input").press("Enter")
-    assert seen.page.evaluate(ids) == [known[3], known[7]]
-    figure.locator("input").fill("999999")
-    figure.locator("input").press("Enter")
-    assert "Not in this page: 999999" in figure.locator("[role=status]").inner_text()
-    figure.locator(".others").click()
-    assert 1 <= len(seen.page.evaluate(ids)) <= 5
-    assert seen.said == []
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1200, "light"), (1200, "dark")])
 def test_it_fits_the_screen_and_has_contrast(visit, width, scheme):
     seen = visit(width, scheme)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from selective_backprop.lab.report import build_report, find_runs, write_report
-from selective_backprop.lab.report.alerts import alerts_of
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import apart, compare_runs
-from selective_backprop.lab.report.frontiers import arm_rows, frontiers
-from selective_backprop.lab.report.headline import arms_table, finding, matrix_rows
+from selective_backprop.lab.report.errors import arm_rows, frontiers
+from selective_backprop.lab.report.headline import alerts_of, arms_table, finding, matrix_rows
 from tests.lab.report.made_up import made_up_run
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "2026-11-16-comparisons"

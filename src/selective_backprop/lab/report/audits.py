@@ -1,10 +1,9 @@
-"""Section: your data, by the audits of runs that recorded dynamics."""
+"""Your data, by the audits of runs that recorded dynamics."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,12 @@ import numpy as np
 from selective_backprop.dynamics import Audit, Duplicates, audit
 from selective_backprop.dynamics.log import FILE
 from selective_backprop.dynamics.neighbours import FILE as DUPLICATES
-from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.data.sources import FILE as SOURCES
 from selective_backprop.lab.data.sources import read_sources
-from selective_backprop.lab.report.charts import axis, tooltip
+from selective_backprop.lab.report.charts import axis, colors, layer, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table, Text, rounded
-from selective_backprop.lab.report.images import LoadData, may_show, quoted_text, thumbnail
+from selective_backprop.lab.report.images import LoadData, Shown
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run
 from selective_backprop.lab.study.redundancy import AUDIT, RANDOM, Curve
@@ -30,16 +28,6 @@ READING = (
 )
 _MOST_POINTS, _LISTED = 2000, 24
 _KINDS = ("easy", "ambiguous", "hard")
-
-
-@dataclass(frozen=True, eq=False)
-class _Shown:
-    """How examples are shown: as pictures, as text, or not at all."""
-
-    heading: list[str]
-    cells: Callable[[int], list[str]]
-    name: Callable[[int], str]
-    """Name of a class by its number."""
 
 
 def your_data(
@@ -58,8 +46,8 @@ def your_data(
         found = _audit(run, left_out, of_run)
         if found is None or not found.num_classes:
             continue
-        shown = _shown(run, found, load, images)
-        parts += [_map(comparison, run, found), _groups(comparison, found, "class", found.by_class(), shown.name)]
+        shown = Shown.of(run, len(found), load, images)
+        parts += [_map(comparison, run, found), _groups(comparison, found, "class", found.by_class(), shown.class_name)]
         if (run.path / SOURCES).exists():
             read = functools.partial(read_sources, run.path / SOURCES, len(found))
             if (sources := left_out.unless_damaged(f"sources {of_run}", read)) is not None:
@@ -82,52 +70,30 @@ def _audit(run: Run, left_out: LeftOut, of_run: str) -> Audit | None:
     return left_out.unless_damaged(f"dynamics {of_run}", functools.partial(audit, run.path, features=copies))
 
 
-def _shown(run: Run, found: Audit, load: LoadData | None, images: bool | None) -> _Shown:
-    try:
-        data = load(run) if load is not None else None
-    except (ValueError, OSError, ImportError):
-        data = None  # the run was made on another machine
-    if data is None or len(data.train_labels) != len(found):
-        return _Shown([], lambda id: [], str)
-    known: ImageSet = data
-
-    def name(label: int) -> str:
-        return known.classes[label] if 0 <= label < known.num_classes else str(label)
-
-    if not may_show(known, images):
-        return _Shown([], lambda id: [], name)
-    if known.is_text:
-        return _Shown(["text"], lambda id: [quoted_text(known.train_images[id])], name)
-    return _Shown(["image"], lambda id: [thumbnail(known.train_images[id])], name)
-
-
 def _map(comparison: Comparison, run: Run, found: Audit) -> Figure:
     known = np.flatnonzero(~np.isnan(found.confidence))
     ids = known[np.linspace(0, len(known) - 1, min(_MOST_POINTS, len(known))).astype(int)]
+    numbers = {"confidence": found.confidence, "variability": found.variability, "wrong": found.wrong}
     rows: list[Row] = [
-        {
-            "example": int(id),
-            "confidence": rounded(float(found.confidence[id])),
-            "variability": rounded(float(found.variability[id])),
-            "kind": str(found.kind[id]),
-            "wrong": rounded(float(found.wrong[id])),
-        }
+        {"example": int(id), "kind": str(found.kind[id])}
+        | {name: rounded(float(values[id])) for name, values in numbers.items()}
         for id in ids
     ]
-    spec: Spec = {
-        "mark": {"type": "circle", "opacity": 0.5},
-        "encoding": {
-            "x": axis("variability", "variability of the probability of the label", format=".2f"),
-            "y": axis("confidence", "mean probability of the label", format=".0%", domain=[0, 1]),
-            "color": {"field": "kind", "type": "nominal", "scale": {"scheme": "dark2"}},
-            "tooltip": tooltip(
-                example="example", confidence="confidence|.2f", variability="variability|.2f", wrong="wrong|.0%"
-            ),
-        },
+    tips = {"wrong": "wrong|.0%", "confidence": "confidence|.2f", "variability": "variability|.2f"}
+    encoding: Spec = {
+        "x": axis("variability", "variability of the probability of the label", format=".2f"),
+        "y": axis("confidence", "mean probability of the label", format=".0%", domain=[0, 1]),
+        "color": colors("kind", _KINDS),
+        "tooltip": tooltip(example="example", **tips),
     }
+    spec = layer("circle", encoding, opacity=0.5)
     shares = ", ".join(f"{(found.kind == kind).mean():.0%} {kind}" for kind in _KINDS)
     title = f"Map of the data ({run.label}, seed {run.seed})"
     return Figure(f"map-{comparison.id}", title, f"The data are {shares}.", spec, rows, comparison.id)
+
+
+def _cells(shown: Shown, id: int) -> list[str]:
+    return [show(id) for show in shown.columns.values()]
 
 
 def _groups(
@@ -146,15 +112,15 @@ def _groups(
     return Table(id, f"Your data by {what}", heading, cells, comparison.id, note)
 
 
-def _suspects(comparison: Comparison, found: Audit, shown: _Shown) -> list[Part]:
+def _suspects(comparison: Comparison, found: Audit, shown: Shown) -> list[Part]:
     ids = found.suspects()
     if not len(ids):
         return []
-    heading = ["id", *shown.heading, "label", "suggested", "probability that it is wrong"]
+    heading = ["id", *shown.columns, "label", "suggested", "probability that it is wrong"]
     cells = []
     for id in ids[:_LISTED]:
-        labels = [shown.name(int(label)) for label in (found.label[id], found.suggested[id])]
-        cells.append([str(id), *shown.cells(int(id)), *labels, f"{found.wrong[id]:.0%}"])
+        labels = [shown.class_name(int(label)) for label in (found.label[id], found.suggested[id])]
+        cells.append([str(id), *_cells(shown, int(id)), *labels, f"{found.wrong[id]:.0%}"])
     every = [
         [int(id), int(found.label[id]), int(found.suggested[id]), rounded(float(found.wrong[id]))]
         for id in found.ranked()
@@ -165,7 +131,7 @@ def _suspects(comparison: Comparison, found: Audit, shown: _Shown) -> list[Part]
     return [Table(f"wrong-{comparison.id}", title, heading, cells, comparison.id, note, exported)]
 
 
-def _duplicates(comparison: Comparison, found: Audit, shown: _Shown) -> list[Part]:
+def _duplicates(comparison: Comparison, found: Audit, shown: Shown) -> list[Part]:
     if not (found.nearest >= 0).any():
         return []
     groups, members = int(found.duplicate.max()) + 1, int((found.duplicate >= 0).sum())
@@ -185,11 +151,15 @@ def _duplicates(comparison: Comparison, found: Audit, shown: _Shown) -> list[Par
         other = next((int(id) for id in ids[1:] if found.label[id] != found.label[first]), int(ids[1]))
         cells.append(
             [str(len(ids))]
-            + [cell for id in (first, other) for cell in (str(id), *shown.cells(id), shown.name(int(found.label[id])))]
+            + [
+                cell
+                for id in (first, other)
+                for cell in (str(id), *_cells(shown, id), shown.class_name(int(found.label[id])))
+            ]
             + ["two labels" if found.label[first] != found.label[other] else ""]
         )
     if cells:
-        heading = ["examples", *(["id", *shown.heading, "label"] * 2), ""]
+        heading = ["examples", *(["id", *shown.columns, "label"] * 2), ""]
         columns = ["id", "duplicate", "nearest", "similarity", "conflict", "label"]
         every = [
             [rounded(getattr(found, name)[id].item()) for name in columns]
@@ -227,35 +197,23 @@ def _estimate(comparison: Comparison, found: Audit) -> list[Part]:
 def _curve(comparison: Comparison, curve: Curve) -> list[Part]:
     names = {AUDIT: "likely wrong and easy ones left out, by the audit", RANDOM: "left out at random"}
     rows: list[Row] = [
-        {
-            "kept": point.share,
-            "ranking": names[ranking],
-            "error": rounded(point.error.value),
-            "low": rounded(max(0.0, point.error.low)),
-            "high": rounded(point.error.high),
-            "examples": point.examples,
-        }
+        {"kept": point.share, "ranking": names[ranking], "error": rounded(point.error.value)}
+        | {"low": rounded(max(0.0, point.error.low)), "high": rounded(point.error.high), "examples": point.examples}
         for ranking in (AUDIT, RANDOM)
         for point in curve.of(ranking)
     ]
-    x = axis("kept", "share of the examples kept", format=".0%", domain=[0, 1])
+    legend = {"orient": "bottom", "title": None, "columns": 1, "labelLimit": 320, "symbolOpacity": 1}
     y = axis("error", "held-out error", format="~%", zero=False)
-    color = {
-        "field": "ranking",
-        "type": "nominal",
-        "scale": {"domain": list(names.values()), "scheme": "dark2"},
-        "legend": {"orient": "bottom", "title": None, "columns": 1, "labelLimit": 320, "symbolOpacity": 1},
-    }
     tips = tooltip(kept="kept|.0%", examples="examples", error="error|.2%", low="low|.2%", high="high|.2%")
     spec: Spec = {
-        "encoding": {"x": x, "color": color},
+        "encoding": {
+            "x": axis("kept", "share of the examples kept", format=".0%", domain=[0, 1]),
+            "color": colors("ranking", list(names.values()), legend=legend),
+        },
         "layer": [
-            {
-                "mark": {"type": "area", "opacity": 0.15},
-                "encoding": {"y": y | {"field": "low"}, "y2": {"field": "high"}},
-            },
-            {"mark": {"type": "line"}, "encoding": {"y": y}},
-            {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {"y": y, "tooltip": tips}},
+            layer("area", {"y": y | {"field": "low"}, "y2": {"field": "high"}}, opacity=0.15),
+            layer("line", {"y": y}),
+            layer("point", {"y": y, "tooltip": tips}, filled=True, size=60),
         ],
     }
     alt = "; ".join(f"{row['ranking']}, {row['kept']:.0%} kept: {row['error']:.2%}" for row in rows)

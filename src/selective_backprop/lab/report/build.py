@@ -12,19 +12,17 @@ from selective_backprop.lab.report.audits import your_data
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import Comparison, compare_runs, order_of
 from selective_backprop.lab.report.data import about_data
-from selective_backprop.lab.report.errors import errors
+from selective_backprop.lab.report.errors import errors, frontiers
 from selective_backprop.lab.report.figures import Section
-from selective_backprop.lab.report.frontiers import frontiers
 from selective_backprop.lab.report.headline import headline, numbers
 from selective_backprop.lab.report.images import LoadData
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.logs import read_logs
-from selective_backprop.lab.report.machines import machines
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.report.probes import confidence, gradient_fidelity
 from selective_backprop.lab.report.provenance import provenance
 from selective_backprop.lab.report.runs import Run, find_runs, split_label
-from selective_backprop.lab.report.seconds import where_time_went
+from selective_backprop.lab.report.seconds import machines, where_time_went
 from selective_backprop.lab.report.selection import selection
 from selective_backprop.lab.report.sensitivity import sensitivity
 

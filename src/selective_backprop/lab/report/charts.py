@@ -16,6 +16,7 @@ HIDDEN = {"name": "hidden", "value": []}
 """Methods and budgets that the reader has switched off; the page sets it in every chart."""
 
 PERCENT = ".3~p"
+PLOT_HEIGHT = 260
 
 
 class Palette:
@@ -72,6 +73,43 @@ def log_ticks(low: float, high: float) -> list[float]:
     return inside
 
 
+def log_axis(field: str, title: str, low: float, high: float, **more: Any) -> Spec:
+    """Logarithmic axis of a quantity from `low` to `high`, or a plain one if the quantity can be zero."""
+    if low <= 0:
+        return axis(field, title, domain=[0, high * 1.06 or 1], nice=False, **more)
+    domain = [low * 0.94, high * 1.06]
+    more |= {"values": log_ticks(*domain), "labelOverlap": "greedy"}
+    return axis(field, title, scale_type="log", domain=domain, nice=False, **more)
+
+
+def colors(field: str, names: Sequence[Any], range_: Sequence[str] | None = None, **more: Any) -> Spec:
+    """Colour by a field other than the method; without a range, from the scheme dark2."""
+    scale = {"domain": list(names)} | ({"scheme": "dark2"} if range_ is None else {"range": list(range_)})
+    return {"field": field, "type": "nominal", "scale": scale, "legend": {}} | more
+
+
+def layer(mark: str, encoding: Spec, *where: str | Spec, **style: Any) -> Spec:
+    """A layer of marks with its style. `where` holds filters, or other transforms, of its rows."""
+    transform = [{"filter": one} if isinstance(one, str) else one for one in where]
+    return {"mark": {"type": mark} | style, "encoding": encoding} | ({"transform": transform} if transform else {})
+
+
+def of_methods(
+    layers: Sequence[Spec], *, height: int = PLOT_HEIGHT, params: Sequence[Spec] = (), where: Sequence[Spec] = ()
+) -> Spec:
+    """A chart whose methods the reader can hide."""
+    return {"params": [HIDDEN, *params], "transform": [SHOWN, *where], "height": height, "layer": list(layers)}
+
+
+def of_one(
+    labels: Sequence[str], encoding: Spec, layers: Sequence[Spec], *, field: str = "run", params: Sequence[Spec] = ()
+) -> Spec:
+    """A chart of one method, which the reader chooses from a list below it."""
+    where = [{"filter": f"datum.{field} === chosen"}]
+    chosen = choice("chosen", labels, "method")
+    return {"params": [chosen, *params], "transform": where, "encoding": encoding, "layer": list(layers)}
+
+
 def tooltip(**fields: str) -> list[Spec]:
     """Tooltip from titles to fields, or to field|format for numbers.
 
@@ -114,20 +152,28 @@ def wrapped(label: str, width: int = WIDEST) -> str:
     return "\n".join(textwrap.wrap(label, width)) or label
 
 
-def by_label(labels: Sequence[str]) -> tuple[Spec, Spec, int]:
-    """A vertical axis of labels that are never cut, the transform that makes it, and the height it needs."""
+def bars(
+    labels: Sequence[str], encoding: Spec, *layers: Spec, params: Sequence[Spec] = (), where: Sequence[Spec] = ()
+) -> Spec:
+    """Horizontal bars, one for each label, which is never cut. Without layers, they are plain bars."""
     lines = {label: wrapped(label) for label in labels}
     values = [{"run": label, "lines": text} for label, text in lines.items()]
     lookup = {"lookup": "run", "from": {"data": {"values": values}, "key": "run", "fields": ["lines"]}}
     looks = {"title": None, "ticks": False, "domain": False, "labelLineHeight": _LINE}
+    y = {"field": "lines", "type": "nominal", "sort": list(lines.values()), "axis": looks}
     most = max((text.count("\n") + 1 for text in lines.values()), default=1)
     height = max(22, most * _LINE + 6) * len(lines)
-    return {"field": "lines", "type": "nominal", "sort": list(lines.values()), "axis": looks}, lookup, height
+    shape: Spec = {"layer": list(layers)} if layers else {"mark": "bar"}
+    return {
+        "params": list(params),
+        "transform": [*where, lookup],
+        "height": height,
+        "encoding": {"y": y} | encoding,
+    } | shape
 
 
 _LINE = 13  # pixels
 _MOST_LABELS = 16
-PLOT_HEIGHT = 260
 
 
 def label_ends(ends: Sequence[Row], x: Spec, y: Spec, palette: Palette, *, name: str = "run") -> tuple[list[Spec], int]:
@@ -160,16 +206,14 @@ def label_ends(ends: Sequence[Row], x: Spec, y: Spec, palette: Palette, *, name:
             level = scale(high) - pixel / height * span
             own[key] = rounded(math.exp(level) if is_log else level)
         values.append(own | {"words": wrapped(str(row[name]))})
-    text = {"type": "text", "align": "left", "baseline": "middle", "dx": 16, "lineHeight": _LINE, "clip": False}
-    marker = {"type": "point", "size": 36, "opacity": 1, "xOffset": 9, "clip": False}
     at_edge = {"x": {"value": "width"}, "y": y | {"field": "text y"}}
     of_method = {"color": palette.color(), "shape": palette.shape()}
     leader = {"x": x, "x2": {"value": "width"}, "y": y, "y2": {"field": "label y"}, "color": palette.color()}
-    rule = {"type": "rule", "strokeWidth": 1, "opacity": 0.35}
-    layers: list[Spec] = [
-        {"mark": rule, "encoding": leader},
-        {"mark": marker, "encoding": at_edge | of_method},
-        {"mark": text, "encoding": at_edge | {"text": {"field": "words"}}},
+    words, style = {"text": {"field": "words"}}, {"align": "left", "baseline": "middle", "dx": 16, "lineHeight": _LINE}
+    layers = [
+        layer("rule", leader, strokeWidth=1, opacity=0.35),
+        layer("point", at_edge | of_method, size=36, opacity=1, xOffset=9, clip=False),
+        layer("text", at_edge | words, clip=False, **style),
     ]
     return [{"data": {"values": values}, "transform": [SHOWN], "layer": layers}], height
 

@@ -1,4 +1,4 @@
-"""Section 8: what the ledgers say about the data.
+"""What the ledgers say about the data: the easiest and hardest examples, and labels that are likely wrong.
 
 # M = examples
 """
@@ -12,14 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.report import ranking
+from selective_backprop.lab.data.datasets import flip_labels
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, Text, rounded
-from selective_backprop.lab.report.images import LoadData, labels_of, may_show, quoted_text, thumbnail
-from selective_backprop.lab.report.logs import Log
-from selective_backprop.lab.report.overlap import Ranking, overlap_chart, overlap_parts
-from selective_backprop.lab.report.predictions import predictions
+from selective_backprop.lab.report.images import LoadData, Shown
+from selective_backprop.lab.report.logs import Log, highest, lowest, mean_loss, suspicion
+from selective_backprop.lab.report.pruning import pruning_parts
 
 READING = (
     "Easy examples are learned early, hard ones keep a high loss (small curves are losses by epoch), and among the "
@@ -33,24 +31,30 @@ class Examples:
     """What is known about the training examples of a run."""
 
     log: Log
-    data: ImageSet | None
+    shown: Shown
     labels: NDArray[np.int64] | None
+    """(M,) labels that were trained on, where the data are on this machine."""
     flipped: NDArray[np.bool_] | None
-    show_images: bool
+    """(M,) mask of labels that were made wrong on purpose."""
+
+    @classmethod
+    def of(cls, log: Log, load: LoadData | None, images: bool | None) -> Examples:
+        shown = Shown.of(log.run, log.num_examples, load, images)
+        if shown.data is None:
+            return cls(log, shown, None, None)
+        noise, labels = float(log.run.config.get("label_noise", 0)), shown.data.train_labels
+        if not noise:
+            return cls(log, shown, labels.numpy(), None)
+        labels, flipped = flip_labels(labels, noise, shown.data.num_classes, seed=log.run.seed)
+        return cls(log, shown, labels.numpy(), flipped.numpy())
 
     def name(self, id: int) -> str:
         """Name of the label that the example was trained with."""
-        return "" if self.data is None or self.labels is None else self.data.classes[self.labels[id]]
+        return "" if self.labels is None else self.shown.class_name(int(self.labels[id]))
 
     def picture(self, id: int) -> Picture:
-        words = f"example {id}, labelled {self.name(id)}" if self.labels is not None else f"example {id}"
         losses = [float(loss) for loss in self.log.history.loss[:, id]]
-        return Picture(id, words, losses, self.image(id))
-
-    def image(self, id: int) -> str:
-        if not self.show_images or self.data is None or self.data.is_text:
-            return ""
-        return thumbnail(self.data.train_images[id])
+        return Picture(id, f"example {id}, labelled {self.name(id)}", losses, self.shown.image(id))
 
 
 def about_data(
@@ -61,7 +65,7 @@ def about_data(
     images: bool | None = None,
     scores: Sequence[Path] = (),
 ) -> Section:
-    """Section with galleries, likely wrong labels, and how well rankings agree.
+    """Section with galleries, likely wrong labels, and what scores would prune.
 
     Args:
         logs: by comparison and label.
@@ -76,74 +80,52 @@ def about_data(
             continue
         dataset = str(comparison.runs[0].recipe["dataset"])
         # Traditional has losses from every epoch, and no selection has biased them.
-        examples = _examples(mine.get(comparison.reference or "") or next(iter(mine.values())), load, images)
+        examples = Examples.of(mine.get(comparison.reference or "") or next(iter(mine.values())), load, images)
         if dataset not in shown:
-            parts += _galleries(comparison, examples)
-        parts += _suspects(comparison, examples)
+            parts += _galleries(comparison.id, examples)
+        parts += _suspects(comparison.id, examples)
         if dataset not in shown:
-            parts += overlap_parts(comparison, mine, scores, examples.name, examples.image)
+            parts += pruning_parts(comparison.id, mine, scores, examples.name, examples.shown.image)
         shown.add(dataset)
-    parts += _between_architectures(comparisons, logs)
     return Section("data", "The data", READING, parts)
 
 
-def _examples(log: Log, load: LoadData | None, images: bool | None) -> Examples:
-    try:
-        data = load(log.run) if load is not None else None
-    except (ValueError, OSError, ImportError):
-        data = None  # the runs were made on another machine
-    if data is None or len(data.train_labels) != log.num_examples:
-        return Examples(log, None, None, None, False)
-    labels, flipped = labels_of(log.run, data)
-    return Examples(log, data, labels, flipped, may_show(data, images))
-
-
-def _galleries(comparison: Comparison, examples: Examples) -> list[Part]:
-    if examples.labels is None or examples.data is None:
+def _galleries(comparison: str, examples: Examples) -> list[Part]:
+    data, run = examples.shown.data, examples.log.run
+    if data is None or examples.labels is None:
         return []
-    losses = ranking.mean_loss(examples.log)
+    losses = mean_loss(examples.log)
     parts: list[Part] = []
-    for title, rank in (("Easiest", ranking.lowest), ("Hardest", ranking.highest)):
+    for title, rank in (("Easiest", lowest), ("Hardest", highest)):
         rows: dict[str, list[Picture]] = {}
-        for label, name in list(enumerate(examples.data.classes))[:_MOST_CLASSES]:
+        for label, name in list(enumerate(data.classes))[:_MOST_CLASSES]:
             mine = np.where(examples.labels == label, losses, np.nan)
-            rows[f"{label}: {name}" if name != str(label) else name] = [
-                examples.picture(id) for id in rank(mine, _PER_CLASS)
-            ]
-        words = f"{title} examples of each class, by mean loss ({examples.log.run.label}, seed {examples.log.run.seed})"
-        parts.append(Gallery(f"{title.lower()}-{comparison.id}", words, rows, comparison.id))
+            heading = f"{label}: {name}" if name != str(label) else name
+            rows[heading] = [examples.picture(id) for id in rank(mine, _PER_CLASS)]
+        words = f"{title} examples of each class, by mean loss ({run.label}, seed {run.seed})"
+        parts.append(Gallery(f"{title.lower()}-{comparison}", words, rows, comparison))
     return parts
 
 
-def _suspects(comparison: Comparison, examples: Examples) -> list[Part]:
+def _suspects(comparison: str, examples: Examples) -> list[Part]:
     """Likely wrong labels, or else the hardest examples; and how many labels are wrong where that is known."""
-    values = ranking.suspicion(examples.log, examples.labels)
-    flipped = examples.flipped if examples.flipped is not None and examples.flipped.any() else None
+    values, flipped = suspicion(examples.log, examples.labels), examples.flipped
+    ranked = highest(values, len(values))
     parts: list[Part] = []
-    if flipped is not None:
-        total = int(flipped.sum())
-        found = int(flipped[ranking.highest(values, total)].sum())
+    if flipped is not None and (total := int(flipped.sum())):
+        found = int(flipped[ranked[:total]].sum())
         words = (
             f"{total:,} labels were made wrong on purpose. Of the {total:,} ranked highest, **{found / total:.0%}** "
             f"are among them; by chance it would be {total / len(flipped):.0%}."
         )
-        parts.append(Text(words, comparison.id))
+        parts.append(Text(words, comparison))
     likely = _likely_wrong(examples)
-    ids = [id for id in ranking.highest(values, len(values)) if not likely or id in likely][:_LISTED]
+    ids = [id for id in ranked if not likely or id in likely][:_LISTED]
     if not ids:
         return parts
-    said = predictions(examples.log.run, examples.data, ids) if examples.data is not None else {}
     measure = "loss above its class" if examples.labels is not None else "loss"
-    columns: dict[str, Callable[[int], str]] = {"id": str}
-    if examples.show_images and examples.data is not None and examples.data.is_text:
-        texts = examples.data.train_images
-        columns["text"] = lambda id: quoted_text(texts[id])
-    elif examples.show_images:
-        columns["image"] = examples.image
-    if examples.labels is not None:
-        columns["label"] = examples.name
-    if said:
-        columns["prediction"] = said.__getitem__
+    columns: dict[str, Callable[[int], str]] = {"id": str} | examples.shown.columns
+    columns |= {"label": examples.name} if examples.labels is not None else {}
     columns[measure] = lambda id: f"{values[id]:.2f}"
     if flipped is not None:
         columns["made wrong"] = lambda id: "yes" if flipped[id] else "no"
@@ -151,9 +133,8 @@ def _suspects(comparison: Comparison, examples: Examples) -> list[Part]:
     title, note = _HARDEST
     if likely:
         title, note = f"{len(likely):,} labels that are likely wrong, the likeliest first", _LIKELY
-    every = [[id, examples.name(id), rounded(float(values[id]))] for id in ranking.highest(values, len(values))]
-    exported = ["id", "label", measure], every
-    return [*parts, Table(f"suspects-{comparison.id}", title, list(columns), cells, comparison.id, note, exported)]
+    exported = ["id", "label", measure], [[id, examples.name(id), rounded(float(values[id]))] for id in ranked]
+    return [*parts, Table(f"suspects-{comparison}", title, list(columns), cells, comparison, note, exported)]
 
 
 _HARDEST = (
@@ -170,25 +151,7 @@ def _likely_wrong(examples: Examples) -> set[int]:
 
     On digits with 10% wrong labels, all those that it finds after 10 epochs are wrong; on clean digits it finds none.
     """
-    if examples.data is None:
+    if examples.shown.data is None:
         return set()
-    losses = ranking.mean_loss(examples.log, since=0.5)
-    return {int(id) for id in np.flatnonzero(losses > np.log(2 * examples.data.num_classes))}
-
-
-def _between_architectures(comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]]) -> list[Part]:
-    """How well two networks agree on the least used examples, for the first method that ran with both."""
-    first: dict[tuple[str, str, int], tuple[str, Log]] = {}
-    for comparison in comparisons:
-        for log in logs[comparison.id].values():
-            if log.run.method == "traditional":
-                continue
-            key = str(log.run.recipe["dataset"]), log.run.method, log.num_examples
-            model, other = str(log.run.recipe["model"]), first.get(key)
-            if other is None:
-                first[key] = model, log
-            elif other[0] != model:
-                one, two = (Ranking(name, ranking.times_used(its_log)) for name, its_log in (other, (model, log)))
-                title = f"What {log.run.method} uses least, by {other[0]} and by {model}"
-                return [overlap_chart("overlap-architectures", title, one, two)]
-    return []
+    losses = mean_loss(examples.log, since=0.5)
+    return {int(id) for id in np.flatnonzero(losses > np.log(2 * examples.shown.data.num_classes))}

@@ -25,8 +25,6 @@ class Figure:
         spec: specification of the chart.
         rows: its data. Figures that share a list share it in the page too.
         comparison: the comparison it belongs to, for readers who filter by comparison.
-        picker: what the reader can choose examples for, if `more_rows` holds them.
-        more_rows: rows of all examples that can be chosen, by example.
         note: how to read it, if the section's sentence does not say so.
     """
 
@@ -36,8 +34,6 @@ class Figure:
     spec: Spec
     rows: list[Row]
     comparison: str = ""
-    picker: str = ""
-    more_rows: list[Row] = field(default_factory=list)
     note: str = ""
 
 

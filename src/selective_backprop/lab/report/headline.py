@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selective_backprop.lab.report.alerts import alerts_of
 from selective_backprop.lab.report.comparisons import Comparison, apart
 from selective_backprop.lab.report.figures import Cell, Matrix, Notes, Part, Section, Table
-from selective_backprop.lab.report.runs import split_label
-from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, SpeedUp
+from selective_backprop.lab.report.runs import Run, split_label
+from selective_backprop.lab.study.curves import FACTORS, Axis, SpeedUp
 from selective_backprop.lab.study.frontier import Bound, Interval, Multiple, Verdict, says_anything
-from selective_backprop.lab.study.standing import PLAIN, RANDOM, Standing, cheapest_lossless, error_of, winner
+from selective_backprop.lab.study.standing import PLAIN, RANDOM, Standing, alerts, cheapest_lossless, error_of, winner
 from selective_backprop.lab.study.tables import cost, final_error
 
 READING = (
@@ -39,21 +38,11 @@ def headline(comparisons: Sequence[Comparison]) -> Section:
     for comparison in comparisons:
         sentences = alerts_of(comparison)
         doubts += [(comparison.id, comparison.title, " ".join(sentences))] if sentences else []
-    if unknown := [run for comparison in comparisons for run in comparison.runs if run.data_hash is None]:
-        total = sum(len(comparison.runs) for comparison in comparisons)
-        doubts.append(
-            ("", "", f"{len(unknown)} of {total} runs are of an older version and do not say which data they used.")
-        )
+    if unknown := sum(run.data_hash is None for comparison in comparisons for run in comparison.runs):
+        doubts.append(("", "", f"{unknown} runs do not say which data they used."))
+    rows, also = matrix_rows(comparisons), _also(comparisons)
     parts: list[Part] = [
-        Matrix(
-            "multipliers",
-            "Compute multiplier",
-            titles,
-            matrix_rows(comparisons),
-            LEGEND,
-            _also(comparisons),
-            _MATRIX_NOTE,
-        ),
+        Matrix("multipliers", "Compute multiplier", titles, rows, LEGEND, also, _MATRIX_NOTE),
         Notes("findings", "Who won", findings),
         *([Notes("alerts", "Before you believe it", doubts, "alerts")] if doubts else []),
     ]
@@ -131,6 +120,33 @@ def short(multiple: Multiple, unit: str = "x") -> str:
     return f"{sign}{multiple.value:.2f}{unit}"
 
 
+def alerts_of(comparison: Comparison) -> list[str]:
+    """List the doubts about a comparison: first what its numbers show, then what its runs lack."""
+    sentences = alerts(comparison.standings) if comparison.standings else []
+    idle = [label for label, runs in comparison.by_label.items() if not any(map(selected_anything, runs))]
+    if idle:
+        sentences.append(f"{' and '.join(idle)} never switched on: trained on every candidate, as plain training does.")
+    free = [label for label in comparison.finished if label not in {s.label for s in comparison.standings}]
+    if free:
+        sentences.append(f"Left out, as the records say that it cost nothing: {', '.join(free)}.")
+    unfinished = [run for run in comparison.runs if not run.finished]
+    if unfinished:
+        sentences.append(f"{len(unfinished)} of {len(comparison.runs)} runs are not finished and not counted.")
+    if not comparison.same_hardware:
+        sentences.append("Runs on different hardware, or with other threads: their seconds are not compared.")
+    sizes = sorted({run.test_examples for run in comparison.runs if run.test_examples})
+    if len(sizes) > 1:
+        sentences.append(f"Test sets differ in size: {', '.join(f'{size:,}' for size in sizes)}.")
+    return sentences
+
+
+def selected_anything(run: Run) -> bool:
+    """Whether an epoch left out any candidate; plain training and random subsets are not asked."""
+    if run.method in (PLAIN, RANDOM, "diet"):
+        return True
+    return any(record["trained"] < 0.999 * record["offered"] for record in run.records)
+
+
 # ---- the tables of a workload
 
 
@@ -144,8 +160,6 @@ def numbers(comparisons: Sequence[Comparison]) -> Section:
             parts.append(speed_table(comparison, "compute"))
             if comparison.same_hardware_by_seed:
                 parts.append(speed_table(comparison, "seconds"))
-        elif comparison.finished and not comparison.standings:
-            parts.append(error_table(comparison))
     return Section("numbers", "All arms", _NUMBERS, list(parts))
 
 
@@ -222,13 +236,3 @@ _NOTES = {
     "seconds": "Seconds of training; evaluation is left out.",
 }
 _COST = {"seconds": "seconds", "compute": "epochs of compute"}
-
-
-def error_table(comparison: Comparison) -> Table:
-    """Where there is nothing to measure against."""
-    cells = []
-    for label, runs in comparison.finished.items():
-        curves = [run.curve for run in runs]
-        cells.append([label, final_error(curves), *(cost(curves, axis) for axis in AXES)])
-    heading = ["method", "final error", *(_COST[axis] for axis in AXES)]
-    return Table(f"errors-{comparison.id}", "Final errors", heading, cells, comparison.id)

@@ -6,13 +6,12 @@ import base64
 import io
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.lab.data.datasets import ImageSet, flip_labels, load_images, split_validation
+from selective_backprop.lab.data.datasets import ImageSet, load_images, split_validation
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report.runs import Run
 
@@ -52,11 +51,6 @@ def thumbnail(image: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def may_show(data: ImageSet, images: bool | None) -> bool:
-    """Whether a page may show examples: as the user says, or else only of data that anybody may pass on."""
-    return images if images is not None else data.name in ("digits", "wordnet")
-
-
 def quoted_text(row: Tensor, most: int = 200) -> str:
     """Text of a uint8 (C, H, W) example in quotation marks. Bytes that are no text are shown as numbers.
 
@@ -75,10 +69,43 @@ def quoted_text(row: Tensor, most: int = 200) -> str:
     return f"“{text if len(text) <= most else text[: most - 1] + '…'}”"
 
 
-def labels_of(run: Run, data: ImageSet) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(M,) labels that were trained on, and a mask of those that were made wrong on purpose."""
-    noise, labels = float(run.config.get("label_noise", 0)), data.train_labels
-    if not noise:
-        return labels.numpy(), np.zeros(len(labels), dtype=bool)
-    trained_on, flipped = flip_labels(labels, noise, data.num_classes, seed=run.seed)
-    return trained_on.numpy(), flipped.numpy()
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """How the training examples of a run are shown: as pictures, as texts, or not at all."""
+
+    data: ImageSet | None
+    """None if the data are not on this machine."""
+    visible: bool = False
+    """Whether the page may show examples."""
+
+    @classmethod
+    def of(cls, run: Run, size: int, load: LoadData | None, images: bool | None) -> Shown:
+        """Load the data of a run with so many examples.
+
+        images: whether to show examples; None: only of data that anybody may pass on.
+        """
+        try:
+            data = load(run) if load is not None else None
+        except (ValueError, OSError, ImportError):
+            data = None  # the run was made on another machine
+        if data is None or len(data.train_labels) != size:
+            return cls(None)
+        return cls(data, images if images is not None else data.name in ("digits", "wordnet"))
+
+    def class_name(self, label: int) -> str:
+        known = self.data is not None and 0 <= label < self.data.num_classes
+        return self.data.classes[label] if known and self.data is not None else str(label)
+
+    def image(self, id: int) -> str:
+        """Image of an example as a data URI; "" if it is not to be shown or a text."""
+        return (
+            "" if not self.visible or self.data is None or self.data.is_text else thumbnail(self.data.train_images[id])
+        )
+
+    @property
+    def columns(self) -> dict[str, Callable[[int], str]]:
+        """The column of a table that shows examples, if they are to be shown."""
+        if self.data is None or not self.visible:
+            return {}
+        images = self.data.train_images
+        return {"text": lambda id: quoted_text(images[id])} if self.data.is_text else {"image": self.image}

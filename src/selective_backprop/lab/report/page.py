@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from selective_backprop.files.locks import locked_folder
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
-from selective_backprop.lab.report.bundle import javascript
 from selective_backprop.lab.report.charts import DASHES, Palette
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Picture, Row, Section, columns_of, rounded
@@ -85,8 +88,8 @@ def _data(comparisons: Sequence[Comparison], sections: Sequence[Section], palett
     found = [(part, section) for section in sections for part in section.parts if isinstance(part, Figure)]
     figures = [figure for figure, _ in found]
     tables: dict[int, dict[str, Any]] = {}
-    for rows in (rows for figure in figures for rows in (figure.rows, figure.more_rows) if rows):
-        tables.setdefault(id(rows), _compact(rows))
+    for figure in figures:
+        tables.setdefault(id(figure.rows), _compact(figure.rows))
     places = {key: number for number, key in enumerate(tables)}
     return {
         "tables": list(tables.values()),
@@ -97,7 +100,6 @@ def _data(comparisons: Sequence[Comparison], sections: Sequence[Section], palett
                 "title": figure.title,
                 "subtitle": titles.get(figure.comparison, section.title),
             }
-            | ({"picker": figure.picker, "choices": places[id(figure.more_rows)]} if figure.picker else {})
             for figure, section in found
         },
         "themes": {name: theme.config(name, palette.full_names) for name in theme.THEMES},
@@ -130,3 +132,29 @@ def sparkline(picture: Picture, highest: float, width: int = 48, height: int = 1
         for i, loss in enumerate(picture.losses)
         if loss == loss  # not NaN: before the first loss there is nothing to draw
     )
+
+
+# ---- the JavaScript that draws the charts
+
+_PATIENCE = 600.0  # seconds, on a machine with much else to do
+
+
+def javascript(cache_dir: Path | None = None) -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script, from vl-convert. The first call takes some 20 seconds.
+
+    Args:
+        cache_dir: default: selective_backprop in $XDG_CACHE_HOME or ~/.cache.
+    """
+    converter = import_extra("vl_convert")
+    version = importlib.metadata.version("vl-convert-python")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    file = (cache_dir or caches / "selective_backprop") / f"vega-{version}.js"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # A second process waits for the first one, and then finds the file.
+        with locked_folder(file.parent, patience=_PATIENCE, name=file.with_suffix(".lock").name):
+            if not file.exists():
+                code: str = converter.javascript_bundle()
+                # Nothing in a script may look like its end.
+                write_whole({file: code.replace("</script", "<\\/script").encode()})
+    return file.read_text()

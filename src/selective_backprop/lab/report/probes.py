@@ -10,11 +10,21 @@ from typing import TypeVar
 import numpy as np
 
 from selective_backprop.lab.probes import read_confidence, read_gradients
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, is_flat, tooltip
+from selective_backprop.lab.report.charts import (
+    Palette,
+    axis,
+    choice,
+    colors,
+    is_flat,
+    layer,
+    of_methods,
+    of_one,
+    tooltip,
+)
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
 from selective_backprop.lab.report.left_out import LeftOut
-from selective_backprop.lab.report.runs import Run, split_label
+from selective_backprop.lab.report.runs import Run, names_of
 from selective_backprop.lab.report.theme import PHASES
 
 T = TypeVar("T")
@@ -85,40 +95,19 @@ def _fidelity(comparison: Comparison, rows: list[Row], measure: str, title: str,
     alt = f"{labels[0]}, after epoch {epochs[-1]}, at {nearest:.0%} of the batch: " + "; ".join(
         f"{row['part']} {row[measure]:.2f}" for row in at
     )
-    spec: Spec = {
-        "params": [choice("chosen", labels, "method")],
-        "transform": [{"filter": "datum.run === chosen"}],
-        "encoding": {
-            "x": axis("fraction", "part of the batch", format=".0%", domain=[0, 1]),
-            "y": axis(measure, measure, format=number, zero=False),
-            "color": {
-                "field": "part",
-                "scale": {"domain": list(_PARTS.values()), "range": [PHASES[0], PHASES[1]]},
-                "legend": {},
-            },
-        },
-        "layer": [
-            {
-                "mark": "line",
-                "encoding": {
-                    "strokeDash": {
-                        "field": "epoch",
-                        "type": "ordinal",
-                        "scale": {"domain": epochs, "range": [[2, 2], [6, 3], [1, 0]][-len(epochs) :]},
-                        "legend": {"title": "after epoch", "titleOrient": "left", "symbolType": "stroke"},
-                    }
-                },
-            },
-            {
-                "mark": "point",
-                "encoding": {
-                    "tooltip": tooltip(
-                        run="run", epoch="epoch", part="part", size="fraction|.0%", agreement=f"{measure}|.3f"
-                    )
-                },
-            },
-        ],
+    encoding = {
+        "x": axis("fraction", "part of the batch", format=".0%", domain=[0, 1]),
+        "y": axis(measure, measure, format=number, zero=False),
+        "color": colors("part", list(_PARTS.values()), PHASES[:2]),
     }
+    dash: Spec = {
+        "field": "epoch",
+        "type": "ordinal",
+        "scale": {"domain": epochs, "range": [[2, 2], [6, 3], [1, 0]][-len(epochs) :]},
+        "legend": {"title": "after epoch", "titleOrient": "left", "symbolType": "stroke"},
+    }
+    tips = tooltip(run="run", epoch="epoch", part="part", size="fraction|.0%", agreement=f"{measure}|.3f")
+    spec = of_one(labels, encoding, [layer("line", {"strokeDash": dash}), layer("point", {"tooltip": tips})])
     return Figure(f"gradients-{measure.replace(' ', '-')}-{comparison.id}", title, alt, spec, rows, comparison.id)
 
 
@@ -142,7 +131,6 @@ def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -
     """Rows by percentile of the confidence in the true class: mean confidence and accuracy, pooled over seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "confidence-*.npz").items():
-        name, budget = split_label(label)
         read = [_read(left_out, f"confidence of {label}", run, read_confidence) for run in runs]
         if not (seen := [one for one in read if one is not None]):
             continue
@@ -152,7 +140,7 @@ def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -
             correct = np.concatenate([one.correct[i] for one, i in zip(seen, places, strict=True)])
             parts = np.array_split(np.argsort(values, kind="stable"), min(bins, len(values)))
             for i, part in enumerate(parts):
-                row = {"run": label, "method": name, "budget": budget, "epoch": epoch + 1}
+                row = names_of(label) | {"epoch": epoch + 1}
                 means = {"confidence": float(values[part].mean()), "accuracy": float(correct[part].mean())}
                 rows.append(row | {"percentile": (i + 0.5) / len(parts)} | means)
     return rows
@@ -166,19 +154,14 @@ def _by_percentile(comparison: Comparison, rows: list[Row], measure: str, title:
         f"{label} {next(row[measure] for row in tenth if row['run'] == label):.0%}"
         for label in dict.fromkeys(row["run"] for row in tenth)
     )
-    spec: Spec = {
-        "params": [HIDDEN, choice("after", epochs, "after epoch", middle)],
-        "transform": [SHOWN, {"filter": "datum.epoch == after"}],
-        "mark": "line",
-        "encoding": {
-            "x": axis("percentile", "test examples, from the least confident", format=".0%", domain=[0, 1]),
-            "y": axis(measure, measure, format=".0%", domain=[0, 1]),
-            "color": palette.color(),
-            "strokeDash": palette.dash(),
-            "detail": {"field": "run"},
-            "tooltip": tooltip(
-                run="run", percentile="percentile|.0%", confidence="confidence|.1%", accuracy="accuracy|.1%"
-            ),
-        },
+    encoding: Spec = {
+        "x": axis("percentile", "test examples, from the least confident", format=".0%", domain=[0, 1]),
+        "y": axis(measure, measure, format=".0%", domain=[0, 1]),
+        "color": palette.color(),
+        "strokeDash": palette.dash(),
+        "detail": {"field": "run"},
+        "tooltip": tooltip(run="run", percentile="percentile|.0%", measure=f"{measure}|.1%"),
     }
+    after = choice("after", epochs, "after epoch", middle)
+    spec = of_methods([layer("line", encoding)], params=[after], where=[{"filter": "datum.epoch == after"}])
     return Figure(f"confidence-{measure}-{comparison.id}", title, alt, spec, rows, comparison.id)

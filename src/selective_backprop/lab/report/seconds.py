@@ -1,20 +1,29 @@
-"""Section 3: where the time went."""
+"""Where the time went: seconds by phase, per epoch and per machine, and what other hardware would make of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from statistics import fmean
+from typing import TypeVar
 
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, by_label, tooltip
+from selective_backprop.lab.report.charts import (
+    HIDDEN,
+    SHOWN,
+    Palette,
+    axis,
+    bars,
+    colors,
+    layer,
+    of_methods,
+    tooltip,
+)
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
-from selective_backprop.lab.report.projection import projection
-from selective_backprop.lab.report.runs import Run, running_means, split_label
-from selective_backprop.lab.report.targets import AT_TARGET, CHOSEN, DEFAULT, spans_to_reach
-from selective_backprop.lab.report.theme import PHASES as _PHASE_COLOURS
+from selective_backprop.lab.report.runs import Run, names_of, running_means
+from selective_backprop.lab.report.theme import PHASES as PHASE_COLOURS
 from selective_backprop.lab.runs.training import Record
 
+T = TypeVar("T")
 READING = (
     "Selection pays if its own passes take less than what it takes off the forward and backward passes of training."
 )
@@ -28,16 +37,65 @@ PHASES = {
 
 
 def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Section:
-    """Phases, costs per batch and per epoch, and a projection, of each comparison."""
+    """Phases until a target, costs per epoch, and a projection, of each workload."""
     parts: list[Part] = []
     for comparison in comparisons:
         if comparison.reference is not None:
             parts.append(_to_target(comparison))
-        parts += [_per_batch(comparison), _per_epoch(comparison, palette)]
-        if comparison.reference is not None and (figure := projection(comparison, palette)):
-            parts.append(figure)
+        parts.append(_per_epoch(comparison, palette))
+        if comparison.reference is not None and (rows := projection_rows(comparison)):
+            parts.append(_projection(comparison, rows, palette))
         parts.append(_dropped(comparison))
     return Section("seconds", "Where the time went", READING, parts)
+
+
+# ---- a target error that the reader chooses: a multiple of plain training's final error
+
+_STEP = 0.1
+FACTORS = [round(1 + _STEP * i, 2) for i in range(21)]
+DEFAULT = 1.2
+_BIND = {"input": "range", "min": FACTORS[0], "max": FACTORS[-1], "step": _STEP}
+CHOSEN: Spec = {
+    "name": "target",
+    "value": DEFAULT,
+    "bind": _BIND | {"name": "target: plain training's final error x"},
+}
+"""A slider below the chart."""
+AT_TARGET: Spec = {"filter": "datum.from <= target + 0.001 && target + 0.001 < datum.to"}
+"""Keeps the rows that hold at the chosen target. The sum makes up for rounding."""
+
+
+def reached_at(errors: Sequence[float], target: float) -> int | None:
+    """First epoch from which on no error is above the target; None if the last one is.
+
+    >>> reached_at([0.3, 0.1, 0.2, 0.1], 0.15), reached_at([0.3, 0.1, 0.2, 0.1], 0.2), reached_at([0.3], 0.2)
+    (3, 1, None)
+    """
+    reached = len(errors)
+    while reached and errors[reached - 1] <= target:
+        reached -= 1
+    return reached if reached < len(errors) else None
+
+
+def spans(value_at: Callable[[float], T]) -> list[tuple[float, float, T]]:
+    """From, to (not included) and value, for each run of factors with the same value.
+
+    >>> [(start, end) for start, end, _ in spans(lambda factor: factor >= 2)]
+    [(1.0, 2.0), (2.0, 3.1)]
+    """
+    found: list[tuple[float, float, T]] = []
+    for factor in FACTORS:
+        value, end = value_at(factor), round(factor + _STEP, 2)
+        if found and found[-1][2] == value:
+            found[-1] = found[-1][0], end, value
+        else:
+            found.append((factor, end, value))
+    return found
+
+
+def _final_error(comparison: Comparison) -> float:
+    assert comparison.reference is not None
+    return comparison.mean_curve(comparison.reference).errors[-1]
 
 
 def phase_rows(comparison: Comparison) -> list[Row]:
@@ -46,115 +104,50 @@ def phase_rows(comparison: Comparison) -> list[Row]:
     A target is reached once the error is at most the target and stays so. Each row holds for the targets from `from` to
     below `to`, as multiples of the reference's final error.
     """
-    assert comparison.reference is not None
-    final = comparison.mean_curve(comparison.reference).errors[-1]
-    rows: list[Row] = []
+    final, rows = _final_error(comparison), []
     for label, runs in comparison.finished.items():
-        name, budget = split_label(label)
         errors = comparison.mean_curve(label).errors
-        sums = {words: running_means(runs, phase(key)) for words, key in PHASES.items()}
-        for start, end, reached in spans_to_reach(errors, final):
+        sums = {words: running_means(runs, _phase(key)) for words, key in PHASES.items()}
+        for start, end, reached in spans(lambda factor, errors=errors: reached_at(errors, factor * final)):  # type: ignore[misc]
+            at = {"reached": reached is not None, "from": start, "to": end}
             for words in PHASES:
                 spent = sums[words][-1 if reached is None else reached]
-                row = {"run": label, "method": name, "budget": budget, "phase": words, "seconds": spent}
-                rows.append(row | {"reached": reached is not None, "from": start, "to": end})
+                rows.append(names_of(label) | {"phase": words, "seconds": spent} | at)
     return rows
 
 
-def _to_target(comparison: Comparison) -> Figure:
-    rows = phase_rows(comparison)
-    names = list(PHASES)
-    y, lookup, height = by_label(list(comparison.finished))
-    at_default = [row for row in rows if row["from"] <= DEFAULT < row["to"]]
-    totals = {label: sum(row["seconds"] for row in at_default if row["run"] == label) for label in comparison.finished}
-    never = [row["run"] for row in at_default if not row["reached"] and row["phase"] == "other"]
-    alt = f"Seconds to {DEFAULT}x of plain training's final error: " + "; ".join(
-        f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
-    )
-    note = "Choose the target below. Pale bars never reached it, and show the whole run."
-    spec: Spec = {
-        "params": [HIDDEN, CHOSEN],
-        "transform": [SHOWN, AT_TARGET, lookup, {"calculate": f"indexof({names}, datum.phase)", "as": "order"}],
-        "height": height,
-        "mark": {"type": "bar"},
-        "encoding": {
-            "y": y,
-            "x": axis("seconds", "seconds"),
-            "color": {
-                "field": "phase",
-                "type": "nominal",
-                "scale": {"domain": names, "range": _PHASE_COLOURS},
-                "legend": {},
-            },
-            "opacity": {"condition": {"test": "datum.reached", "value": 1}, "value": 0.4},
-            "order": {"field": "order", "type": "quantitative"},
-            "tooltip": tooltip(run="run", phase="phase", seconds="seconds|.3~g", reached="reached"),
-        },
-    }
-    return Figure(f"phases-{comparison.id}", "Time to the target, by phase", alt, spec, rows, comparison.id, note=note)
-
-
-def batch_rows(comparison: Comparison) -> list[Row]:
-    """Milliseconds per batch, over all epochs and seeds. A selection pass is given per batch's worth of examples."""
-    rows: list[Row] = []
-    for label, runs in comparison.by_label.items():
-        name, budget = split_label(label)
-        batches, scored = max(1.0, _total(runs, itemgetter("batches"))), _total(runs, itemgetter("scored"))
-        seconds = {key: _total(runs, phase(key)) for key in PHASES.values()}
-        costs = {"forward": seconds["forward"] / batches, "backward": seconds["backward"] / batches}
-        if (
-            scored > 0.01 * batches * runs[0].recipe["batch_size"]
-        ):  # scoring the first batch as a check does not count as selection
-            costs["selection pass"] = seconds["selection"] / (scored / runs[0].recipe["batch_size"])
-        for kind, value in costs.items():
-            rows.append({"run": label, "method": name, "budget": budget, "pass": kind, "milliseconds": 1000 * value})
-    return rows
-
-
-def phase(key: str) -> Callable[[Record], float]:
-    """Reads its seconds from a record."""
+def _phase(key: str) -> Callable[[Record], float]:
     return lambda record: float(record["seconds"][key])
 
 
-def _total(runs: Sequence[Run], value: Callable[[Record], float]) -> float:
-    return float(sum(value(record) for run in runs for record in run.records))
+def _to_target(comparison: Comparison) -> Figure:
+    rows, names = phase_rows(comparison), list(PHASES)
+    at_default = [row for row in rows if row["from"] <= DEFAULT < row["to"]]
+    totals = {label: sum(row["seconds"] for row in at_default if row["run"] == label) for label in comparison.finished}
+    never = {row["run"] for row in at_default if not row["reached"]}
+    alt = f"Seconds to {DEFAULT}x of plain training's final error: " + "; ".join(
+        f"{label} {total:.1f}{' (never reached)' if label in never else ''}" for label, total in totals.items()
+    )
+    encoding = {
+        "x": axis("seconds", "seconds"),
+        "color": colors("phase", names, PHASE_COLOURS),
+        "opacity": {"condition": {"test": "datum.reached", "value": 1}, "value": 0.4},
+        "order": {"field": "order", "type": "quantitative"},
+        "tooltip": tooltip(run="run", phase="phase", seconds="seconds|.3~g", reached="reached"),
+    }
+    order = {"calculate": f"indexof({names}, datum.phase)", "as": "order"}
+    spec = bars(list(comparison.finished), encoding, params=[HIDDEN, CHOSEN], where=[SHOWN, AT_TARGET, order])
+    note = "Choose the target below. Pale bars never reached it, and show the whole run."
+    return Figure(f"phases-{comparison.id}", "Time to the target, by phase", alt, spec, rows, comparison.id, note=note)
 
 
-def _per_batch(comparison: Comparison) -> Figure:
-    rows = batch_rows(comparison)
-    means = {
-        kind: fmean(r["milliseconds"] for r in rows if r["pass"] == kind)
-        for kind in dict.fromkeys(r["pass"] for r in rows)
-    }
-    alt = "Mean over methods: " + "; ".join(f"{kind} {value:.3g} ms" for kind, value in means.items())
-    kinds = ["selection pass", "forward", "backward"]
-    y, lookup, height = by_label(list(comparison.by_label))
-    spec: Spec = {
-        "params": [HIDDEN],
-        "transform": [SHOWN, lookup],
-        "height": height,
-        "mark": {"type": "point", "size": 90, "opacity": 0.9},
-        "encoding": {
-            "y": y,
-            "x": axis("milliseconds", "milliseconds per batch", zero=True),
-            "color": {
-                "field": "pass",
-                "type": "nominal",
-                "scale": {"domain": kinds, "range": [_PHASE_COLOURS[i] for i in range(3)]},
-                "legend": {},
-            },
-            "shape": {"field": "pass", "scale": {"domain": kinds, "range": ["diamond", "circle", "square"]}},
-            "tooltip": tooltip(run="run", what="pass", milliseconds="milliseconds|.3~g"),
-        },
-    }
-    return Figure(f"batches-{comparison.id}", "Cost of a batch, forward and backward", alt, spec, rows, comparison.id)
+# ---- epochs
 
 
 def epoch_rows(comparison: Comparison) -> list[Row]:
     """Rows with the seconds of an epoch and the fractions of the training set dropped, as means."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
-        name, budget = split_label(label)
         count = sum(len(run.records) for run in runs)
         spent = _total(runs, lambda r: sum(r["seconds"].values()) - r["seconds"]["evaluation"])
         offered, scored, skipped, trained = (
@@ -164,59 +157,167 @@ def epoch_rows(comparison: Comparison) -> list[Row]:
         compute = _total(runs, itemgetter("compute"))
         diet = runs[0].method == "diet" and compute > 0
         examples = count * (scored + 3 * trained) / (3 * compute) if diet else offered
-        rows.append(
-            {
-                "run": label,
-                "method": name,
-                "budget": budget,
-                "seconds": spent / count,
-                "before training": 1 - offered / examples,
-                "before loading": skipped / examples,
-                "after scoring": max(0.0, (offered - skipped - trained) / examples),
-            }
-        )
+        dropped = {"before training": 1 - offered / examples, "before loading": skipped / examples}
+        dropped["after scoring"] = max(0.0, (offered - skipped - trained) / examples)
+        rows.append(names_of(label) | {"seconds": spent / count} | dropped)
     return rows
+
+
+def _total(runs: Sequence[Run], value: Callable[[Record], float]) -> float:
+    return float(sum(value(record) for run in runs for record in run.records))
 
 
 def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
     rows = [{key: row[key] for key in ("run", "method", "budget", "seconds")} for row in epoch_rows(comparison)]
-    y, lookup, height = by_label(list(comparison.by_label))
     alt = "Seconds per epoch: " + "; ".join(f"{row['run']} {row['seconds']:.3g}" for row in rows)
-    spec: Spec = {
-        "params": [HIDDEN],
-        "transform": [SHOWN, lookup],
-        "height": height,
-        "encoding": {
-            "y": y,
-            # Room for the longest bar's number.
-            "x": axis(
-                "seconds", "seconds per epoch", domain=[0, 1.3 * max(row["seconds"] for row in rows)], nice=False
-            ),
-        },
-        "layer": [
-            {
-                "mark": "bar",
-                "encoding": {"color": palette.color(), "tooltip": tooltip(run="run", seconds="seconds|.3~g")},
-            },
-            {
-                "mark": {"type": "text", "align": "left", "dx": 4},
-                "encoding": {"text": {"field": "seconds", "type": "quantitative", "format": ".3~g"}},
-            },
-        ],
-    }
+    domain = [0, 1.3 * max(row["seconds"] for row in rows)]  # with room for the longest bar's number
+    number = {"text": {"field": "seconds", "type": "quantitative", "format": ".3~g"}}
+    spec = bars(
+        list(comparison.by_label),
+        {"x": axis("seconds", "seconds per epoch", domain=domain, nice=False)},
+        layer("bar", {"color": palette.color(), "tooltip": tooltip(run="run", seconds="seconds|.3~g")}),
+        layer("text", number, align="left", dx=4),
+        params=[HIDDEN],
+        where=[SHOWN],
+    )
     return Figure(f"epochs-{comparison.id}", "Seconds per epoch", alt, spec, rows, comparison.id)
 
 
 def _dropped(comparison: Comparison) -> Table:
     kinds = ("before training", "before loading", "after scoring")
-    cells = [
-        [row["run"], f"{row['seconds']:.3g}", *(f"{row[kind]:.1%}" for kind in kinds)] for row in epoch_rows(comparison)
-    ]
+    rows = epoch_rows(comparison)
+    cells = [[row["run"], f"{row['seconds']:.3g}", *(f"{row[kind]:.1%}" for kind in kinds)] for row in rows]
     title = "Share of the data that was dropped, in an epoch"
     note = (
         "Before training: pruned once and for all, by a diet. Before loading and after scoring: by selection, anew in "
         "each epoch."
     )
-    return Table(
-        f"dropped-{comparison.id}", title, ["method", "seconds per epoch", *kinds], cells, comparison.id, note=note
-    )
+    heading = ["method", "seconds per epoch", *kinds]
+    return Table(f"dropped-{comparison.id}", title, heading, cells, comparison.id, note=note)
+
+
+# ---- speed-ups where a backward pass costs more or fewer forward passes
+
+RATIOS = [0.25, *(0.5 * i for i in range(1, 11))]
+
+
+def projected_speed_up(passes: tuple[float, float], reference: tuple[float, float], ratio: float) -> float:
+    """Speed-up from the passes for selection and training, if a backward pass costs `ratio` forward passes.
+
+    >>> projected_speed_up((100, 33), (0, 100), 2)
+    1.50...
+    """
+    (scored, trained), (reference_scored, reference_trained) = passes, reference
+    return (reference_scored + (1 + ratio) * reference_trained) / (scored + (1 + ratio) * trained)
+
+
+def passes_to_target(comparison: Comparison, label: str, factor: float = DEFAULT) -> tuple[float, float] | None:
+    """Examples scored and trained on until the target was reached, mean over seeds; None if it never was."""
+    errors, runs = comparison.mean_curve(label).errors, comparison.finished[label]
+    reached = reached_at(errors, factor * _final_error(comparison))
+    if reached is None:
+        return None
+    scored = running_means(runs, lambda record: record["scored"])
+    return scored[reached], running_means(runs, lambda record: record["trained"])[reached]
+
+
+def measured_ratio(comparison: Comparison) -> float:
+    """Seconds of backward passes divided by those of forward passes, in the reference's runs."""
+    runs = comparison.finished[comparison.reference or ""]
+    return _total(runs, _phase("backward")) / max(_total(runs, _phase("forward")), 1e-9)
+
+
+def projection_rows(comparison: Comparison) -> list[Row]:
+    """Speed-ups over the reference by ratio, for all targets; those from `from` to below `to`, as multiples."""
+    reference = comparison.reference or ""
+    labels = [label for label in comparison.finished if label != reference]
+    rows: list[Row] = []
+    for start, end, (theirs, *ours) in spans(
+        lambda factor: [passes_to_target(comparison, label, factor) for label in (reference, *labels)]
+    ):
+        assert theirs is not None  # its last error is within any factor of itself
+        for label, passes in zip(labels, ours, strict=True):
+            if passes is not None:
+                row = names_of(label) | {"from": start, "to": end}
+                rows += [row | {"ratio": at, "speed-up": projected_speed_up(passes, theirs, at)} for at in RATIOS]
+    return rows
+
+
+def _projection(comparison: Comparison, rows: list[Row], palette: Palette) -> Figure:
+    """Lines by ratio, with the runs' own marked."""
+    own = measured_ratio(comparison)
+    nearest = min(RATIOS, key=lambda ratio: abs(ratio - own))
+    at_own = [row for row in rows if row["ratio"] == nearest and row["from"] <= DEFAULT < row["to"]]
+    words = "; ".join(f"{row['run']} {row['speed-up']:.2f}x" for row in at_own) or "no method gets there"
+    alt = f"To {DEFAULT}x of plain training's final error, at a ratio of {nearest:.2f}: {words}"
+    x = axis("ratio", "backward cost, in forward passes", domain=[0, 5])
+    y = axis("speed-up", "speed-up to the target", zero=False, format=".2~f")
+    line = {"x": x, "y": y, "color": palette.color(), "strokeDash": palette.dash(), "detail": {"field": "run"}}
+    tips = {"tooltip": tooltip(run="run", ratio="ratio|.2f", speed_up="speed-up|.2f")}
+    own_value = {"data": {"values": [{"ratio": own, "text": f"these runs: {own:.2f}"}]}}
+    at = {"x": {"field": "ratio", "type": "quantitative"}}
+    layers = [
+        layer("rule", {"y": y}, strokeDash=[3, 3]) | {"data": {"values": [{"speed-up": 1}]}},
+        layer("rule", at, strokeDash=[3, 3]) | own_value,
+        layer("text", at | {"text": {"field": "text"}}, align="left", dx=4, y="height", dy=-8) | own_value,
+        layer("line", line | tips, SHOWN, AT_TARGET),
+    ]
+    title = "Speed-up by the cost of backward passes"
+    note = "What the same passes would gain on other hardware or with another network. Choose the target below."
+    spec = of_methods(layers, params=[CHOSEN]) | {"transform": []}  # two layers have rows of no method
+    return Figure(f"projection-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
+
+
+# ---- several machines
+
+MACHINES = (
+    "Plain training on each machine: the more a backward pass costs in forward passes, the more selection can gain "
+    "there."
+)
+
+
+def machine_of(run: Run) -> str:
+    """The machine of a run in words: its accelerator, or else its processor and threads."""
+    known = {key: value for key, value in run.environment.items() if value is not None}
+    if "accelerator" in known:
+        return str(known["accelerator"])[:80]
+    processor = str(known.get("cpu") or known.get("machine") or "unknown machine")[:80]
+    return f"{processor}, {known['threads']} threads" if "threads" in known else processor
+
+
+def machine_rows(runs: Sequence[Run]) -> list[Row]:
+    """Milliseconds per batch in plain training, forward and backward, by network and machine; over all epochs."""
+    groups: dict[tuple[str, str, int], list[Run]] = {}
+    for run in runs:
+        if run.method == "traditional":
+            key = str(run.recipe["model"]), machine_of(run), int(run.recipe["batch_size"])
+            groups.setdefault(key, []).append(run)
+    rows: list[Row] = []
+    for (model, machine, size), mine in groups.items():
+        batches = max(1.0, _total(mine, itemgetter("batches")))
+        costs = {kind: 1000 * _total(mine, _phase(kind)) / batches for kind in ("forward", "backward")}
+        row = {"run": f"{machine}: {model}, batches of {size}", "machine": machine, "model": model, "batch size": size}
+        row["backward / forward"] = costs["backward"] / max(costs["forward"], 1e-9)
+        rows += [row | {"pass": kind, "milliseconds": value} for kind, value in costs.items()]
+    return rows
+
+
+def machines(runs: Sequence[Run]) -> Section:
+    """A chart of all machines, if there are several."""
+    rows, kinds = machine_rows(runs), ["forward", "backward"]
+    section = Section("machines", "Several machines", MACHINES, [])
+    if len({row["machine"] for row in rows}) < 2:
+        return section
+    ratios = {row["run"]: row["backward / forward"] for row in rows}
+    tips = tooltip(run="run", what="pass", milliseconds="milliseconds|.3~g", ratio="backward / forward|.2f")
+    encoding = {
+        "x": axis("milliseconds", "milliseconds per batch"),
+        "color": colors("pass", kinds, PHASE_COLOURS[1:3]),
+        "order": {"field": "order", "type": "quantitative"},
+        "tooltip": tips,
+    }
+    spec = bars(list(ratios), encoding, where=[{"calculate": f"indexof({kinds}, datum.pass)", "as": "order"}])
+    words = "; ".join(f"{run} {ratio:.2f}" for run, ratio in ratios.items())
+    alt = f"A backward pass costs, in forward passes: {words}."
+    section.parts.append(Figure("cost-by-machine", "Cost of a batch on each machine", alt, spec, rows, note=alt))
+    return section

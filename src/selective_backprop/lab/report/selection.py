@@ -1,4 +1,4 @@
-"""Section 4: what was selected, when, and how often.
+"""What was selected, when, and how often.
 
 # M = examples
 """
@@ -10,82 +10,156 @@ from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
+import torch
 
+import selective_backprop as sb
 from selective_backprop.lab.probes.examples import read_examples, spread
-from selective_backprop.lab.report.chances import chance_by_percentile, with_would_be_chances
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, choice, is_flat, label_ends, tooltip
+from selective_backprop.lab.report.charts import (
+    HIDDEN,
+    SHOWN,
+    Palette,
+    axis,
+    colors,
+    is_flat,
+    label_ends,
+    layer,
+    of_methods,
+    of_one,
+    tooltip,
+)
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
 from selective_backprop.lab.report.left_out import LeftOut
-from selective_backprop.lab.report.logs import Log, moments
-from selective_backprop.lab.report.runs import split_label
+from selective_backprop.lab.report.logs import Floats, Log, moments
+from selective_backprop.lab.report.runs import Run, names_of
 
 READING = (
     "Selection is at work where few candidates are trained on, those of high loss have the highest chance, and some "
     "examples are trained on far more often than others."
 )
-_QUANTILES = 31
-_FLOOR = 1e-4  # smaller losses are shown here, or they would take up most of the logarithmic axis
-_MOST_VALUES = 10_000  # most values of single examples in a page
+SELECTIVE = "selective_backprop"
+_EPOCH: Spec = axis("epoch", "epoch", tickMinStep=1, format="d", zero=False, nice=False)
 
 
 def selection(
     comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]], palette: Palette, left_out: LeftOut
 ) -> Section:
     """`logs` are by comparison and label."""
-    parts: list[Part] = []
+    parts: list[Part | None] = []
     for comparison in comparisons:
-        if not is_flat(selectivity_rows(comparison), "selectivity"):
-            parts.append(_selectivity(comparison, palette))
-        if figure := chance_by_percentile(comparison, palette):
-            parts.append(figure)
-        if mine := logs[comparison.id]:
-            if any(loss_rows(label, log) for label, log in mine.items()):
-                parts.append(_losses(comparison, mine))
-            if figure := _single_examples(comparison, mine, _MOST_VALUES // sum(map(bool, logs.values())), left_out):
-                parts.append(figure)
-            if not is_flat([row for label, log in mine.items() for row in times_rows(label, log)], "times"):
-                parts.append(_times_trained(comparison, mine, palette))
-    return Section("selection", "What was selected", READING, parts)
+        mine = logs[comparison.id]
+        parts += [_selectivity(comparison, palette), _formula(comparison, palette), _losses(comparison, mine)]
+        parts += [_single_examples(comparison, mine, left_out), _times_trained(comparison, mine, palette)]
+    return Section("selection", "What was selected", READING, [part for part in parts if part is not None])
 
 
 def selectivity_rows(comparison: Comparison) -> list[Row]:
     """Share of candidates that were trained on, in each epoch; mean over seeds."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
-        name, budget = split_label(label)
         length = min(len(run.records) for run in runs)
         for i in range(length):
             records = [run.records[len(run.records) - length + i] for run in runs]
             share = fmean(record["trained"] / record["offered"] for record in records)
-            rows.append({"run": label, "method": name, "budget": budget, "epoch": i + 1, "selectivity": share})
+            rows.append(names_of(label) | {"epoch": i + 1, "selectivity": share})
     return rows
 
 
-def _selectivity(comparison: Comparison, palette: Palette) -> Figure:
+def _selectivity(comparison: Comparison, palette: Palette) -> Figure | None:
     rows = selectivity_rows(comparison)
-    final = {row["run"]: row["selectivity"] for row in rows}
-    alt = "In the last epoch: " + "; ".join(f"{label} {share:.1%}" for label, share in final.items())
-    encoding = {
-        "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False, nice=False),
-        "y": axis("selectivity", "share of candidates trained on", format=".0%", domain=[0, 1]),
-        "color": palette.color(),
-        "detail": {"field": "run"},
-    }
+    if is_flat(rows, "selectivity"):
+        return None
+    ends = {row["run"]: row for row in rows}
+    alt = "In the last epoch: " + "; ".join(f"{label} {row['selectivity']:.1%}" for label, row in ends.items())
+    y = axis("selectivity", "share of candidates trained on", format=".0%", domain=[0, 1])
+    encoding = {"x": _EPOCH, "y": y, "color": palette.color(), "detail": {"field": "run"}}
     tips = tooltip(run="run", epoch="epoch", selectivity="selectivity|.1%")
-    ends = list({row["run"]: row for row in rows}.values())
-    names, height = label_ends(ends, encoding["x"], encoding["y"], palette)
-    spec: Spec = {
-        "params": [HIDDEN],
-        "transform": [SHOWN],
-        "height": height,
-        "layer": [
-            {"mark": "line", "encoding": encoding | {"strokeDash": palette.dash()}},
-            {"mark": "point", "encoding": encoding | {"shape": palette.shape(), "tooltip": tips}},
-            *names,
-        ],
-    }
+    names, height = label_ends(list(ends.values()), _EPOCH, y, palette)
+    layers = [
+        layer("line", encoding | {"strokeDash": palette.dash()}),
+        layer("point", encoding | {"shape": palette.shape(), "tooltip": tips}),
+    ]
+    spec = of_methods([*layers, *names], height=height)
     return Figure(f"selectivity-{comparison.id}", "Achieved selectivity", alt, spec, rows, comparison.id)
+
+
+# ---- SB's chance by the percentile of the loss
+
+BETAS = (0.5, 1.0, 2.0, 3.0, 5.0)
+_POINTS = 41
+
+
+def beta_of(run: Run) -> float:
+    """SB's exponent at the selectivity of this run."""
+    selectivity = run.config.get("selectivity", 1 / 3)
+    known = isinstance(selectivity, (int, float)) and 0.001 <= selectivity <= 1
+    return sb.functional.beta_from_selectivity(selectivity if known else 1 / 3)
+
+
+def formula_rows(comparison: Comparison) -> list[Row]:
+    """Points of percentile ** beta: for each run with SB under its label, and for other beta to compare with."""
+    mine = {label: [beta_of(runs[0])] for label, runs in comparison.by_label.items() if runs[0].method == SELECTIVE}
+    if not mine:
+        return []
+    # Lines of almost the same beta, and their names, would be on each other.
+    others = [beta for beta in BETAS if not any(0.6 < beta / max(own, 1e-9) < 1.7 for (own,) in mine.values())]
+    at = torch.linspace(0, 1, _POINTS).square()  # most of them where lines with beta < 1 are steep
+    rows: list[Row] = []
+    for label, betas in ({"": others} | mine).items():
+        for beta in betas:
+            row = names_of(label) | {"beta": round(beta, 3), "selectivity": sb.functional.selectivity_from_beta(beta)}
+            rows += [
+                row | {"percentile": float(percentile), "chance": float(chance)}
+                for percentile, chance in zip(at, sb.functional.keep_probability(at, beta), strict=True)
+            ]
+    return rows
+
+
+def _formula(comparison: Comparison, palette: Palette) -> Figure | None:
+    """A line per beta, those of the runs in the colour of their method; None if no run has SB."""
+    rows = formula_rows(comparison)
+    if not rows:
+        return None
+    x = axis("percentile", "percentile of the loss among recent losses", format=".0%", domain=[0, 1])
+    y = axis("chance", "chance of selection", format=".0%", domain=[0, 1])
+    tips = tooltip(run="run", beta="beta|.3~g", percentile="percentile|.0%", chance="chance|.1%")
+    # Where the chance is one half, the lines are furthest apart.
+    named = {row["beta"]: {"percentile": 0.5 ** (1 / row["beta"]), "chance": 0.5} for row in rows if row["beta"] > 0}
+    labels = {"data": {"values": [place | {"words": f"beta {beta:.3g}"} for beta, place in named.items()]}}
+    line = {"x": x, "y": y, "detail": {"field": "beta"}, "tooltip": tips}
+    words = {"x": x, "y": y, "text": {"field": "words"}}
+    layers = [
+        layer("line", line, "datum.run === ''", color="#8a94a3", strokeDash=[4, 3], strokeWidth=1.5),
+        layer("line", line | {"color": palette.color()}, "datum.run !== ''", SHOWN, strokeWidth=3),
+        layer("text", words, align="left", dx=5, dy=6) | labels,
+    ]
+    own = {row["run"]: row for row in rows if row["run"]}
+    betas = (f"{run} has beta {row['beta']:.3g}, selecting {row['selectivity']:.0%}" for run, row in own.items())
+    alt = f"The larger beta, the fewer examples of low loss are selected. {'; '.join(betas)}."
+    note = "Lines are percentile ^ beta, by which a share of 1 / (beta + 1) is selected. Thick lines: these runs."
+    title = "Chance of selection by percentile of the loss"
+    spec: Spec = {"params": [HIDDEN], "layer": layers}
+    return Figure(f"chance-by-percentile-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
+
+
+def percentiles(losses: Floats) -> Floats:
+    """(M,) share of the known losses that are at most this one; NaN where the loss is unknown.
+
+    >>> percentiles(np.array([3.0, 1.0, np.nan, 2.0])).round(2).tolist()
+    [1.0, 0.33, nan, 0.67]
+    """
+    found = np.full(len(losses), np.nan)
+    known = np.flatnonzero(~np.isnan(losses))
+    if len(known):
+        found[known] = np.searchsorted(np.sort(losses[known]), losses[known], side="right") / len(known)
+    return found
+
+
+# ---- losses and chances in the ledgers
+
+_QUANTILES = 31
+_FLOOR = 1e-4  # smaller losses are shown here, or they would take up most of the logarithmic axis
+_CDF, _CHANCE = "examples with a lower loss", "chance of selection"
 
 
 def loss_rows(label: str, log: Log) -> list[Row]:
@@ -94,16 +168,9 @@ def loss_rows(label: str, log: Log) -> list[Row]:
     for epoch in moments(log.num_epochs):
         losses, chances = (array[epoch].astype(np.float64) for array in (log.history.loss, log.history.probability))
         known = np.flatnonzero(~np.isnan(losses))
-        if not len(known):
-            continue
         order = known[np.argsort(losses[known], kind="stable")]
-        parts = (
-            np.array_split(order, _QUANTILES)
-            if len(order) >= _QUANTILES
-            else [order[i : i + 1] for i in range(len(order))]
-        )
         done = 0
-        for part in parts:
+        for part in np.array_split(order, min(_QUANTILES, len(order))) if len(order) else ():
             done += len(part)
             row = {"run": label, "epoch": epoch + 1, "loss": max(_FLOOR, float(np.median(losses[part])))}
             rows.append(row | {"kind": _CDF, "value": (done - len(part) / 2) / len(order)})
@@ -112,48 +179,50 @@ def loss_rows(label: str, log: Log) -> list[Row]:
     return rows
 
 
-_CDF, _CHANCE = "examples with a lower loss", "chance of selection"
-
-
-def _losses(comparison: Comparison, logs: Mapping[str, Log]) -> Figure:
+def _losses(comparison: Comparison, logs: Mapping[str, Log]) -> Figure | None:
     rows = [row for label, log in logs.items() for row in loss_rows(label, log)]
-    labels = _choosy_first(logs)
-    medians = [f"{label} {_median(log, 0):.2g} to {_median(log, -1):.2g}" for label, log in logs.items()]
-    spec: Spec = {
-        "params": [choice("chosen", labels, "method")],
-        "transform": [{"filter": "datum.run === chosen"}],
-        "mark": "line",
-        "encoding": {
-            "x": axis("loss", "loss, on a logarithmic scale", scale_type="log", format="~g", tickCount=5),
-            "y": axis("value", "share or chance", format=".0%", domain=[0, 1]),
-            "color": {"field": "epoch", "type": "ordinal", "legend": {"title": "after epoch", "titleOrient": "left"}},
-            "strokeDash": {
-                "field": "kind",
-                "scale": {"domain": [_CDF, _CHANCE], "range": [[1, 0], [5, 3]]},
-                "legend": {"columns": 1, "symbolType": "stroke"},
-            },
-            "tooltip": tooltip(run="run", epoch="epoch", loss="loss|.3~g", what="kind", value="value|.1%"),
-        },
+    if not rows:
+        return None
+    dashes = {"domain": [_CDF, _CHANCE], "range": [[1, 0], [5, 3]]}
+    encoding: Spec = {
+        "x": axis("loss", "loss, on a logarithmic scale", scale_type="log", format="~g", tickCount=5),
+        "y": axis("value", "share or chance", format=".0%", domain=[0, 1]),
+        "color": {"field": "epoch", "type": "ordinal", "legend": {"title": "after epoch", "titleOrient": "left"}},
+        "strokeDash": {"field": "kind", "scale": dashes, "legend": {"columns": 1, "symbolType": "stroke"}},
+        "tooltip": tooltip(run="run", epoch="epoch", loss="loss|.3~g", what="kind", value="value|.1%"),
     }
+    medians = [f"{label} {_median(log, 0):.2g} to {_median(log, -1):.2g}" for label, log in logs.items()]
     title = "Losses, and chances of selection"
     note = "Whole lines move left as losses fall; dashed ones show whom selection prefers."
     alt = f"Median loss, first to last epoch: {'; '.join(medians)}"
+    spec = of_one(_choosy_first(logs), encoding, [{"mark": "line"}])
     return Figure(f"losses-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
 
 
 def _choosy_first(logs: Mapping[str, Log]) -> list[str]:
     """Labels, sorted so that methods with different chances come first. The others have little to show."""
     spreads = {label: float(np.ptp(np.nan_to_num(log.history.probability[-1], nan=1))) for label, log in logs.items()}
-    return sorted(logs, key=lambda label: (spreads[label] == 0, logs[label].run.method != "selective_backprop"))
+    return sorted(logs, key=lambda label: (spreads[label] == 0, logs[label].run.method != SELECTIVE))
 
 
 def _median(log: Log, epoch: int) -> float:
     return float(np.nanmedian(log.history.loss[epoch].astype(np.float64)))
 
 
-def _single_examples(
-    comparison: Comparison, logs: Mapping[str, Log], most_values: int, left_out: LeftOut
-) -> Figure | None:
+def with_would_be_chances(label: str, log: Log, logs: Mapping[str, Log]) -> tuple[str, Floats]:
+    """Name and (epochs, M) chances of a run. Plain training selects nothing, and gets what SB would have given.
+
+    Its percentiles are among all losses in the ledger at the end of each epoch. The beta is that of the first run with
+    SB among the logs, or else 2.
+    """
+    if log.run.method != "traditional":
+        return label, log.history.probability.astype(np.float64)
+    beta = next((beta_of(other.run) for other in logs.values() if other.run.method == SELECTIVE), 2.0)
+    places = np.stack([percentiles(losses.astype(np.float64)) for losses in log.history.loss])
+    return f"{label} (would-be, beta {beta:.3g})", np.asarray(np.power(places, beta))
+
+
+def _single_examples(comparison: Comparison, logs: Mapping[str, Log], left_out: LeftOut) -> Figure | None:
     chosen: dict[str, Log] = {}
     for label, log in logs.items():
         name, chances = with_would_be_chances(label, log, logs)
@@ -162,41 +231,23 @@ def _single_examples(
     if not chosen:
         return None
     size = min(log.num_examples for log in chosen.values())
-    default = _probed(next(iter(chosen.values())), size, left_out)
-    count = max(10, min(size, most_values // sum(log.num_epochs for log in chosen.values())))
-    ids = sorted({*default, *spread(size, count)})
+    ids = _followed(next(iter(chosen.values())), size, left_out)
     rows = [row for label, log in chosen.items() for row in chance_rows(label, log, ids)]
     if is_flat(rows, "chance"):
         return None
-    shown = [row for row in rows if row["example"] in default]
-    labels = _choosy_first(chosen)
-    spec: Spec = {
-        "params": [choice("chosen", labels, "method")],
-        "transform": [{"filter": "datum.run === chosen"}],
-        "encoding": {
-            "x": axis("epoch", "epoch", tickMinStep=1, format="d", zero=False, nice=False),
-            "y": axis("chance", "chance of selection", format=".0%", domain=[0, 1]),
-            "color": {
-                "field": "example",
-                "type": "nominal",
-                "scale": {"scheme": "dark2"},
-                "legend": {"title": "example", "titleOrient": "left"},
-            },
-        },
-        "layer": [
-            {"mark": "line"},
-            {"mark": "point", "encoding": {"tooltip": tooltip(example="example", epoch="epoch", chance="chance|.1%")}},
-        ],
+    encoding: Spec = {
+        "x": _EPOCH,
+        "y": axis("chance", "chance of selection", format=".0%", domain=[0, 1]),
+        "color": colors("example", ids, legend={"title": "example", "titleOrient": "left"}),
     }
-    changes = "; ".join(
-        f"{name} {change:.1%}" for name, log in chosen.items() if (change := mean_change(log)) is not None
-    )
-    alt = f"Examples {', '.join(map(str, default))}, of {len(ids)} that can be chosen."
-    note = f"Mean change of all examples' chances from one epoch to the next: {changes}." if changes else ""
+    tips = {"tooltip": tooltip(example="example", epoch="epoch", chance="chance|.1%")}
+    spec = of_one(_choosy_first(chosen), encoding, [{"mark": "line"}, layer("point", tips)])
+    changes = [f"{name} {change:.1%}" for name, log in chosen.items() if (change := mean_change(log)) is not None]
+    note = f"Mean change of all examples' chances from one epoch to the next: {'; '.join(changes)}." if changes else ""
     if any(log.run.method == "traditional" for log in chosen.values()):
         note += " Would-be chances are those that SB would give by the losses of a run that trains on everything."
-    title = "Chance of selection of single examples"
-    return Figure(f"examples-{comparison.id}", title, alt, spec, shown, comparison.id, "Examples", rows, note)
+    title, alt = "Chance of selection of single examples", f"Examples {', '.join(map(str, ids))}."
+    return Figure(f"examples-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
 
 
 def mean_change(log: Log) -> float | None:
@@ -205,7 +256,7 @@ def mean_change(log: Log) -> float | None:
     return None if np.isnan(changes).all() else float(np.nanmean(changes))
 
 
-def _probed(log: Log, size: int, left_out: LeftOut) -> list[int]:
+def _followed(log: Log, size: int, left_out: LeftOut) -> list[int]:
     """The examples that were followed by a probe, or five spread over the data."""
     if (log.run.path / "probes" / "examples.jsonl").exists():
         what = f"examples followed in {log.run.label}, seed {log.run.seed}"
@@ -233,32 +284,25 @@ def times_rows(label: str, log: Log) -> list[Row]:
     could not be seen.
     """
     counts = np.sort(log.history.selected.astype(np.int64).sum(0))
-    last = len(counts) - 1
-    name, budget = split_label(label)
     shares = [*(i / 50 for i in range(50)), 0.99]
-    return [
-        {"run": label, "method": name, "budget": budget, "share": share, "times": int(counts[round(share * last)])}
-        for share in shares
-    ]
+    return [names_of(label) | {"share": at, "times": int(counts[round(at * (len(counts) - 1))])} for at in shares]
 
 
-def _times_trained(comparison: Comparison, logs: Mapping[str, Log], palette: Palette) -> Figure:
+def _times_trained(comparison: Comparison, logs: Mapping[str, Log], palette: Palette) -> Figure | None:
     rows = [row for label, log in logs.items() for row in times_rows(label, log)]
-    medians = "; ".join(f"{row['run']} {row['times']}" for row in rows if row["share"] == 0.5)
-    spec: Spec = {
-        "params": [HIDDEN],
-        "transform": [SHOWN],
-        "mark": {"type": "line", "interpolate": "step-after"},
-        "encoding": {
-            "x": axis("share", "examples, the least trained on first", format=".0%"),
-            "y": axis("times", "times trained on", tickMinStep=1, format="d"),
-            "color": palette.color(),
-            "strokeDash": palette.dash(),
-            "detail": {"field": "run"},
-            "tooltip": tooltip(run="run", share_of_examples="share|.0%", times="times"),
-        },
+    if is_flat(rows, "times"):
+        return None
+    encoding: Spec = {
+        "x": axis("share", "examples, the least trained on first", format=".0%"),
+        "y": axis("times", "times trained on", tickMinStep=1, format="d"),
+        "color": palette.color(),
+        "strokeDash": palette.dash(),
+        "detail": {"field": "run"},
+        "tooltip": tooltip(run="run", share_of_examples="share|.0%", times="times"),
     }
+    medians = "; ".join(f"{row['run']} {row['times']}" for row in rows if row["share"] == 0.5)
     title = "How often each example was trained on"
     note = "A flat line trains on all alike; the steeper, the more of it goes to a few. The last hundredth is left out."
     alt = f"Times that the median example was trained on: {medians}"
+    spec = of_methods([layer("line", encoding, interpolate="step-after")])
     return Figure(f"times-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)

@@ -20,10 +20,7 @@ function rowsOf(number) {
   return columns[0][1].map((_, i) => Object.fromEntries(columns.map(([name, values]) => [name, values[i]])));
 }
 
-function shownRows(id) {
-  const figure = page.figures[id];
-  return figure.picked ? rowsOf(figure.choices).filter(row => figure.picked.has(row.example)) : rowsOf(figure.table);
-}
+const shownRows = id => rowsOf(page.figures[id].table);
 
 async function draw(element) {
   const id = element.id, figure = page.figures[id], chart = element.querySelector(".chart");
@@ -196,47 +193,18 @@ function fill(details) {
   details.replaceChildren(details.querySelector("summary"), ...(details.open ? dataTable(details.closest("figure").id) : []));
 }
 
-const examplesIn = number => [...new Set(rowsOf(number).map(row => row.example))];
-
-function pick(form) {
-  const id = form.closest("figure").id, figure = page.figures[id], known = examplesIn(figure.choices);
-  const asked = form.querySelector("input").value.split(/[\s,]+/).filter(Boolean).map(Number);
-  const missing = asked.filter(example => !known.includes(example));
-  form.querySelector("[role=status]").textContent = missing.length ? `Not in this page: ${missing.join(", ")}. It holds ${known.length} examples, among them ${known.slice(0, 8).join(", ")}.` : "";
-  const found = asked.filter(example => known.includes(example)).slice(0, 8);
-  if (!found.length) return;
-  figure.picked = new Set(found);
-  drawn.get(id)?.data("rows", shownRows(id)).run();
-}
-
-// The examples that a chart shows at first, in the field that chooses them.
-function fillPickers() {
-  for (const input of document.querySelectorAll(".picker input")) {
-    input.value ||= examplesIn(page.figures[input.closest("figure").id].table).join(", ");
-  }
-}
-
-document.addEventListener("submit", event => { event.preventDefault(); pick(event.target); });
-onClick(".picker .others", button => {
-  const form = button.closest("form"), known = examplesIn(page.figures[form.closest("figure").id].choices);
-  form.querySelector("input").value = Array.from({length: 5}, () => known[Math.floor(Math.random() * known.length)]).join(", ");
-  pick(form);
-});
-
 // ---- while runs go on, the file is written again and again: load it again, and look the same
 
 const topOf = element => element.getBoundingClientRect().top;
-const pickers = () => [...document.querySelectorAll(".picker")].map(form => [form, form.closest("figure").id]);
 
 function save() {
-  const state = {signals: {}, heights: {}, examples: {}};
+  const state = {signals: {}, heights: {}};
   for (const [id, view] of drawn) {
     if (!view) continue;
     const names = (page.figures[id].spec.params ?? []).filter(param => param.bind).map(param => param.name);
     state.signals[id] = Object.fromEntries(names.map(name => [name, view.signal(name)]));
     state.heights[id] = document.getElementById(id).querySelector(".chart").offsetHeight;
   }
-  for (const [form, id] of pickers()) state.examples[id] = [form.querySelector("input").value, Boolean(page.figures[id].picked)];
   state.tables = [...document.querySelectorAll("details.data[open]")].map(details => details.closest("figure").id);
   // What is at the top of the screen may be elsewhere in the new page.
   const seen = [...document.querySelectorAll("main [id]")].findLast(element => element.getClientRects().length && topOf(element) <= 1);
@@ -244,15 +212,10 @@ function save() {
   sessionStorage.setItem(location.pathname, JSON.stringify(state));
 }
 
-function restore({heights, examples, tables, seen, top}) {
+function restore({heights, tables, seen, top}) {
   for (const [id, height] of Object.entries(heights)) {
     const chart = document.getElementById(id)?.querySelector(".chart");
     if (chart) chart.style.minHeight = `${height}px`;
-  }
-  for (const [form, id] of pickers()) {
-    if (!(id in examples)) continue;
-    form.querySelector("input").value = examples[id][0];
-    if (examples[id][1]) pick(form);
   }
   for (const id of tables) {
     const details = document.getElementById(id)?.querySelector("details.data");
@@ -273,7 +236,6 @@ function loadAgain() {
   location.reload();
 }
 
-fillPickers();
 showMethods();
 if (restored) restore(restored);
 else openTarget();
