@@ -17,8 +17,8 @@ from selective_backprop.checkpoint.sealed import seal
 from selective_backprop.lab.probes.files import read_arrays, read_rows
 from selective_backprop.lab.report import build_report, find_runs
 from selective_backprop.lab.report.page import render
-from selective_backprop.lab.runs.choices import Choice, parse_option
 from selective_backprop.lab.runs.ledger_log import read_ledger_log
+from selective_backprop.lab.runs.methods import MethodSpec, parse_option
 from selective_backprop.lab.runs.records import RunFolder, read_records
 from tests.lab.report.made_up import made_up_run
 
@@ -119,7 +119,7 @@ def test_any_content_is_read_or_refused(name, tmp_path_factory):
 
 @given(st.text(max_size=30))
 def test_methods_written_in_one_word(text):
-    for read in (Choice.parse, parse_option):
+    for read in (MethodSpec.parse, parse_option):
         try:
             read(text)
         except ValueError as error:

@@ -223,8 +223,8 @@ def test_a_network_of_ones_own(own):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet-20", "there is no model 'resnet-20', did you mean 'resnet20'? There are small_cnn, "),
-        ("WRN-28-10", "did you mean 'wrn_28_10'?"),
+        ("resnet-20", "there is no model 'resnet-20': did you mean resnet20? There are small_cnn, "),
+        ("WRN-28-10", "did you mean wrn_28_10?"),
         ("xyz", "there is no model 'xyz'. There are small_cnn, "),
         ("", "Name your own as 'package.module:function'"),
         ("{own}.nets:", "name your own model as 'package.module:function', got"),

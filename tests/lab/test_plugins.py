@@ -62,10 +62,7 @@ def test_plug_ins_are_listed_and_a_broken_one_disturbs_nobody(installed):
     found = {method["name"]: method for method in told["methods"]}
     assert found["hard-examples:hardest"]["about"] == "Train on the hardest of each candidate batch."
     assert found["hard-examples:hardest"]["selectivity"]
-    options = found["hard-examples:hardest"]["options"]
-    assert options == [
-        {"name": "warmup_epochs", "default": 0, "about": "number of epochs in which everything is trained on"}
-    ]
+    assert found["hard-examples:hardest"]["options"] == {"warmup_epochs": 0, "views": None}
     assert "cannot be imported from 'hard_examples:nothing'" in found["hard-examples:broken"]["error"]
     assert "hard-examples:stripes" in told["datasets"] and "hard-examples:linear" in told["models"]
 

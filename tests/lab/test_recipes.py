@@ -2,7 +2,7 @@ import pytest
 import torch
 from PIL import Image
 
-from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import RECIPES, Decay, find_recipe
 from selective_backprop.lab.runs.training import load_data, train
 from selective_backprop.lab.study.comparison import settings_for
@@ -110,10 +110,10 @@ def test_composers_imagenet_recipe_runs_on_a_folder_of_that_layout(tmp_path, mon
     recipe = find_recipe("composer_imagenet")
     assert (recipe.model, recipe.epochs, recipe.image_size) == ("resnet50", 90, 224)
     small = recipe.with_(dataset=str(tmp_path / "imagenet"), image_size=32, batch_size=4, epochs=2)
-    settings = settings_for(Choice.parse("composer"), small)
+    settings = settings_for(MethodSpec.parse("composer"), small)
     assert settings.options == {"start": 0.5, "end": 0.9, "interrupt": 2, "scale_factor": 0.5}
-    assert settings_for(Choice.parse("composer:interrupt=3"), small).options["interrupt"] == 3
-    assert settings_for(Choice.parse("sb"), small).options == {}
+    assert settings_for(MethodSpec.parse("composer:interrupt=3"), small).options["interrupt"] == 3
+    assert settings_for(MethodSpec.parse("sb"), small).options == {}
     records = train(settings, load_data(settings))
     # 4 batches of 4 in an epoch: the window holds all of the second one but the last, and skips every second batch.
     assert records[0]["trained"] == 16

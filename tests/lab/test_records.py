@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from selective_backprop.checkpoint.sealed import read_sealed, seal
-from selective_backprop.lab.runs.choices import METHODS, make_method
+from selective_backprop.lab.runs.methods import METHODS, make_method
 from selective_backprop.lab.runs.records import RunFolder
 
 SETTINGS = {"method": "traditional", "seed": 0}

@@ -7,8 +7,8 @@ import torch
 
 from selective_backprop.lab.data.augment import Augment
 from selective_backprop.lab.data.datasets import load_images
-from selective_backprop.lab.runs.choices import make_method
 from selective_backprop.lab.runs.ledger_log import LedgerLog, read_selections
+from selective_backprop.lab.runs.methods import make_method
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.records import RunFolder
 from selective_backprop.lab.runs.settings import Settings
@@ -84,7 +84,7 @@ def test_without_views_the_augmentation_is_drawn_as_before():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("top_k", {"views": "new"}, "views= takes a seed, a whole number, got 'new'"),
+        ("top_k", {"views": "new"}, "views must be a whole number, got 'new'"),
         ("recorded", {"views": 1, "run": "runs/a"}, "recorded_backprop sees the views of the run that it repeats"),
     ],
 )

@@ -11,7 +11,7 @@ from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_cell, run_missing, settings_of, shuffled_by_seed
 from selective_backprop.lab.leaderboard.tuning import lengths_of, tune
 from selective_backprop.lab.leaderboard.workloads import DIGITS, WORKLOADS, find_workload
-from selective_backprop.lab.runs.choices import make_method
+from selective_backprop.lab.runs.methods import make_method
 from tests.lab.command_line import run, text_of
 
 PLAIN = Cell("plain", "traditional:rate=1", 1, 0, False)

@@ -10,9 +10,9 @@ import pytest
 from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.probes import make_probes
 from selective_backprop.lab.report import write_report
-from selective_backprop.lab.runs.choices import Choice
 from selective_backprop.lab.runs.experiment import Entry, run_in_turns
 from selective_backprop.lab.runs.ledger_log import LedgerLog
+from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.study.comparison import settings_for
 
@@ -30,7 +30,7 @@ def small_digits():
 def train(out, texts, data, *, seeds=1, probes=(), **more):
     recipe = find_recipe("digits").with_(epochs=3)
     for seed in range(seeds):
-        entries = [Entry(text, settings_for(Choice.parse(text), recipe, seed=seed, **more)) for text in texts]
+        entries = [Entry(text, settings_for(MethodSpec.parse(text), recipe, seed=seed, **more)) for text in texts]
         run_in_turns(
             entries,
             lambda settings: data,

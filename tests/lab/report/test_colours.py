@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from selective_backprop.lab.report import theme
-from selective_backprop.lab.runs.choices import METHODS
+from selective_backprop.lab.runs.methods import METHODS
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 SIGHTS = {

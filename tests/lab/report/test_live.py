@@ -6,8 +6,8 @@ import pytest
 
 from selective_backprop.lab.report import live
 from selective_backprop.lab.report.live import LiveReport, progress_of
-from selective_backprop.lab.runs.choices import Choice
 from selective_backprop.lab.runs.experiment import Entry
+from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.study.comparison import settings_for
 from tests.lab.command_line import run, text_of
@@ -16,7 +16,7 @@ from tests.lab.report.made_up import made_up_run
 
 
 def entry(label, epochs, seed=0):
-    return Entry(label, settings_for(Choice.parse("sb"), find_recipe("digits").with_(epochs=epochs), seed=seed))
+    return Entry(label, settings_for(MethodSpec.parse("sb"), find_recipe("digits").with_(epochs=epochs), seed=seed))
 
 
 def test_progress_counts_epochs_and_estimates_the_time_left():

@@ -33,12 +33,12 @@ def advise(
     import torch
 
     import selective_backprop as sb
-    from selective_backprop.lab.runs.choices import Choice
+    from selective_backprop.lab.runs.methods import MethodSpec
     from selective_backprop.lab.runs.training import Training, load_data
     from selective_backprop.lab.study.comparison import settings_for
 
     screen = Screen(output)
-    settings = settings_for(Choice.parse("traditional"), options.chosen())
+    settings = settings_for(MethodSpec.parse("traditional"), options.chosen())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     training = Training(settings, load_data(settings, options.data_dir), device)
     screen.note(f"measuring for about {seconds:g} s")
@@ -63,12 +63,11 @@ def spelled(option: Option) -> str:
     >>> spelled(made)
     'stale@0.33:every=3'
     """
-    from selective_backprop.lab.runs.choices import SHORT_NAMES
+    from selective_backprop.lab.runs.methods import short_name
 
-    short = next((name for name, full in SHORT_NAMES.items() if full == option.name), option.name)
     share = f"@{option.arguments['selectivity']:.2f}" if "selectivity" in option.arguments else ""
     others = ",".join(f"{name}={value}" for name, value in option.arguments.items() if name != "selectivity")
-    return f"{short}{share}{':' if others else ''}{others}"
+    return f"{short_name(option.name)}{share}{':' if others else ''}{others}"
 
 
 def _as_json(advice: Advice) -> dict[str, Any]:

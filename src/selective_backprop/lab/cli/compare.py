@@ -14,7 +14,7 @@ from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
-    from selective_backprop.lab.runs.choices import Choice
+    from selective_backprop.lab.runs.methods import MethodSpec
     from selective_backprop.lab.runs.recipes import Recipe
     from selective_backprop.lab.study.comparison import Design, Results
     from selective_backprop.lab.study.frontier import Interval
@@ -87,11 +87,11 @@ def compare(
     from selective_backprop.lab.study.tables import READING, SPEED_READING, standing_table
 
     screen, chosen = Screen(output), options.chosen()
-    lengths, choices = options.lengths(chosen), parse_methods(method or DEFAULT_METHODS, chosen)
+    lengths, specs = options.lengths(chosen), checked_methods(method or DEFAULT_METHODS, chosen)
     factors = check_targets(target)
     more: dict[str, object] = {"label_noise": label_noise, "validation": options.validation}
     more["record"] = options.recorded()
-    design = Design(choices, chosen, lengths, not no_baselines, more)
+    design = Design(specs, chosen, lengths, not no_baselines, more)
     if no_baselines and not design.methods:
         raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
     observers, load = options.observers(), cached_loader(options.data_dir)
@@ -186,13 +186,13 @@ def check_targets(target: list[float] | None) -> list[float]:
     return target or list(FACTORS)
 
 
-def parse_methods(texts: list[str], recipe: Recipe) -> list[Choice]:
+def checked_methods(texts: list[str], recipe: Recipe) -> list[MethodSpec]:
     """Parse all methods and make each once, so that a wrong one fails now and not after hours."""
-    from selective_backprop.lab.runs.choices import make_method, name_choices
+    from selective_backprop.lab.runs.methods import make_method, parse_methods
     from selective_backprop.lab.study.comparison import settings_for
 
-    choices = name_choices(texts)
-    for choice in choices:
-        settings = settings_for(choice, recipe)
+    specs = parse_methods(texts)
+    for spec in specs:
+        settings = settings_for(spec, recipe)
         make_method(settings.method, settings.selectivity, settings.options)
-    return choices
+    return specs

@@ -30,7 +30,7 @@ def methods(incomplete: str) -> list[str]:
     >>> methods("led")
     ['ledger', 'ledger_backprop', 'ledger_percentile']
     """
-    short = names_in("lab/runs/choices.py", "SHORT_NAMES")
+    short = names_in("lab/runs/methods.py", "SHORT_NAMES")
     names = {*short, *names_in("methods/__init__.py", "__all__"), *names_of_plugins("methods")}
     return _matching(names, incomplete)
 

@@ -181,7 +181,7 @@ def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, flo
     The ledger is the one at its defaults.
     """
     from selective_backprop.lab.leaderboard.arms import ARMS, DEFAULT
-    from selective_backprop.lab.runs.choices import Choice
+    from selective_backprop.lab.runs.methods import MethodSpec
 
     found: dict[str, dict[str, float]] = {}
     for one in standings:
@@ -189,7 +189,7 @@ def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, flo
             place = one.place(arm)
             interval = None if place is None else place.against_both("middle")
             if place is not None and interval is not None:
-                method = Choice.parse(place.setting.replace("{proxy}", "strided_cnn_tiny")).method
+                method = MethodSpec.parse(place.setting.replace("{proxy}", "strided_cnn_tiny")).method
                 found.setdefault(method, {}).setdefault(one.workload, round(interval.multiple.value, 3))
     return found
 

@@ -12,7 +12,6 @@ from selective_backprop.lab.cli.command import command
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
-    from selective_backprop.lab.runs.method_options import MethodOption
     from selective_backprop.lab.runs.recipes import Recipe
 
 
@@ -81,65 +80,44 @@ def _recipes(screen: Screen) -> list[dict[str, Any]]:
 
 def _spelled(recipe: Recipe) -> str:
     """The method of a recipe as `train --method` takes it."""
-    from selective_backprop.lab.runs.choices import SHORT_NAMES
+    from selective_backprop.lab.runs.methods import has_selectivity, short_name
 
-    short = next(name for name, full in SHORT_NAMES.items() if full == recipe.method)
-    return short if recipe.method == "ledger_backprop" else f"{short}@{recipe.selectivity:.2f}"
+    share = f"@{recipe.selectivity:.2f}" if has_selectivity(recipe.method) else ""
+    return short_name(recipe.method) + share
 
 
 def _methods(screen: Screen) -> dict[str, Any]:
     from selective_backprop.lab.plugins import names_of_plugins
-    from selective_backprop.lab.runs.choices import METHODS, SHORT_NAMES, recipe_settings
+    from selective_backprop.lab.runs.methods import METHODS, recipe_settings
 
-    screen.say("methods, as NAME[@SELECTIVITY][:OPTION=VALUE,...]\n")
-    short = {full: name for name, full in SHORT_NAMES.items()}
-    methods, shared = list[dict[str, Any]](), dict[str, Any]()
+    screen.say("methods, as NAME[@SELECTIVITY][:OPTION=VALUE,...], with their options and defaults\n")
+    methods = list[dict[str, Any]]()
     for name in [*METHODS, *names_of_plugins("methods")]:
         try:
-            about = _about(name)
+            methods.append(about := _about(name))
         except ValueError as error:  # a plug-in that cannot be imported must not hide the others
             methods.append({"name": name, "error": str(error)})
             screen.say(f"{name}\n  cannot be used: {error}\n")
             continue
-        also, own = about.pop("shared"), about["options"]
-        shared |= {option["name"]: option for option in also}
-        methods.append({"name": name, "short": short.get(name), **about, "shared_options": [o["name"] for o in also]})
-        names = f"{name} (short: {short[name]})" if name in short else name
+        names = name if about["short"] == name else f"{name} (short: {about['short']})"
         screen.say(names if about["selectivity"] else f"{names}, without @SELECTIVITY")
         screen.say(f"  {about['about']}")
-        for option in own:
-            screen.say(f"  - {_line(option)}")
-        if also:
-            screen.say(f"  also: {', '.join(option['name'] for option in also)}")
-        screen.say()
-    screen.say("options that several methods share")
-    for _, option in sorted(shared.items()):
-        screen.say(f"  - {_line(option)}")
+        told = (key if value is None else f"{key}={value}" for key, value in about["options"].items())
+        screen.say(f"  {', '.join(told)}\n")
     settings = sorted(recipe_settings())
-    screen.say(f"\nsettings of the recipe that an option may change, as in ledger:lr=0.2\n  {', '.join(settings)}")
-    return {"methods": methods, "shared_options": list(shared.values()), "recipe_settings": settings}
+    screen.say(f"settings of the recipe that an option may change, as in ledger:lr=0.2\n  {', '.join(settings)}")
+    return {"methods": methods, "recipe_settings": settings}
 
 
 def _about(name: str) -> dict[str, Any]:
-    """What a method does, and its options: its own, and those that it shares with others."""
-    from selective_backprop.lab.runs.choices import PROXY_OPTIONS, VIEWS, function_of, has_selectivity, known_options
-    from selective_backprop.lab.runs.method_options import is_shared
+    """What a method does, and its options with their defaults."""
+    from selective_backprop.lab.runs.methods import defaults_of, function_of, has_selectivity, options_of, short_name
 
-    everywhere = (*PROXY_OPTIONS, VIEWS)
-    options = [(is_shared(option) or option in everywhere, _as_json(option)) for option in known_options(name).values()]
+    defaults = defaults_of(name)
     return {
+        "name": name,
+        "short": short_name(name),
         "about": (inspect.getdoc(function_of(name)) or "").partition("\n")[0],
         "selectivity": has_selectivity(name),
-        "options": [as_json for shared, as_json in options if not shared],
-        "shared": [as_json for shared, as_json in options if shared],
+        "options": {option: defaults.get(option) for option in options_of(name) if option != "selectivity"},
     }
-
-
-def _as_json(option: MethodOption) -> dict[str, Any]:
-    return {"name": option.name, "default": option.default_value, "about": option.help}
-
-
-def _line(option: dict[str, Any]) -> str:
-    default = option["default"]
-    words = {True: "true", False: "false"}.get(default, default) if isinstance(default, bool) else default
-    return f"{option['name']}{'' if default is None else f' [{words}]'}: {option['about']}"

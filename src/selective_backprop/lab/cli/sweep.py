@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from selective_backprop.lab.cli.command import command, stopping_says
-from selective_backprop.lab.cli.compare import Methods, parse_methods
+from selective_backprop.lab.cli.compare import Methods, checked_methods
 from selective_backprop.lab.cli.options import RunsFolder, Seeds, TrainingOptions, cached_loader
 from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
@@ -58,10 +58,10 @@ def sweep(
     from selective_backprop.lab.study.tables import frontier_table, sweep_table
 
     screen, chosen = Screen(output), options.chosen()
-    choices = parse_methods(method or DEFAULT_METHODS, chosen)
-    points = list(grid([Vary.parse(text) for text in vary]))
+    specs = checked_methods(method or DEFAULT_METHODS, chosen)
+    combinations = list(grid([Vary.parse(text) for text in vary]))
     more = {"validation": options.validation, "record": options.recorded()}
-    by_seed = [sweep_entries(choices, chosen, points, seed=seed, **more) for seed in range(seeds)]
+    by_seed = [sweep_entries(specs, chosen, combinations, seed=seed, **more) for seed in range(seeds)]
     observers, load = options.observers(), cached_loader(options.data_dir)
     live = LiveReport(out, [entry for entries in by_seed for entry in entries], load)
     curves: Curves = {}

@@ -61,20 +61,19 @@ def train(
     """
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report.live import LiveReport
-    from selective_backprop.lab.runs.choices import Choice, make_method, parse_option, with_selectivity
     from selective_backprop.lab.runs.experiment import Entry
+    from selective_backprop.lab.runs.methods import MethodSpec, make_method, parse_option
     from selective_backprop.lab.runs.ranked_folder import open_folder
     from selective_backprop.lab.runs.ranks import from_first
     from selective_backprop.lab.runs.training import advance, check, load_data, start
     from selective_backprop.lab.study.comparison import settings_for
 
     screen, chosen = Screen(output), options.chosen()
-    named, given = Choice.parse(method or chosen.method), dict(parse_option(text) for text in option or [])
+    named, given = MethodSpec.parse(method or chosen.method), dict(parse_option(text) for text in option or [])
     if selectivity is not None and named.selectivity is not None:
         raise ValueError(f"the selectivity is given twice, by --method {method} and by --selectivity {selectivity}")
-    share = named.selectivity if selectivity is None else selectivity
-    choice = Choice(named.method, *with_selectivity(named.method, share, named.options | given))
-    settings = settings_for(choice, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
+    spec = dataclasses.replace(named, options=named.options | given).at(selectivity)
+    settings = settings_for(spec, chosen, seed=seed, label_noise=label_noise, validation=options.validation)
     settings = dataclasses.replace(settings, record=options.recorded())
     if options.record is not None and out is None:
         raise ValueError("--record needs --out, the folder to write to")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selective_backprop.lab.leaderboard.workloads import Workload
-from selective_backprop.lab.runs.choices import Choice, split_off_label
+from selective_backprop.lab.runs.methods import MethodSpec, split_label
 
 TRIALS = 6
 """Settings that are tried for each arm."""
@@ -27,9 +27,9 @@ class Arm:
     name: str
     trials: tuple[str, ...]
 
-    def choices(self, workload: Workload) -> list[Choice]:
+    def choices(self, workload: Workload) -> list[MethodSpec]:
         """The settings for this workload."""
-        return [Choice.parse(text.replace("{proxy}", workload.proxy)) for text in self.trials]
+        return [MethodSpec.parse(text.replace("{proxy}", workload.proxy)) for text in self.trials]
 
 
 def _tried(name: str, *settings: str) -> Arm:
@@ -82,7 +82,7 @@ def own_arm(texts: Sequence[str]) -> Arm:
     >>> own_arm(["mine=sb@0.25", "sb@0.5:rate=2"])
     Arm(name='mine', trials=('sb@0.25', 'sb@0.5:rate=2'))
     """
-    label, first = split_off_label(texts[0])
+    label, first = split_label(texts[0])
     if not label:
         raise ValueError(f"give your arm a name, as in mine={texts[0]}: got {texts[0]!r}")
     if len(texts) > TRIALS:

@@ -12,7 +12,7 @@ import torch
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.workloads import Workload
-from selective_backprop.lab.runs.choices import Choice
+from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.settings import Settings
 from selective_backprop.lab.runs.training import Training
 from selective_backprop.lab.study.comparison import settings_for
@@ -31,7 +31,7 @@ def settings_of(workload: Workload, cell: Cell) -> Settings:
     >>> settings.recipe.lr, settings.recipe.epochs, settings.selectivity
     (0.6, 3, 0.5)
     """
-    choice = Choice.parse(cell.setting.replace("{proxy}", workload.proxy))
+    choice = MethodSpec.parse(cell.setting.replace("{proxy}", workload.proxy))
     options = dict(choice.options)
     rate = options.pop(RATE, 1.0)
     if not isinstance(rate, (int, float)) or not rate > 0:

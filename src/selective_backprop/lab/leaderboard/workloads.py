@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.data.wordnet import load_definitions
+from selective_backprop.lab.names import unknown
 from selective_backprop.lab.runs.recipes import Decay, Recipe
 
 
@@ -166,7 +166,5 @@ def find_workload(name: str) -> Workload:
     """
     known = WORKLOADS | {"digits": DIGITS}
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-        raise ValueError(f"there is no workload {name!r}: {hint}")
+        raise unknown("workload", name, known)
     return known[name]

@@ -5,7 +5,6 @@ Initial weights are torch's defaults unless a network's docstring says otherwise
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from selective_backprop.lab.models.mobilenet import mobilenet_v2
 from selective_backprop.lab.models.resnet import resnet18, resnet50
 from selective_backprop.lab.models.small import small_cnn, small_resnet, strided_cnn
 from selective_backprop.lab.models.wide_resnet import wide_resnet
+from selective_backprop.lab.names import suggestion
 from selective_backprop.lab.plugins import load_plugin, names_of_plugins
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -72,20 +72,16 @@ def find_model(name: str) -> Callable[..., object]:
 
     >>> find_model("resnet-20")
     Traceback (most recent call last):
-    ValueError: there is no model 'resnet-20', did you mean 'resnet20'? There are ...
+    ValueError: there is no model 'resnet-20': did you mean resnet20? There are ...
     """
-    return _own_function(name) if ":" in name else _named_function(name)
-
-
-def _named_function(name: str) -> Callable[..., object]:
-    if name in MODELS:
-        return MODELS[name]
-    known = [*MODELS, *names_of_plugins("models")]
-    nearest = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
-    hint = f", did you mean {nearest[0]!r}?" if nearest else "."
-    raise ValueError(
-        f"there is no model {name!r}{hint} There are {', '.join(known)}. Name your own as 'package.module:function'"
-    )
+    if ":" in name:
+        return _own_function(name)
+    if name not in MODELS:
+        near = suggestion(name.lower().replace("-", "_"), known := [*MODELS, *names_of_plugins("models")]) or "."
+        raise ValueError(
+            f"there is no model {name!r}{near} There are {', '.join(known)}. Name your own as 'package.module:function'"
+        )
+    return MODELS[name]
 
 
 def _own_function(name: str) -> Callable[..., object]:

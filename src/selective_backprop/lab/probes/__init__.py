@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from selective_backprop.lab.names import unknown
 from selective_backprop.lab.probes.confidence import Confidence as Confidence
 from selective_backprop.lab.probes.confidence import ConfidenceProbe as ConfidenceProbe
 from selective_backprop.lab.probes.confidence import read_confidence as read_confidence
@@ -16,7 +17,9 @@ from selective_backprop.lab.probes.examples import read_examples as read_example
 from selective_backprop.lab.probes.gradients import Agreement as Agreement
 from selective_backprop.lab.probes.gradients import GradientProbe as GradientProbe
 from selective_backprop.lab.probes.gradients import read_gradients as read_gradients
-from selective_backprop.lab.runs.training import Observer, Record, Training
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.runs.training import Observer, Record, Training
 
 NAMES = ("gradients", "confidence", "examples")
 
@@ -62,9 +65,7 @@ def make_probes(
     """
     for name in names:
         if name not in NAMES:
-            nearest = difflib.get_close_matches(name, NAMES, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(NAMES)}"
-            raise ValueError(f"there is no probe {name!r}: {hint}")
+            raise unknown("probe", name, NAMES)
     if at is not None:
         wrong = [epoch for epoch in at if epoch < 0 or (epochs is not None and epoch >= epochs)]
         if wrong or not at:

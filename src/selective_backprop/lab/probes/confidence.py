@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,9 @@ from selective_backprop.lab.probes.files import (
     stack,
     write_arrays,
 )
-from selective_backprop.lab.runs.training import Record, Training
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.runs.training import Record, Training
 
 _CHUNK = 1000  # test examples at a time
 

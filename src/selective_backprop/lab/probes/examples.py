@@ -7,13 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from selective_backprop.lab.probes.files import Row, read_rows, replace_rows, require_columns, require_number
-from selective_backprop.lab.runs.training import Record, Training
 from selective_backprop.ledger import Ledger
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.runs.training import Record, Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch.nn import functional as F
 
 from selective_backprop.inference import NoTrace
 from selective_backprop.lab.probes.files import Row, read_rows, replace_rows, require_columns, require_number
-from selective_backprop.lab.runs.training import Record, Training
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.runs.training import Record, Training
 
 FRACTIONS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 0.75)
 

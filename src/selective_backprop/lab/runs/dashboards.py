@@ -11,7 +11,7 @@ from typing import Any
 
 from selective_backprop.files.reading import read_json
 from selective_backprop.files.writing import make_subfolder, write_whole
-from selective_backprop.lab.runs.method_options import suggestion
+from selective_backprop.lab.names import unknown
 from selective_backprop.lab.runs.training import Observer, Record, Settings, Training
 from selective_backprop.loggers import Logger, MLflowLogger, TensorBoardLogger, WandbLogger
 
@@ -50,8 +50,7 @@ def check_names(names: Sequence[str]) -> None:
     """Raise if there is no such dashboard, or if its package is not installed."""
     for name in names:
         if name not in NAMES:
-            hint = suggestion(name, NAMES) or f": there are {', '.join(NAMES)}"
-            raise ValueError(f"there is no dashboard {name!r}{hint}")
+            raise unknown("dashboard", name, NAMES)
         # Making a logger imports its package, and opens nothing yet.
         TensorBoardLogger(".") if name == "tensorboard" else WandbLogger() if name == "wandb" else MLflowLogger()
 

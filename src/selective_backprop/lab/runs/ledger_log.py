@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ from selective_backprop.lab.probes.files import (
     stack,
     write_arrays,
 )
-from selective_backprop.lab.runs.training import Record, Training
+
+if TYPE_CHECKING:
+    from selective_backprop.lab.runs.training import Record, Training
 
 
 @dataclass(frozen=True, eq=False)

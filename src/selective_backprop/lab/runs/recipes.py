@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from selective_backprop.lab.names import unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +220,5 @@ def find_recipe(name: str) -> Recipe:
     True
     """
     if name not in RECIPES:
-        nearest = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(RECIPES)}"
-        raise ValueError(f"there is no recipe {name!r}: {hint}")
+        raise unknown("recipe", name, RECIPES)
     return RECIPES[name]

@@ -17,9 +17,9 @@ from selective_backprop.dynamics.log import FILE, Dynamics
 from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models import make_model
-from selective_backprop.lab.runs.choices import make_method
 from selective_backprop.lab.runs.clock import Clock
 from selective_backprop.lab.runs.costs import forward_operations, scoring_cost
+from selective_backprop.lab.runs.methods import make_method
 from selective_backprop.lab.runs.ranked_folder import Folder
 from selective_backprop.lab.runs.ranks import (
     Share,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.runs.choices import Choice, recipe_settings
 from selective_backprop.lab.runs.experiment import Entry, Show, run_in_turns
-from selective_backprop.lab.runs.method_options import check_type
+from selective_backprop.lab.runs.methods import MethodSpec, check_type, recipe_settings
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.curves import Curve
@@ -24,27 +23,27 @@ _BUDGETS = (0.25, 0.5, 0.75, 1.0)
 """Lengths of plain training as fractions of the methods' length, if the methods have one length only."""
 
 
-def settings_for(choice: Choice, recipe: Recipe, **more: object) -> Settings:
+def settings_for(spec: MethodSpec, recipe: Recipe, **more: object) -> Settings:
     """Settings of a run with this method. Options that a recipe has (lr, epochs, ...) change the recipe.
 
-    The recipe's own method gets the recipe's options where the choice has none.
+    The recipe's own method gets the recipe's options where the spec has none.
 
     >>> from selective_backprop.lab.runs.recipes import find_recipe
-    >>> settings = settings_for(Choice.parse("ledger:loss_share=0.8,lr=0.2"), find_recipe("digits"))
+    >>> settings = settings_for(MethodSpec.parse("ledger:loss_share=0.8,lr=0.2"), find_recipe("digits"))
     >>> settings.recipe.lr, settings.options
     (0.2, {'loss_share': 0.8})
     """
     of_recipe = recipe_settings()
-    changes = {name: value for name, value in choice.options.items() if name in of_recipe}
+    changes = {name: value for name, value in spec.options.items() if name in of_recipe}
     for name, value in changes.items():
         check_type(name, value, of_recipe[name])
-    options = {name: value for name, value in choice.options.items() if name not in of_recipe}
-    if choice.method == recipe.method:
+    options = {name: value for name, value in spec.options.items() if name not in of_recipe}
+    if spec.method == recipe.method:
         options = recipe.options | options
     settings = Settings(
         recipe=recipe.with_(**changes),
-        method=choice.method,
-        selectivity=recipe.selectivity if choice.selectivity is None else choice.selectivity,
+        method=spec.method,
+        selectivity=recipe.selectivity if spec.selectivity is None else spec.selectivity,
         options=options,
     )
     return dataclasses.replace(settings, **more)  # type: ignore[arg-type]
@@ -55,18 +54,18 @@ class Design:
     """The runs of a comparison, apart from their seeds.
 
     Args:
-        choices: the methods. Plain training without options of its own is a baseline, and left out here.
-        recipe: the recipe of all runs. A choice may change it for its own runs.
+        specs: the methods. Plain training without options of its own is a baseline, and left out here.
+        recipe: the recipe of all runs. A spec may change it for its own runs.
         epochs: how long each method is trained; a run of its own for each, with its learning rate fully decayed.
         baselines: whether plain training and random subsets are trained, too, at several budgets.
 
     >>> from selective_backprop.lab.runs.recipes import find_recipe
-    >>> design = Design([Choice.parse("sb")], find_recipe("digits"), epochs=[8])
+    >>> design = Design([MethodSpec.parse("sb")], find_recipe("digits"), epochs=[8])
     >>> [entry.label for entry in design.entries(seed=0)][2:5]
     ['traditional, 6 epochs', 'repeated_random, 2 epochs of compute', 'repeated_random, 4 epochs of compute']
     """
 
-    choices: Sequence[Choice]
+    specs: Sequence[MethodSpec]
     recipe: Recipe
     epochs: Sequence[int]
     baselines: bool = True
@@ -74,9 +73,9 @@ class Design:
     """Further settings of all runs: label_noise, validation."""
 
     @property
-    def methods(self) -> list[Choice]:
+    def methods(self) -> list[MethodSpec]:
         """Methods that are not baselines."""
-        return [choice for choice in self.choices if choice.method != PLAIN or choice.options]
+        return [spec for spec in self.specs if spec.method != PLAIN or spec.options]
 
     @property
     def budgets(self) -> list[int]:
@@ -99,11 +98,11 @@ class Design:
         several = len(self.epochs) > 1
         return [
             Entry(
-                f"{choice.label}, {epochs} epochs" if several else choice.label,
-                settings_for(choice, self.recipe.with_(epochs=epochs), seed=seed, **self.more),
+                f"{spec.label}, {epochs} epochs" if several else spec.label,
+                settings_for(spec, self.recipe.with_(epochs=epochs), seed=seed, **self.more),
             )
             for epochs in sorted(set(self.epochs))
-            for choice in self.methods
+            for spec in self.methods
         ]
 
     def _baselines(self, seed: int) -> list[Entry]:
@@ -111,7 +110,7 @@ class Design:
             return []
         longest, entries = self.budgets[-1], []
         for epochs in self.budgets:
-            plain = settings_for(Choice(PLAIN, PLAIN), self.recipe.with_(epochs=epochs), seed=seed, **self.more)
+            plain = settings_for(MethodSpec(PLAIN, PLAIN), self.recipe.with_(epochs=epochs), seed=seed, **self.more)
             entries.append(Entry(_plain_label(epochs), plain))
             if epochs < longest:  # or it would be plain training
                 full = dataclasses.replace(plain, recipe=self.recipe.with_(epochs=longest))

@@ -11,9 +11,9 @@ import torch
 from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.probes import make_probes
 from selective_backprop.lab.report import write_report
-from selective_backprop.lab.runs.choices import Choice
 from selective_backprop.lab.runs.experiment import Show
 from selective_backprop.lab.runs.ledger_log import LedgerLog
+from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.comparison import Design, compare
@@ -21,9 +21,9 @@ from selective_backprop.lab.study.standing import Standing, standings
 
 _OPTIONS = {"history_size": 512, "warmup_epochs": 1}
 METHODS = [
-    Choice("ledger", "ledger_backprop"),
-    Choice("SB", "selective_backprop", 1 / 3, _OPTIONS),
-    Choice("Stale-SB", "stale_selective_backprop", 1 / 3, _OPTIONS | {"every": 3}),
+    MethodSpec("ledger", "ledger_backprop"),
+    MethodSpec("SB", "selective_backprop", 1 / 3, _OPTIONS),
+    MethodSpec("Stale-SB", "stale_selective_backprop", 1 / 3, _OPTIONS | {"every": 3}),
 ]
 NUM_TEST = 899
 """Images to test on."""

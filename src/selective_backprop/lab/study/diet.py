@@ -1,4 +1,4 @@
-"""Pruning before training in experiments: scores from briefly trained networks, and the method that uses them.
+"""Pruning before training in experiments: scores from briefly trained networks.
 
 # M = training examples
 """
@@ -15,45 +15,11 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop.lab.data.datasets import ImageDataset, ImageSet
-from selective_backprop.lab.runs.choices import make_method
 from selective_backprop.lab.runs.records import RunFolder
 from selective_backprop.lab.runs.training import Observer, Settings, Training, advance, start
 from selective_backprop.pruning.scores import Measure
 
 _SCORING_BATCH = 500  # as fast as larger batches, with less memory
-
-
-def diet_from_file(
-    selectivity: float,
-    *,
-    scores: str | None = None,
-    prune: float = 0.25,
-    highest: float = 0.0,
-    method: str = "selective_backprop",
-    **options: Any,
-) -> sb.Method:
-    """Make Diet-SB from a file of scores: a method by name, on the examples that pruning left.
-
-    Args:
-        selectivity: fraction of the examples left that the method trains on; (1 - prune) times this of all examples.
-        scores: the file, as `diet score` or `save_scores` writes it.
-        prune: fraction of examples with the lowest scores to leave out.
-        highest: fraction with the highest scores to leave out as well.
-        method: name of the method for the rest, whose options can be given too; "traditional" for pruning alone.
-        options: options of the method.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sb.pruning.save_scores(torch.tensor([0.1, 0.9, 0.5, 0.7]), f"{folder}/scores.pt")
-    ...     diet_from_file(0.5, scores=f"{folder}/scores.pt").keep.tolist()
-    [False, True, True, True]
-    """
-    if not isinstance(scores, str):
-        raise ValueError(f"diet needs scores=FILE, a file of scores as `diet score` writes it, got {scores!r}")
-    for name, value in (("prune", prune), ("highest", highest)):
-        if not isinstance(value, (int, float)):
-            raise ValueError(f"{name} must be a number in [0, 1), got {value!r}")
-    return sb.diet(make_method(method, selectivity, options), sb.pruning.load_scores(scores), prune, highest=highest)
 
 
 def score_by_network(

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.runs.choices import make_method
 from selective_backprop.lab.runs.experiment import Entry
+from selective_backprop.lab.runs.methods import make_method
 from selective_backprop.lab.runs.records import read_records
 from selective_backprop.lab.runs.training import Settings, start
 from selective_backprop.lab.study.standing import PLAIN, RANDOM

@@ -8,24 +8,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selective_backprop.lab.runs.choices import (
-    Choice,
-    NoOptionError,
-    has_selectivity,
-    known_options,
-    make_method,
-    parse_option,
-    recipe_settings,
-    with_selectivity,
-)
+from selective_backprop.lab.names import suggestion
 from selective_backprop.lab.runs.experiment import Entry
-from selective_backprop.lab.runs.method_options import check_type, suggestion
+from selective_backprop.lab.runs.methods import (
+    MethodSpec,
+    NoOptionError,
+    check_type,
+    has_selectivity,
+    make_method,
+    options_of,
+    parse_value,
+    recipe_settings,
+)
 from selective_backprop.lab.runs.recipes import RECIPES, Decay, Recipe
 from selective_backprop.lab.runs.training import Settings
 from selective_backprop.lab.study.comparison import Curves, settings_for
 from selective_backprop.lab.study.curves import Axis, Curve, pareto_frontier
 
-Point = dict[str, object]
+Combination = dict[str, object]
 """A value for each setting that is varied."""
 
 
@@ -45,10 +45,10 @@ class Vary:
         name, separator, values = text.partition("=")
         if not separator or not all(values.split(",")):
             raise ValueError(f"--vary takes name=value,value,..., got {text!r}")
-        return cls(name, tuple(parse_option(f"value={value}")[1] for value in values.split(",")))
+        return cls(name, tuple(parse_value(value) for value in values.split(",")))
 
 
-def grid(varied: Sequence[Vary]) -> Iterator[Point]:
+def grid(varied: Sequence[Vary]) -> Iterator[Combination]:
     """Every combination of the values.
 
     >>> list(grid([Vary("a", (1, 2)), Vary("b", (3,))]))
@@ -61,8 +61,10 @@ def grid(varied: Sequence[Vary]) -> Iterator[Point]:
         yield dict(zip(names, values, strict=True))
 
 
-def sweep_entries(choices: Sequence[Choice], recipe: Recipe, points: Sequence[Point], **more: object) -> list[Entry]:
-    """Runs of every method at every point. A setting that a method lacks is not varied for it; no run is made twice.
+def sweep_entries(
+    specs: Sequence[MethodSpec], recipe: Recipe, combinations: Sequence[Combination], **more: object
+) -> list[Entry]:
+    """Runs of every method at every combination. A setting that a method lacks is not varied for it.
 
     A setting is one of `label_noise`, `selectivity`, `schedule` (a kind of decay or a recipe whose decay is taken),
     what a recipe has (model, epochs, lr, ...), or else an option of the methods that have it (every, loss_share, ...).
@@ -70,14 +72,14 @@ def sweep_entries(choices: Sequence[Choice], recipe: Recipe, points: Sequence[Po
     """
     entries: dict[str, Entry] = {}
     used: set[str] = set()
-    for point in points:
-        for choice in choices:
-            settings, kept = _at(choice, recipe, point, more)
+    for combination in combinations:
+        for spec in specs:
+            settings, kept = _at(spec, recipe, combination, more)
             used |= kept.keys()
-            label = " ".join([choice.label, *(f"{name}={value}" for name, value in kept.items())])
+            label = " ".join([spec.label, *(f"{name}={value}" for name, value in kept.items())])
             entries.setdefault(label, Entry(label, settings))
-    for name in points[0].keys() - used:
-        options = {option for choice in choices for option in known_options(choice.method)}
+    for name in combinations[0].keys() - used:
+        options = {option for spec in specs for option in options_of(spec.method)}
         known = sorted({*recipe_settings(), *options, "selectivity", "label_noise", "schedule"})
         hint = suggestion(name, known) or f". What can be varied here: {', '.join(known)}"
         raise ValueError(f"none of the methods has {name!r}, nor has the recipe{hint}")
@@ -88,10 +90,12 @@ _KINDS: dict[str, Any] = recipe_settings() | {"label_noise": float, "selectivity
 """Annotations of what can be varied for all methods."""
 
 
-def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -> tuple[Settings, Point]:
-    """Settings of a method at a point, and the part of the point that applies to it."""
-    kept: Point = {}
-    for name, value in point.items():
+def _at(
+    spec: MethodSpec, recipe: Recipe, combination: Combination, more: dict[str, object]
+) -> tuple[Settings, Combination]:
+    """Settings of a method at a combination, and the part of it that applies to the method."""
+    kept: Combination = {}
+    for name, value in combination.items():
         if name in _KINDS:
             check_type(name, value, _KINDS[name])
         if name == "label_noise":
@@ -100,22 +104,21 @@ def _at(choice: Choice, recipe: Recipe, point: Point, more: dict[str, object]) -
             recipe = recipe.with_(decay=_decay(str(value)))
         elif name in _KINDS and name != "selectivity":
             recipe = recipe.with_(**{name: value})
-        elif (changed := _with_option(choice, name, value, recipe)) is not None:
-            choice = changed
+        elif (changed := _with_option(spec, name, value, recipe)) is not None:
+            spec = changed
         else:
             continue
         kept[name] = value
-    return settings_for(choice, recipe, **more), kept
+    return settings_for(spec, recipe, **more), kept
 
 
-def _with_option(choice: Choice, name: str, value: object, recipe: Recipe) -> Choice | None:
+def _with_option(spec: MethodSpec, name: str, value: object, recipe: Recipe) -> MethodSpec | None:
     """The method with this option, or None if it has no such option."""
     if name == "selectivity":
-        if not has_selectivity(choice.method):
+        if not has_selectivity(spec.method):
             return None
-        _, share, options = with_selectivity(choice.method, float(str(value)), choice.options)
-        return dataclasses.replace(choice, selectivity=share, options=options)
-    changed = dataclasses.replace(choice, options=choice.options | {name: value})
+        return spec.at(float(str(value)))
+    changed = dataclasses.replace(spec, options=spec.options | {name: value})
     settings = settings_for(changed, recipe)
     try:
         make_method(settings.method, settings.selectivity, settings.options)

@@ -1,0 +1,419 @@
+"""Methods as a command line names them: [LABEL=]NAME[@SELECTIVITY][:OPTION=VALUE,...]."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
+
+from torch import Tensor, nn
+
+import selective_backprop as sb
+from selective_backprop import methods
+from selective_backprop.lab.models import find_model
+from selective_backprop.lab.names import suggestion, unknown
+from selective_backprop.lab.plugins import load_plugin, names_of_plugins
+from selective_backprop.lab.runs.ledger_log import read_selections
+from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.methods.options import ScheduleOptions
+
+MakeNetwork = Callable[[str], nn.Module]
+"""Makes a network by its name, for the run's data."""
+
+ReferenceLosses = Callable[[str, int], Tensor]
+"""Trains networks of this name for so many epochs, and returns their losses by id; see `cross_fitted_losses`."""
+
+
+# ---- methods that take files and names where the library takes objects
+
+
+def _recorded(*, run: str | None = None, **schedule: Unpack[ScheduleOptions]) -> sb.Method:
+    """Train in each epoch on what an earlier run selected in it, for example a run with a small proxy model.
+
+    Args:
+        run: folder of the earlier run, as `train --out` or `compare --out` made it.
+        schedule: as for `selective_backprop`.
+    """
+    if run is None:
+        raise ValueError("recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats")
+    return sb.recorded_backprop(read_selections(Path(run)), **schedule)
+
+
+def _reducible(
+    selectivity: float,
+    *,
+    reference: str | Tensor | nn.Module | None = None,
+    reference_epochs: int = 2,
+    scoring: str = "eval",
+    **schedule: Unpack[ScheduleOptions],
+) -> sb.Method:
+    """RHO-loss: train on the candidates whose loss is highest compared with that of a reference model.
+
+    Args:
+        selectivity: fraction of each candidate batch to train on.
+        reference: name of the network whose losses count as those that cannot be reduced.
+        reference_epochs: number of epochs that it is trained for, before the run begins.
+        scoring, schedule: as for `selective_backprop`.
+    """
+    assert reference_epochs and isinstance(reference, nn.Module | Tensor)  # `make_method` has trained it
+    return sb.reducible_loss(reference, selectivity, scoring=scoring, **schedule)
+
+
+def diet_from_file(
+    selectivity: float,
+    *,
+    scores: str | None = None,
+    prune: float = 0.25,
+    highest: float = 0.0,
+    method: str = "selective_backprop",
+    **options: Any,
+) -> sb.Method:
+    """Make Diet-SB from a file of scores: a method by name, on the examples that pruning left.
+
+    Args:
+        selectivity: fraction of the examples left that the method trains on; (1 - prune) times this of all examples.
+        scores: the file, as `diet score` or `save_scores` writes it.
+        prune: fraction of examples with the lowest scores to leave out.
+        highest: fraction with the highest scores to leave out as well.
+        method: name of the method for the rest, whose options can be given too; "traditional" for pruning alone.
+        options: options of the method.
+    """
+    if not isinstance(scores, str):
+        raise ValueError(f"diet needs scores=FILE, a file of scores as `diet score` writes it, got {scores!r}")
+    return sb.diet(make_method(method, selectivity, options), sb.pruning.load_scores(scores), prune, highest=highest)
+
+
+METHODS: dict[str, Callable[..., sb.Method]] = {name: getattr(methods, name) for name in methods.__all__} | {
+    "recorded_backprop": _recorded,
+    "reducible_loss": _reducible,
+    "diet": diet_from_file,
+}
+"""Methods of this package by name."""
+
+SHORT_NAMES = {
+    "sb": "selective_backprop",
+    "stale": "stale_selective_backprop",
+    "predicted": "predicted_selective_backprop",
+    "distance": "distance_backprop",
+    "expected": "expected_selective_backprop",
+    "ledger": "ledger_backprop",
+    "composer": "composer_backprop",
+    "random": "random_backprop",
+    "recorded": "recorded_backprop",
+}
+
+
+def full_name(name: str) -> str:
+    """The full name of a method. An unknown name is an error that suggests the nearest one.
+
+    >>> full_name("sb")
+    'selective_backprop'
+    """
+    name = SHORT_NAMES.get(name, name)
+    if ":" in name:
+        load_plugin("methods", name)
+    elif name not in METHODS:
+        raise unknown("method", name, [*METHODS, *SHORT_NAMES, *names_of_plugins("methods")])
+    return name
+
+
+def short_name(name: str) -> str:
+    """The short name of a method, or its full name if it has none."""
+    return next((short for short, full in SHORT_NAMES.items() if full == name), name)
+
+
+def function_of(name: str) -> Callable[..., sb.Method]:
+    """The function that makes a method, by its full name."""
+    return load_plugin("methods", name) if ":" in name else METHODS[name]
+
+
+# ---- options
+
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word", type(None): "None"}
+_OF_PROXY: dict[str, Any] = {"proxy": str, "train_every": int, "train_share": float}
+"""Options of every method with a selection pass: a smaller network scores for the one being trained."""
+_VIEWS: dict[str, Any] = {"views": int}
+"""Option of every method: a seed from which images are augmented by id, so that other runs see the same."""
+
+
+@cache
+def options_of(name: str) -> dict[str, Any]:
+    """Annotations of a method's options by their names, read from its signature.
+
+    Options that take tensors or models, such as classes, are for Python only and left out.
+
+    >>> "warmup_epochs" in options_of("top_k"), "classes" in options_of("selective_backprop")
+    (True, False)
+    """
+    function, found = function_of(name), dict[str, Any]()
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for shared in get_args(hints.get(parameter.name)):  # of Unpack[...]
+                found |= get_type_hints(shared)
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            found[parameter.name] = hints.get(parameter.name, Any)
+    found = {key: kind for key, kind in found.items() if any(_is_plain(part) for part in _parts(kind))}
+    of_scoring = _OF_PROXY if "scoring" in found else {}
+    return found | of_scoring | ({} if name == "recorded_backprop" else _VIEWS)
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+    """Defaults of a method's options, as far as its signature has them."""
+    parameters = inspect.signature(function_of(name)).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+
+
+def has_selectivity(name: str) -> bool:
+    """Whether a method, by its full name, takes a selectivity.
+
+    >>> has_selectivity("top_k"), has_selectivity("infobatch")
+    (True, False)
+    """
+    return name in ("kath18", "composer_backprop") or "selectivity" in options_of(name)
+
+
+def recipe_settings() -> dict[str, Any]:
+    """Settings of a recipe that an option may change for one method, such as lr: their annotations by name."""
+    hints = get_type_hints(Recipe)
+    return {name: hints[name] for name in hints if name not in ("method", "selectivity", "options", "decay", "source")}
+
+
+def check_type(name: str, value: Any, kind: Any) -> None:
+    """Raise a ValueError that says what `name` must be, if the value does not fit the annotation.
+
+    >>> check_type("max_age", None, int | None), check_type("loss_share", 1, float | None)
+    (None, None)
+    >>> check_type("score", "los", Literal["loss", "gradient_norm"])
+    Traceback (most recent call last):
+    ValueError: score must be loss or gradient_norm, got 'los': did you mean loss?
+    """
+    wanted = [part for part in _parts(kind) if _is_plain(part) or part is type(None)]
+    if Any in wanted or any(_fits(value, part) for part in wanted):
+        return
+    choices = [str(choice) for part in wanted for choice in get_args(part)]
+    words = [*choices, *(_WORDS[part] for part in wanted if part in _WORDS)]
+    raise ValueError(f"{name} must be {' or '.join(words)}, got {value!r}{suggestion(str(value), choices)}")
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _is_plain(part: Any) -> bool:
+    return part in (bool, int, float, str, Any) or get_origin(part) is Literal
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if isinstance(value, bool):  # which Python counts as a whole number
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+class NoOptionError(ValueError):
+    """A method was given an option that it does not have."""
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """Raise for an option that the method does not have, or that has a wrong type."""
+    known, function = options_of(name), function_of(name)
+    takes_any = ":" in name and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    for key, value in options.items():
+        if key in known:
+            check_type(key, value, known[key])
+        elif name == "diet" and isinstance(inner := options.get("method", "sb"), str):
+            _check_options(full_name(inner), {key: value})
+        elif not takes_any:
+            hint = suggestion(key, [*known, *recipe_settings()]) or "."
+            raise NoOptionError(f"{name} has no option {key!r}{hint} Its options are {', '.join(known)}")
+
+
+# ---- making a method
+
+
+def _stand_in(name: str) -> nn.Module:
+    """Check the name of a network. Its data are not known yet, so another network stands in for it."""
+    find_model(name)
+    return nn.Linear(1, 1)
+
+
+def make_method(
+    name: str,
+    selectivity: float,
+    options: dict[str, Any] | None = None,
+    make_network: MakeNetwork = _stand_in,
+    reference_losses: ReferenceLosses | None = None,
+) -> sb.Method:
+    """Make a method from its name, its selectivity (if it has one) and its other options.
+
+    Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
+    train_every=, how often that network learns, and train_share=, from how much of a batch. reducible_loss takes
+    reference=MODEL and reference_epochs=, the network whose losses count as those that cannot be reduced. A run passes
+    make_network and reference_losses, which know its data. Without them, the call only checks that the method can be
+    made. Every method takes views=SEED, from which the run draws its augmentation by id.
+
+    >>> make_method("stale", 0.25, {"every": 2}).scorer.every
+    2
+    """
+    name, given = full_name(name), dict(options or {})
+    if name == "recorded_backprop" and "views" in given:
+        raise ValueError("recorded_backprop sees the views of the run that it repeats: leave out views=")
+    if isinstance(given.get("scoring"), float):
+        given["scoring"] = str(given["scoring"])  # a scale factor, such as 0.875
+    _check_options(name, given)
+    told = ",".join(f"{key}={value}" for key, value in given.items()) or "its defaults"
+    given.pop("views", None)  # the run itself reads it
+    of_proxy = {key: given.pop(key) for key in _OF_PROXY if key in given}
+    if "proxy" in of_proxy:
+        network = make_network(of_proxy.pop("proxy"))
+        scoring = {"scoring": given.pop("scoring")} if "scoring" in given else {}
+        given["scoring"] = sb.proxy(network, **of_proxy, **scoring)
+    elif of_proxy:
+        raise ValueError(f"{' and '.join(of_proxy)} say how a proxy learns, and there is none: give proxy=MODEL too")
+    if name == "reducible_loss":
+        given["reference"] = _reference(given, make_network, reference_losses)
+    if has_selectivity(name):
+        given = _with_selectivity(name, given.pop("selectivity", selectivity), given)
+    try:
+        method = function_of(name)(**given)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be made with {told}: {error}") from error
+    if not isinstance(method, sb.Method):
+        raise ValueError(f"method {name!r} must return a selective_backprop.Method, got {method!r:.50}")
+    return method
+
+
+def _with_selectivity(name: str, selectivity: float, options: dict[str, Any]) -> dict[str, Any]:
+    if name == "kath18":
+        return {"ratio": 1 / selectivity} | options
+    return {"keep" if name == "composer_backprop" else "selectivity": selectivity} | options
+
+
+def _reference(
+    options: dict[str, Any], make_network: MakeNetwork, reference_losses: ReferenceLosses | None
+) -> nn.Module | Tensor:
+    name, epochs = options.get("reference"), options.get("reference_epochs", 2)
+    if not isinstance(name, str):
+        raise ValueError(f"reducible_loss needs reference=MODEL, the name of the network to compare with, got {name!r}")
+    if epochs < 1:
+        raise ValueError(f"reference_epochs must be a whole number >= 1, got {epochs!r}")
+    return make_network(name) if reference_losses is None else reference_losses(name, epochs)
+
+
+# ---- on the command line
+
+_SPEC = re.compile(
+    r"(?P<name>[\w.-]+:[A-Za-z_]\w*(?=[@:]|$)|[^:@]*)"  # a plug-in is package:name; an option has a = after its name
+    r"(?:@(?P<selectivity>[^:]*))?(?::(?P<options>.*))?"
+)
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method as one word on the command line, so that several can be listed.
+
+    >>> MethodSpec.parse("stale@0.25:every=2,warmup_epochs=1")
+    MethodSpec(label='stale@0.25:every=2,warmup_epochs=1', method='stale_selective_backprop', selectivity=0.25, \
+options={'every': 2, 'warmup_epochs': 1})
+    """
+
+    label: str
+    method: str
+    """Full name."""
+    selectivity: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> MethodSpec:
+        """Parse NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both, with an optional LABEL= before it.
+
+        NAME may also be package:thing, a plug-in.
+
+        >>> MethodSpec.parse("EL2N + SB=sb@0.5:warmup_epochs=1").label
+        'EL2N + SB'
+        >>> MethodSpec.parse("selective_backprop.methods:top_k@0.5:warmup_epochs=1").method
+        'selective_backprop.methods:top_k'
+        """
+        label, rest = split_label(text)
+        found = _SPEC.fullmatch(rest)
+        if found is None:
+            raise ValueError(f"a method is NAME, NAME@SELECTIVITY or NAME:OPTION=VALUE,..., got {text!r}")
+        try:
+            share = None if found["selectivity"] is None else float(found["selectivity"])
+        except ValueError:
+            raise ValueError(f"after @ there must be a selectivity, a number in (0, 1], got {text!r}") from None
+        options = dict(parse_option(part) for part in (found["options"] or "").split(",") if part)
+        return cls(label or rest, full_name(found["name"]), options=options).at(share)
+
+    def at(self, selectivity: float | None) -> MethodSpec:
+        """The same method at this selectivity. One that the method cannot use is refused."""
+        if selectivity is None:
+            return self
+        if not 0 < selectivity <= 1:
+            raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
+        if not has_selectivity(self.method):
+            instead = ", or use ledger_percentile" if self.method == "ledger_backprop" else ""
+            raise ValueError(f"{self.method} has no selectivity, got {selectivity}: leave it out{instead}")
+        return dataclasses.replace(self, selectivity=selectivity)
+
+
+def split_label(text: str) -> tuple[str, str]:
+    """Split the text into the user's label and the rest. The label ends with the first =, before any option.
+
+    >>> split_label("mine=sb:every=3"), split_label("sb:every=3")
+    (('mine', 'sb:every=3'), ('', 'sb:every=3'))
+    """
+    label, separator, rest = text.partition("=")
+    return (label.strip(), rest) if separator and ":" not in label and "@" not in label else ("", text)
+
+
+def parse_methods(texts: list[str]) -> list[MethodSpec]:
+    """Parse several methods. The label is the name alone, unless two methods have the same name.
+
+    >>> [spec.label for spec in parse_methods(["sb@0.25", "ledger:loss_share=0.8", "ledger:loss_share=0.9"])]
+    ['sb', 'ledger:loss_share=0.8', 'ledger:loss_share=0.9']
+    """
+    specs = [MethodSpec.parse(text) for text in texts]
+    names = [split_label(text)[0] or re.split("[@:]", text)[0] for text in texts]
+    named = [
+        dataclasses.replace(spec, label=name) if names.count(name) == 1 else spec
+        for spec, name in zip(specs, names, strict=True)
+    ]
+    if len({spec.label for spec in named}) < len(named):
+        raise ValueError(f"each method can be given once, got {', '.join(texts)}: tell them apart by LABEL=NAME")
+    return named
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """Parse name=value; see `parse_value`.
+
+    >>> parse_option("every=3")
+    ('every', 3)
+    """
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"an option must be name=value, got {text!r}")
+    return name, parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    """A number, True, False or None as Python writes them, or else the text itself.
+
+    >>> [parse_value(text) for text in ("3", "0.5", "inf", "True", "None", "train")]
+    [3, 0.5, inf, True, None, 'train']
+    """
+    if text in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[text]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
