@@ -51,7 +51,7 @@ from torch.utils.data import DataLoader
 import selective_backprop as sb
 from selective_backprop.lab.data.datasets import ImageDataset, flip_labels, load_images
 from selective_backprop.lab.runs.records import environment
-from selective_backprop.lab.study.frontier import Arm, Frontier
+from selective_backprop.lab.study.frontier import Budget, Frontier
 
 SIZES = {"mnist": 14, "fashion_mnist": 14, "svhn": 16, "cifar10": 16}
 SHARES, KINDS, EPOCHS, FOLDS = (0.05, 0.1, 0.2), ("uniform", "confusable"), 8, 5
@@ -382,10 +382,10 @@ def guard_table(rows: Sequence[Row]) -> list[str]:
                 continue
             errors = {length: [guards[seed]["plain_errors"][str(length)] for seed in seeds] for length in LENGTHS}
             errors[EPOCHS] = [plains[seed]["error"] for seed in seeds]
-            frontier = Frontier([Arm(tuple(found), (length,) * len(seeds)) for length, found in errors.items()])
+            frontier = Frontier([Budget(tuple(found), (length,) * len(seeds)) for length, found in errors.items()])
             ledger = [(plains[seed]["ledger_error"], plains[seed]["ledger_compute"]) for seed in seeds]
             guard = [(guards[seed]["error"], guards[seed]["compute"]) for seed in seeds]
-            arms = [Arm(*zip(*pairs, strict=True)) for pairs in (ledger, guard)]
+            arms = [Budget(*zip(*pairs, strict=True)) for pairs in (ledger, guard)]
             multiples = [frontier.multiple(arm).value for arm in arms]
             ratios.append(multiples[1] / multiples[0])
             alone, hit = (sum(guards[seed][key] for seed in seeds) for key in ("left_alone", "left_alone_wrong"))

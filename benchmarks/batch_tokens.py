@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.lab.study.frontier import Arm, Frontier, compute_multiplier
+from selective_backprop.lab.study.frontier import Budget, Frontier, compute_multiplier
 
 VOCABULARY, LONGEST, WIDTH, LAYERS = 2048, 128, 128, 4
 EPOCHS, BATCH = 3, 16
@@ -222,10 +222,10 @@ def report(runs, full):
     """Print the table of runs and their multipliers, and whether the goal is met."""
 
     def arm(name, cost):
-        return Arm(tuple(run["loss"] for run in runs[name]), tuple(run[cost] / full[cost] for run in runs[name]))
+        return Budget(tuple(run["loss"] for run in runs[name]), tuple(run[cost] / full[cost] for run in runs[name]))
 
     plain = [name for name in runs if name.startswith("plain,")]
-    frontiers = {cost: Frontier([arm(name, cost) for name in plain]) for cost in ("tokens", "seconds")}
+    frontiers = {cost: Frontier([arm(name, cost) for name in plain]).budgets for cost in ("tokens", "seconds")}
     print("| | held-out loss | tokens | seconds | multiplier in tokens | in seconds |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     found = {}
@@ -233,7 +233,7 @@ def report(runs, full):
         by = {cost: arm(name, cost) for cost in frontiers}
         cells = [f"{by['tokens'].error:.4f}", *(f"{by[cost].cost:.2f}" for cost in frontiers)]
         if name not in plain:
-            found[name] = {cost: compute_multiplier(frontiers[cost], by[cost]) for cost in frontiers}
+            found[name] = {cost: compute_multiplier(frontiers[cost], [by[cost]]) for cost in frontiers}
             cells += [found[name][cost].short() for cost in frontiers]
         print(f"| {name} | {' | '.join([*cells, *[''] * (5 - len(cells))])} |")
     print("\nTokens and seconds are in units of 3 epochs of plain training. Goal: 1.2 times more.")

@@ -61,7 +61,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 import selective_backprop as sb
 from selective_backprop.integrations.trl import SelectiveSFTTrainer
-from selective_backprop.lab.study.frontier import Arm, Frontier, compute_multiplier
+from selective_backprop.lab.study.frontier import Budget, Frontier, compute_multiplier
 
 PRE_TRAINING, FINE_TUNING = ("torch", "numpy"), ("sklearn",)
 VOCABULARY, LENGTH, RATE = 1024, 96, 3e-3
@@ -432,11 +432,11 @@ def report(rates, runs, *, lora):
         return run["seconds"]
 
     def arm(name, cost):
-        return Arm(tuple(run["loss"] for run in runs[name]), tuple(map(cost, runs[name])))
+        return Budget(tuple(run["loss"] for run in runs[name]), tuple(map(cost, runs[name])))
 
     plain = list(PLAIN)
     frontiers = [
-        (Frontier([arm(name, cost) for name in names]), cost)
+        (Frontier([arm(name, cost) for name in names]).budgets, cost)
         for names in (plain, [*SUBSETS, plain[-1]])
         for cost in (compute, seconds)
     ]
@@ -448,7 +448,7 @@ def report(rates, runs, *, lora):
         cells = [f"{rates[name]:g}", f"{by_compute.error:.4f}", f"{by_compute.cost:.2f}"]
         cells.append(f"{arm(name, seconds).cost:.1f}")
         if name in METHODS:
-            found = [compute_multiplier(frontier, arm(name, cost)) for frontier, cost in frontiers]
+            found = [compute_multiplier(frontier, [arm(name, cost)]) for frontier, cost in frontiers]
             best[name] = found[0].multiple.value
             cells += [interval.short() for interval in found]
         print(f"| {name} | {' | '.join([*cells, *[''] * (8 - len(cells))])} |")

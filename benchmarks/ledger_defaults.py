@@ -19,7 +19,7 @@ from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_missing
 from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
 from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.study.frontier import Arm, Frontier
+from selective_backprop.lab.study.frontier import Budget, Frontier
 
 
 class Plan(NamedTuple):
@@ -78,7 +78,7 @@ def table(name: str, outcomes: list[Outcome]) -> str:
         is_ledger = one.cell.setting.startswith("ledger")
         groups.setdefault((is_ledger, one.cell.setting, one.cell.length), []).append(one)
     arms = {
-        key: Arm(tuple(one.error for one in runs), tuple(one.compute for one in runs))
+        key: Budget(tuple(one.error for one in runs), tuple(one.compute for one in runs))
         for key, runs in sorted(groups.items())
     }
     plain = Frontier([arm for (is_ledger, _, _), arm in arms.items() if not is_ledger])

@@ -15,7 +15,7 @@ from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import train
 from selective_backprop.lab.study.comparison import settings_for
 from selective_backprop.lab.study.curves import Curve, speed_up
-from selective_backprop.lab.study.frontier import Arm, Frontier, compute_multiplier
+from selective_backprop.lab.study.frontier import Budget, compute_multiplier
 from selective_backprop.testing import global_random_states, same
 from tests.lab.command_line import records, run, start, text_of, without_seconds
 
@@ -75,10 +75,10 @@ def test_the_tables_are_what_the_records_say(compared):
         return [Curve.of(records(folder_of(out, label, seed))) for seed in (0, 1)]
 
     def arm(label):
-        return Arm(tuple(c.errors[-1] for c in curves(label)), tuple(c.compute[-1] for c in curves(label)))
+        return Budget(tuple(c.errors[-1] for c in curves(label)), tuple(c.compute[-1] for c in curves(label)))
 
     row = row_of(out, "mine, 4 epochs", "Compute multipliers")
-    expected = compute_multiplier(Frontier([arm(label) for label in PLAIN]), arm("mine, 4 epochs"))
+    expected = compute_multiplier([arm(label) for label in PLAIN], [arm("mine, 4 epochs")])
     assert row[1].startswith(f"{100 * arm('mine, 4 epochs').error:.2f}% ±")
     assert row[2] == f"{arm('mine, 4 epochs').cost:.2f}"
     assert row[3] == expected.short()

@@ -2,13 +2,13 @@ import math
 
 import pytest
 
-from selective_backprop.lab.leaderboard.standing import performance_profile, ratio, standing
-from selective_backprop.lab.study.frontier import Arm, Bound, Frontier
+from selective_backprop.lab.leaderboard.standing import performance_profile, standing
+from selective_backprop.lab.study.frontier import Bound, Budget, compute_multiplier
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
 
 
-def frontier(*points):
-    return Frontier([Arm((error,), (cost,)) for cost, error in points])
+def budgets(*points):
+    return [Budget((error,), (cost,)) for cost, error in points]
 
 
 def on_board(*arms, **more):
@@ -55,12 +55,13 @@ def test_both_baselines_count_and_the_stronger_one_decides():
     ],
 )
 def test_outside_of_a_curve_there_are_only_bounds(plain, arm, error, expected):
-    found = ratio(frontier(*plain), frontier(*arm), error)
+    found = compute_multiplier(budgets(*plain), budgets(*arm), error).multiple
     assert (pytest.approx(found.value), found.bound) == expected
 
 
 def test_nothing_is_known_where_neither_side_reaches_the_error():
-    assert ratio(frontier((1, 0.4)), frontier((1, 0.4)), 0.1) is None
+    found = compute_multiplier(budgets((1, 0.4)), budgets((1, 0.4)), 0.1).multiple
+    assert (found.value, found.bound) == (math.inf, Bound.LESS)
 
 
 def test_intervals_hold_the_multiplier_and_shrink_to_it_without_spread():

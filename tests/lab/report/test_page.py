@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from PIL import Image
 
-from selective_backprop.lab.study.frontier import Arm, Bound, Frontier
+from selective_backprop.lab.study.frontier import Bound, Budget, Frontier
 from tests.lab.command_line import records
 from tests.lab.report.conftest import HOSTILE, HOSTILE_DATA
 
@@ -209,7 +209,7 @@ def test_numbers_are_those_of_the_records(seen, experiment):
         assert any(line.startswith("sb") and f"{final:.2f}% ±" in line for line in rows)
     assert "error on 200 test examples" in seen.page.locator("#arms-c0 thead").inner_text()
     plain, ours = (
-        Arm(*(tuple(value(seed) for seed in runs[label]) for value in (last_error, whole_compute)))
+        Budget(*(tuple(value(seed) for seed in runs[label]) for value in (last_error, whole_compute)))
         for label in ("traditional", "sb")
     )
     expected = Frontier([plain]).multiple(ours)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from selective_backprop.lab.study.frontier import (
-    Arm,
     Bound,
+    Budget,
     Frontier,
     Interval,
     Multiple,
@@ -18,12 +18,12 @@ from selective_backprop.lab.study.frontier import (
 )
 
 
-def arm(error, cost, seeds=1):
-    return Arm((error,) * seeds, (cost,) * seeds)
+def budget(error, cost, seeds=1):
+    return Budget((error,) * seeds, (cost,) * seeds)
 
 
 def frontier(*points, seeds=1):
-    return Frontier([arm(error, cost, seeds) for cost, error in points])
+    return Frontier([budget(error, cost, seeds) for cost, error in points])
 
 
 HALVING = frontier((1, 0.4), (2, 0.3), (4, 0.2), (8, 0.1))  # 0.1 lower for every doubling
@@ -39,17 +39,16 @@ def test_costs_are_interpolated_in_log_compute(error, cost):
 
 
 def test_beyond_its_ends_there_are_bounds_only():
-    assert HALVING.multiple(arm(0.5, 0.5)) == Multiple(2.0, Bound.LESS)
-    assert HALVING.multiple(arm(0.05, 2)) == Multiple(4.0, Bound.MORE)
+    assert HALVING.multiple(budget(0.5, 0.5)) == Multiple(2.0, Bound.LESS)
+    assert HALVING.multiple(budget(0.05, 2)) == Multiple(4.0, Bound.MORE)
 
 
 def test_an_error_below_all_is_bounded_by_the_largest_budget_even_if_a_smaller_one_was_better():
-    assert frontier((1, 0.3), (2, 0.1), (8, 0.2)).multiple(arm(0.05, 1)) == Multiple(8.0, Bound.MORE)
+    assert frontier((1, 0.3), (2, 0.1), (8, 0.2)).multiple(budget(0.05, 1)) == Multiple(8.0, Bound.MORE)
 
 
 def test_means_that_rise_are_left_out():
     dented = frontier((1, 0.4), (2, 0.45), (4, 0.2))
-    assert dented.points == [(1, 0.4), (4, 0.2)]
     assert dented.cost_of(0.3)[0] == pytest.approx(2)
     assert dented.cost_of(0.4)[0] == 1
 
@@ -60,56 +59,56 @@ def test_ties_count_at_the_smallest_budget():
 
 
 def test_budgets_come_in_any_order():
-    assert frontier((8, 0.1), (1, 0.4), (4, 0.2), (2, 0.3)).points == HALVING.points
+    assert frontier((8, 0.1), (1, 0.4), (4, 0.2), (2, 0.3)).budgets == HALVING.budgets
 
 
 def test_one_budget_gives_bounds_and_its_own_point():
     one = frontier((4, 0.2))
-    assert one.multiple(arm(0.2, 2)) == Multiple(2.0)
-    assert one.multiple(arm(0.3, 2)).bound is Bound.LESS
-    assert one.multiple(arm(0.1, 2)).bound is Bound.MORE
+    assert one.multiple(budget(0.2, 2)) == Multiple(2.0)
+    assert one.multiple(budget(0.3, 2)).bound is Bound.LESS
+    assert one.multiple(budget(0.1, 2)).bound is Bound.MORE
 
 
 def test_a_method_on_the_frontier_has_multiplier_one():
-    for cost, error in HALVING.points:
-        assert HALVING.multiple(arm(error, cost)).value == pytest.approx(1)
+    for point in HALVING.budgets:
+        assert HALVING.multiple(point).value == pytest.approx(1)
 
 
 def test_lossless_is_within_two_percent_of_the_best():
-    assert HALVING.is_lossless(arm(0.102, 1))
-    assert not HALVING.is_lossless(arm(0.1021, 1))
+    assert HALVING.is_lossless(budget(0.102, 1))
+    assert not HALVING.is_lossless(budget(0.1021, 1))
 
 
 def test_one_seed_gives_no_interval():
-    found = compute_multiplier(HALVING, arm(0.2, 2))
+    found = compute_multiplier(HALVING.budgets, [budget(0.2, 2)])
     assert (found.multiple.value, found.low, found.high) == (2.0, None, None)
     assert "one seed" in str(found)
 
 
 def test_seeds_may_be_unequal_in_number():
-    plain = Frontier([Arm((0.4, 0.42), (1.0, 1.0)), Arm((0.2, 0.18, 0.22, 0.2), (4.0,) * 4)])
-    found = compute_multiplier(plain, Arm((0.3, 0.28, 0.32), (1.0, 1.1, 0.9)))
+    plain = [Budget((0.4, 0.42), (1.0, 1.0)), Budget((0.2, 0.18, 0.22, 0.2), (4.0,) * 4)]
+    found = compute_multiplier(plain, [Budget((0.3, 0.28, 0.32), (1.0, 1.1, 0.9))])
     assert found.low.value < found.multiple.value < found.high.value
 
 
-def every_resample(arm):
-    """All equally likely draws with replacement of a small arm."""
-    rows = range(len(arm.errors))
-    for drawn in itertools.product(rows, repeat=len(arm.errors)):
-        yield Arm(tuple(arm.errors[i] for i in drawn), tuple(arm.costs[i] for i in drawn))
+def every_resample(budget):
+    """All equally likely draws with replacement of a few runs."""
+    rows = range(len(budget.errors))
+    for drawn in itertools.product(rows, repeat=len(budget.errors)):
+        yield Budget(tuple(budget.errors[i] for i in drawn), tuple(budget.costs[i] for i in drawn))
 
 
 def test_interval_equals_that_of_all_possible_resamples():
-    """Independent and slow: three arms of two and three runs have 4 * 4 * 27 resamples in all."""
-    cheap, costly = Arm((0.40, 0.44), (1.0, 1.0)), Arm((0.20, 0.26), (4.0, 4.2))
-    method = Arm((0.30, 0.27, 0.36), (1.0, 1.2, 0.9))
+    """Independent and slow: three budgets of two and three runs have 4 * 4 * 27 resamples in all."""
+    cheap, costly = Budget((0.40, 0.44), (1.0, 1.0)), Budget((0.20, 0.26), (4.0, 4.2))
+    method = Budget((0.30, 0.27, 0.36), (1.0, 1.2, 0.9))
     values = sorted(
         Frontier([first, second]).multiple(third).value
         for first in every_resample(cheap)
         for second in every_resample(costly)
         for third in every_resample(method)
     )
-    found = compute_multiplier(Frontier([cheap, costly]), method, resamples=20_000, confidence=0.8)
+    found = compute_multiplier([cheap, costly], [method], resamples=20_000, confidence=0.8)
     expected = values[int(0.1 * len(values))], values[int(0.9 * len(values)) - 1]
     # Both are discrete distributions of 432 points: 1.5% of their values lie between neighbours at these ends.
     assert found.low.value == pytest.approx(expected[0], rel=0.015)
@@ -123,41 +122,41 @@ def test_interval_covers_the_truth_as_often_as_it_says():
     for _ in range(200):
 
         def runs(mean, cost, n=12):
-            return Arm(tuple(max(0.0, chance.gauss(mean, 0.01)) for _ in range(n)), (cost,) * n)
+            return Budget(tuple(max(0.0, chance.gauss(mean, 0.01)) for _ in range(n)), (cost,) * n)
 
-        plain = Frontier([runs(0.4, 1.0), runs(0.3, 2.0), runs(0.2, 4.0)])
-        found = compute_multiplier(plain, runs(0.25, 1.5), resamples=200, confidence=0.9)
+        plain = [runs(0.4, 1.0), runs(0.3, 2.0), runs(0.2, 4.0)]
+        found = compute_multiplier(plain, [runs(0.25, 1.5)], resamples=200, confidence=0.9)
         truth = 2 * math.sqrt(2) / 1.5
         covered += found.low.value <= truth <= found.high.value
     assert 0.8 <= covered / 200 <= 0.97
 
 
 def test_a_bound_may_be_anything_on_its_open_side():
-    """Half of the draws of this arm lie below the frontier's best, so that nothing limits the interval above."""
-    plain = Frontier([arm(0.4, 1.0, seeds=2), arm(0.2, 4.0, seeds=2)])
-    found = compute_multiplier(plain, Arm((0.1, 0.3), (4.0, 4.0)))
+    """Half of the draws of these runs lie below the frontier's best, so that nothing limits the interval above."""
+    plain = [budget(0.4, 1.0, seeds=2), budget(0.2, 4.0, seeds=2)]
+    found = compute_multiplier(plain, [Budget((0.1, 0.3), (4.0, 4.0))])
     assert found.high.bound is Bound.MORE and found.low.bound is Bound.EXACT
-    never = compute_multiplier(plain, Arm((0.3, 0.6), (1.0, 1.0)))
+    never = compute_multiplier(plain, [Budget((0.3, 0.6), (1.0, 1.0))])
     assert never.low.bound is Bound.LESS and verdict([never]) is not Verdict.BETTER
-    same = compute_multiplier(plain, Arm((0.19, 0.21), (4.001, 4.001)))
+    same = compute_multiplier(plain, [Budget((0.19, 0.21), (4.001, 4.001))])
     assert verdict([same]) is Verdict.SAME, "a thousandth more compute is not worse"
 
 
 def test_the_same_seed_gives_the_same_interval():
-    plain = Frontier([Arm((0.4, 0.5, 0.3), (1.0,) * 3), Arm((0.2, 0.3, 0.1), (4.0,) * 3)])
-    method = Arm((0.3, 0.2, 0.35), (1.0,) * 3)
-    assert compute_multiplier(plain, method) == compute_multiplier(plain, method)
+    plain = [Budget((0.4, 0.5, 0.3), (1.0,) * 3), Budget((0.2, 0.3, 0.1), (4.0,) * 3)]
+    method = Budget((0.3, 0.2, 0.35), (1.0,) * 3)
+    assert compute_multiplier(plain, [method]) == compute_multiplier(plain, [method])
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Arm((), ()), "one error and one cost per run"),
-        (lambda: Arm((0.1, 0.2), (1.0,)), "2 errors and 1 costs"),
-        (lambda: Arm((float("nan"),), (1.0,)), "must be a number >= 0, got nan"),
-        (lambda: Arm((0.1,), (0.0,)), "its cost is 0"),
+        (lambda: Budget((), ()), "one error and one cost per run"),
+        (lambda: Budget((0.1, 0.2), (1.0,)), "2 errors and 1 costs"),
+        (lambda: Budget((float("nan"),), (1.0,)), "must be a number >= 0, got nan"),
+        (lambda: Budget((0.1,), (0.0,)), "its cost is 0"),
         (lambda: Frontier([]), "at least one budget"),
-        (lambda: compute_multiplier(HALVING, arm(0.2, 1), confidence=1.0), "confidence must be in"),
+        (lambda: compute_multiplier(HALVING.budgets, [budget(0.2, 1)], confidence=1.0), "confidence must be in"),
     ],
 )
 def test_bad_input_is_a_clear_sentence(make, message):

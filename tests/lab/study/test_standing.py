@@ -2,15 +2,15 @@
 
 import pytest
 
-from selective_backprop.lab.study.frontier import Arm, Bound, Verdict
-from selective_backprop.lab.study.standing import NamedArm, alerts, cheapest_lossless, standings, winner
+from selective_backprop.lab.study.frontier import Bound, Budget, Verdict
+from selective_backprop.lab.study.standing import LabelledRuns, alerts, cheapest_lossless, standings, winner
 
 
 def arm(label, method, error, cost, seeds=5, spread=0.0, seconds=None):
     """Runs whose errors lie around one value, and whose costs are the same."""
     errors = tuple(error + spread * (i - (seeds - 1) / 2) for i in range(seeds))
-    clock = None if seconds is None else Arm(errors, (seconds,) * seeds)
-    return NamedArm(label, method, Arm(errors, (cost,) * seeds), clock)
+    clock = None if seconds is None else Budget(errors, (seconds,) * seeds)
+    return LabelledRuns(label, method, Budget(errors, (cost,) * seeds), clock)
 
 
 PLAIN = [arm(f"traditional, {e} epochs", "traditional", error, e) for e, error in ((2, 0.4), (4, 0.3), (8, 0.2))]

@@ -144,7 +144,7 @@ def standings_as_json(found: list[Standing], words: list[str]) -> dict[str, Any]
 
 
 def _as_json(standing: Standing) -> dict[str, Any]:
-    arm = standing.named
+    arm = standing.runs
     return {
         "label": standing.label,
         "method": arm.method,

@@ -9,7 +9,7 @@ from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.records import Outcome
 from selective_backprop.lab.leaderboard.standing import Place, Standing, performance_profile
 from selective_backprop.lab.leaderboard.workloads import WORKLOADS, find_workload
-from selective_backprop.lab.study.frontier import Arm, Bound, Interval
+from selective_backprop.lab.study.frontier import Bound, Budget, Interval
 from selective_backprop.lab.study.tables import TextTable
 
 START, END = "<!-- leaderboard -->", "<!-- /leaderboard -->"
@@ -157,6 +157,6 @@ def runs(one: Standing) -> TextTable:
     return TextTable(heading, [row + [""] * (len(heading) - len(row)) for row in rows])
 
 
-def _error(arm: Arm) -> str:
+def _error(arm: Budget) -> str:
     spread = f" ± {100 * stdev(arm.errors):.2f}" if len(arm.errors) > 1 else ""
     return f"{100 * arm.error:.2f}%{spread} at {arm.cost:.2f}"

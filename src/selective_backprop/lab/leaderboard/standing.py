@@ -11,16 +11,14 @@ length (middle), and its best one (lossless).
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.records import Outcome
-from selective_backprop.lab.study.frontier import LOSSLESS, Arm, Bound, Frontier, Interval, Multiple
+from selective_backprop.lab.study.frontier import LOSSLESS, Bound, Budget, Frontier, Interval, compute_multiplier
 
 TARGETS = ("cheap", "middle", "lossless")
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Place:
     setting: str
     seeds: int
     """Fewest seeds of any of its lengths."""
-    points: tuple[Arm, ...]
+    points: tuple[Budget, ...]
     """Errors and compute at each length, rising."""
     plain: Mapping[str, Interval]
     """Multiplier against plain training by target; empty for plain training."""
@@ -100,57 +98,22 @@ def standing(workload: str, outcomes: Sequence[Outcome]) -> Standing:
     return Standing(workload, targets, tuple(sorted(places, key=_order)))
 
 
-def ratio(baseline: Frontier, arm: Frontier, error: float) -> Multiple | None:
-    """Compute of the baseline over that of the arm, for the same error. None if neither reaches it.
-
-    >>> plain = Frontier([Arm((0.5,), (1.0,)), Arm((0.25,), (4.0,))])
-    >>> fast = Frontier([Arm((0.5,), (0.5,)), Arm((0.25,), (2.0,))])
-    >>> str(ratio(plain, fast, 0.375)), str(ratio(plain, fast, 0.25))
-    ('2.00x', '2.00x')
-    """
-    (theirs, of_theirs), (ours, of_ours) = baseline.cost_of(error), arm.cost_of(error)
-    # Where the baseline is only known to need more, or the arm to need less, M is larger than the ratio.
-    above = of_theirs is Bound.MORE or of_ours is Bound.LESS
-    below = of_theirs is Bound.LESS or of_ours is Bound.MORE
-    if above and below:
-        return None
-    bound = Bound.MORE if above else Bound.LESS if below else Bound.EXACT
-    return Multiple(theirs / ours, bound)
-
-
-def _multipliers(baseline: Sequence[Arm], arm: Sequence[Arm], targets: Mapping[str, float]) -> dict[str, Interval]:
-    return {name: _interval(baseline, arm, error) for name, error in targets.items()}
-
-
-def _interval(baseline: Sequence[Arm], arm: Sequence[Arm], error: float) -> Interval:
-    """The multiplier at an error, with a 95% interval of a bootstrap over the seeds of both sides."""
-    found = _or_bound(ratio(Frontier(baseline), Frontier(arm), error))
-    if min(len(point.errors) for point in (*baseline, *arm)) < 2:
-        return Interval(found, None, None)
-    chance, drawn = random.Random(0), []
-    for _ in range(_RESAMPLES):
-        theirs, ours = ([point.resampled(chance) for point in points] for points in (baseline, arm))
-        drawn.append(_or_bound(ratio(Frontier(theirs), Frontier(ours), error)))
-    lowest = sorted(drawn, key=lambda one: (one.bound is not Bound.LESS, one.value))
-    highest = sorted(drawn, key=lambda one: (one.bound is Bound.MORE, one.value))
-    return Interval(found, lowest[int(0.025 * _RESAMPLES)], highest[math.ceil(0.975 * _RESAMPLES) - 1])
-
-
-def _or_bound(found: Multiple | None) -> Multiple:
-    """Neither side reached the error: nothing is known, so any multiplier is possible."""
-    return Multiple(math.inf, Bound.LESS) if found is None else found
+def _multipliers(
+    baseline: Sequence[Budget], points: Sequence[Budget], targets: Mapping[str, float]
+) -> dict[str, Interval]:
+    return {name: compute_multiplier(baseline, points, error, resamples=1000) for name, error in targets.items()}
 
 
 def _targets(plain: Frontier) -> dict[str, float]:
-    errors = [arm.error for arm in plain.arms]
+    errors = [budget.error for budget in plain.budgets]
     cheap, middle = errors[min(1, len(errors) - 1)], errors[len(errors) // 2]
     return {"cheap": max(cheap, plain.best), "middle": max(middle, plain.best), "lossless": LOSSLESS * plain.best}
 
 
-def _points(runs: Sequence[Outcome]) -> tuple[Arm, ...]:
+def _points(runs: Sequence[Outcome]) -> tuple[Budget, ...]:
     lengths = sorted({run.cell.length for run in runs})
     by_length = ([run for run in runs if run.cell.length == length] for length in lengths)
-    return tuple(Arm(tuple(run.error for run in part), tuple(run.compute for run in part)) for part in by_length)
+    return tuple(Budget(tuple(run.error for run in part), tuple(run.compute for run in part)) for part in by_length)
 
 
 def _arms(outcomes: Sequence[Outcome]) -> list[str]:

@@ -106,8 +106,8 @@ def _merit(baseline: Frontier, runs: Sequence[Outcome], text: str) -> tuple[bool
     return (False, -arm.error) if multiple.bound is Bound.LESS else (True, multiple.value)
 
 
-def _arm(runs: Sequence[Outcome]) -> frontier.Arm:
-    return frontier.Arm(tuple(run.error for run in runs), tuple(run.compute for run in runs))
+def _arm(runs: Sequence[Outcome]) -> frontier.Budget:
+    return frontier.Budget(tuple(run.error for run in runs), tuple(run.compute for run in runs))
 
 
 def _errors(runs: Sequence[Outcome], text: str) -> list[float]:

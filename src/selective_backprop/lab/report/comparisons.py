@@ -12,8 +12,8 @@ from typing import Any
 
 from selective_backprop.lab.report.runs import Run, split_label, with_folder, with_length
 from selective_backprop.lab.study.curves import Axis, Curve, SpeedUp, speed_up
-from selective_backprop.lab.study.frontier import Arm
-from selective_backprop.lab.study.standing import PLAIN, NamedArm, Standing, standings
+from selective_backprop.lab.study.frontier import Budget
+from selective_backprop.lab.study.standing import PLAIN, LabelledRuns, Standing, standings
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +75,8 @@ class Comparison:
                 for columns in ([run.curve.compute for run in runs], [run.curve.seconds for run in runs])
             )
             if min(compute) > 0:
-                clock = Arm(errors, seconds) if self.same_hardware and min(seconds) > 0 else None
-                arms.append(NamedArm(label, runs[0].method, Arm(errors, compute), clock))
+                clock = Budget(errors, seconds) if self.same_hardware and min(seconds) > 0 else None
+                arms.append(LabelledRuns(label, runs[0].method, Budget(errors, compute), clock))
         return standings(arms)
 
     def speed_up(self, label: str, factor: float, axis: Axis) -> SpeedUp | None:

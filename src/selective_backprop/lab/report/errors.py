@@ -18,7 +18,7 @@ from selective_backprop.lab.report.charts import (
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
 from selective_backprop.lab.report.runs import names_of, running_means, split_label
-from selective_backprop.lab.study.standing import PLAIN, error_of
+from selective_backprop.lab.study.standing import error_of
 
 FRONTIERS = (
     "Each point is the end of fully decayed runs, bars span the seeds, and the bold line is plain training: a method "
@@ -44,10 +44,10 @@ def arm_rows(comparison: Comparison) -> list[Row]:
     """The end of every arm, cheapest first."""
     rows: list[Row] = []
     for standing in comparison.standings:
-        arm = standing.named.compute
+        arm = standing.runs.compute
         spread = {"lowest": min(arm.errors), "highest": max(arm.errors), "seeds": len(arm.errors)}
         row = names_of(standing.label) | {"compute": arm.cost, "error": arm.error}
-        rows.append(row | spread | {"plain": standing.named.method == PLAIN})
+        rows.append(row | spread | {"plain": standing.is_plain})
     return sorted(rows, key=lambda row: float(row["compute"]))
 
 
@@ -67,7 +67,7 @@ def _frontier(comparison: Comparison, palette: Palette) -> Figure:
         layer("point", lines | {"shape": palette.shape(), "tooltip": tips}, size=80, opacity=1),
     ]
     alt = "; ".join(
-        f"{standing.label} {error_of(standing.named.compute)} at {standing.named.compute.cost:.2f}"
+        f"{standing.label} {error_of(standing.runs.compute)} at {standing.runs.compute.cost:.2f}"
         for standing in comparison.standings
     )
     spec = of_methods([*layers, *ends], height=height)

@@ -76,7 +76,7 @@ def matrix_rows(comparisons: Sequence[Comparison]) -> dict[str, list[Cell]]:
         for standing in comparison.standings:
             family = split_label(standing.label)[0]
             arms.setdefault(family, {}).setdefault(comparison.id, []).append(standing)
-    first = {family: next(iter(found.values()))[0].named.method for family, found in arms.items()}
+    first = {family: next(iter(found.values()))[0].runs.method for family, found in arms.items()}
     order = sorted(arms, key=lambda family: (first[family] != PLAIN, first[family] != RANDOM, family.lower()))
     return {family: [_cell(arms[family].get(comparison.id, [])) for comparison in comparisons] for family in order}
 
@@ -84,13 +84,13 @@ def matrix_rows(comparisons: Sequence[Comparison]) -> dict[str, list[Cell]]:
 def _cell(arms: Sequence[Standing]) -> Cell:
     if not arms:
         return Cell("not run")
-    if arms[0].named.method == PLAIN:
-        best = min(arms, key=lambda standing: standing.named.compute.error)
+    if arms[0].is_plain:
+        best = min(arms, key=lambda standing: standing.runs.compute.error)
         budgets = f"{len(arms)} budgets" if len(arms) > 1 else "one budget"
-        return Cell(error_of(best.named.compute), f"{best.named.compute.cost:.1f} epochs; {budgets}", "", best.label)
+        return Cell(error_of(best.runs.compute), f"{best.runs.compute.cost:.1f} epochs; {budgets}", "", best.label)
     best = best_arm(arms)
-    found, compute = best.plain, best.named.compute.cost
-    hint = f"{best.label}: {error_of(best.named.compute)} with {compute:.2f} epochs of compute"
+    found, compute = best.plain, best.runs.compute.cost
+    hint = f"{best.label}: {error_of(best.runs.compute)} with {compute:.2f} epochs of compute"
     if found is None:
         return Cell("not checked", "plain training was not run", "unknown", hint)
     if not says_anything(found):
@@ -170,20 +170,20 @@ _NUMBERS = (
 
 def arms_table(comparison: Comparison) -> Table:
     """Every arm with its error, its compute and its multipliers."""
-    clock = any(standing.named.seconds is not None for standing in comparison.standings)
+    clock = any(standing.runs.seconds is not None for standing in comparison.standings)
     cells = []
     for standing in comparison.standings:
-        arm = standing.named.compute
+        arm = standing.runs.compute
         row = [standing.label, error_of(arm), str(len(arm.errors)), f"{arm.cost:.2f}"]
-        row += [_words(standing.plain, standing.named.method == PLAIN)]
-        row += [_words(standing.random, standing.named.method == RANDOM)]
+        row += [_words(standing.plain, standing.is_plain)]
+        row += [_words(standing.random, standing.is_random)]
         row += [{True: "yes", False: "no", None: "unknown"}[standing.lossless]]
         if clock:
-            seconds = standing.named.seconds
+            seconds = standing.runs.seconds
             row += ["unknown" if seconds is None else f"{seconds.cost:,.0f}"]
-            row += [_words(standing.seconds, standing.named.method == PLAIN)]
+            row += [_words(standing.seconds, standing.is_plain)]
         words = _SHORT.get(standing.verdict, str(standing.verdict))
-        cells.append([*row, "baseline" if standing.named.method == PLAIN else words])
+        cells.append([*row, "baseline" if standing.is_plain else words])
     size = comparison.test_examples
     heading = ["method", "error" if size is None else f"error on {size:,} test examples", "seeds", "compute"]
     heading += ["M against plain", "M against random", "lossless"]

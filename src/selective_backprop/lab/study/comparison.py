@@ -13,8 +13,8 @@ from selective_backprop.lab.runs.methods import MethodSpec, check_type, recipe_s
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.curves import Curve
-from selective_backprop.lab.study.frontier import Arm
-from selective_backprop.lab.study.standing import PLAIN, RANDOM, NamedArm
+from selective_backprop.lab.study.frontier import Budget
+from selective_backprop.lab.study.standing import PLAIN, RANDOM, LabelledRuns
 
 Curves = dict[str, list[Curve]]
 """Curves by label; the curves of a label are in the order of seeds."""
@@ -131,14 +131,14 @@ class Results:
     methods: dict[str, str] = field(default_factory=dict)
     """The full name of each label's method."""
 
-    def arms(self, *, clock: bool = True) -> list[NamedArm]:
+    def arms(self, *, clock: bool = True) -> list[LabelledRuns]:
         """Arms for `standings`. With clock, seconds count: nothing else ran on the machine."""
         found = []
         for label, by_seed in self.curves.items():
             errors = tuple(curve.errors[-1] for curve in by_seed)
             compute, seconds = (tuple(getattr(c, axis)[-1] for c in by_seed) for axis in ("compute", "seconds"))
-            timed = Arm(errors, seconds) if clock else None
-            found.append(NamedArm(label, self.methods[label], Arm(errors, compute), timed))
+            timed = Budget(errors, seconds) if clock else None
+            found.append(LabelledRuns(label, self.methods[label], Budget(errors, compute), timed))
         return found
 
 

@@ -7,6 +7,8 @@ that reaches error e with compute c has the compute multiplier
 
 Above 1 the method is cheaper than plain training for the same error. Between two budgets the frontier is a straight
 line of error against log compute. Beyond its ends M is a bound, never an extrapolation.
+
+# R = resamples, B = budgets, S = seeds
 """
 
 from __future__ import annotations
@@ -16,20 +18,25 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 LOSSLESS = 1.02
 """A lossless error is at most this many times the best error of the frontier."""
 EQUAL_COST = 1.02
 """For bounds, costs that differ by a smaller factor count as equal, because budgets are met only to a batch."""
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Arm:
+class Budget:
     """Runs of one method at one budget, which differ only in their seed.
 
-    >>> arm = Arm(errors=(0.25, 0.75), costs=(2.0, 2.0))
-    >>> arm.error, arm.cost
+    >>> budget = Budget(errors=(0.25, 0.75), costs=(2.0, 2.0))
+    >>> budget.error, budget.cost
     (0.5, 2.0)
     """
 
@@ -41,7 +48,7 @@ class Arm:
     def __post_init__(self) -> None:
         if not self.errors or len(self.errors) != len(self.costs):
             raise ValueError(
-                f"an arm needs one error and one cost per run, got {len(self.errors)} errors and "
+                f"a budget needs one error and one cost per run, got {len(self.errors)} errors and "
                 f"{len(self.costs)} costs"
             )
         for name, values in (("error", self.errors), ("cost", self.costs)):
@@ -60,11 +67,6 @@ class Arm:
     def cost(self) -> float:
         """Mean over seeds."""
         return fmean(self.costs)
-
-    def resampled(self, chance: random.Random) -> Arm:
-        """An arm of equally many runs, drawn from these with replacement."""
-        rows = [chance.randrange(len(self.errors)) for _ in self.errors]
-        return Arm(tuple(self.errors[row] for row in rows), tuple(self.costs[row] for row in rows))
 
 
 class Bound(StrEnum):
@@ -101,56 +103,66 @@ class Frontier:
     """Mean error against mean cost, at several budgets.
 
     Args:
-        arms: one for each budget, in any order.
+        budgets: in any order.
 
-    >>> frontier = Frontier([Arm((0.5,), (1.0,)), Arm((0.25,), (4.0,))])
+    >>> frontier = Frontier([Budget((0.5,), (1.0,)), Budget((0.25,), (4.0,))])
     >>> frontier.cost_of(0.375)
     (2.0, <Bound.EXACT: 'exact'>)
     """
 
-    def __init__(self, arms: Sequence[Arm]) -> None:
-        if not arms:
+    def __init__(self, budgets: Sequence[Budget]) -> None:
+        if not budgets:
             raise ValueError("a frontier needs at least one budget")
-        self.arms = sorted(arms, key=lambda arm: arm.cost)
-        points = [(arm.cost, arm.error) for arm in self.arms]
-        # A larger budget with a higher mean error is left out: the smaller one reached a lower error already.
-        self.points = [point for i, point in enumerate(points) if all(point[1] < error for _, error in points[:i])]
-        """(cost, error) of the budgets at which the error is lower than at every smaller one."""
+        self.budgets = sorted(budgets, key=lambda budget: budget.cost)
 
     @property
     def best(self) -> float:
         """The lowest mean error."""
-        return self.points[-1][1]
+        return min(budget.error for budget in self.budgets)
 
     def cost_of(self, error: float) -> tuple[float, Bound]:
         """Cost at which the frontier's mean error is as low as this."""
-        first_cost, first_error = self.points[0]
-        if error > first_error:
-            return first_cost, Bound.LESS
-        if error < self.best:
-            return self.arms[-1].cost, Bound.MORE  # even the largest budget did not reach it
-        previous = self.points[0]
-        for cost, reached in self.points:
-            if error >= reached:
-                if reached == previous[1]:
-                    return cost, Bound.EXACT
-                share = (previous[1] - error) / (previous[1] - reached)
-                return previous[0] * (cost / previous[0]) ** share, Bound.EXACT
-            previous = (cost, reached)
-        raise AssertionError("an error between the first and the best is reached")
+        cost, side = _costs_of(*_means(self.budgets), np.array([error]))
+        return float(cost[0]), _BOUNDS[int(side[0])]
 
-    def multiple(self, arm: Arm) -> Multiple:
-        """How many times more than the arm the frontier spends for the arm's error."""
-        cost, bound = self.cost_of(arm.error)
-        return Multiple(cost / arm.cost, bound)
+    def multiple(self, budget: Budget) -> Multiple:
+        """How many times more than the runs of this budget the frontier spends for their error."""
+        cost, bound = self.cost_of(budget.error)
+        return Multiple(cost / budget.cost, bound)
 
-    def is_lossless(self, arm: Arm) -> bool:
-        """Whether the arm's error is within 2% of the frontier's best."""
-        return arm.error <= LOSSLESS * self.best
+    def is_lossless(self, budget: Budget) -> bool:
+        """Whether the budget's error is within 2% of the frontier's best."""
+        return budget.error <= LOSSLESS * self.best
 
-    def resampled(self, chance: random.Random) -> Frontier:
-        """The frontier of runs drawn anew at each budget."""
-        return Frontier([arm.resampled(chance) for arm in self.arms])
+
+_BOUNDS = {-1: Bound.LESS, 0: Bound.EXACT, 1: Bound.MORE}
+
+
+def _means(budgets: Sequence[Budget]) -> tuple[Numbers, Numbers]:
+    """Mean cost and mean error of each budget, (1, B)."""
+    return np.array([[budget.cost for budget in budgets]]), np.array([[budget.error for budget in budgets]])
+
+
+def _costs_of(costs: Numbers, errors: Numbers, wanted: Numbers) -> tuple[Numbers, NDArray[np.int64]]:
+    """Costs at which R frontiers, (R, B), reach errors, (R,). The second result is -1 for less, 1 for more than that.
+
+    A larger budget with a higher mean error is left out: the smaller one reached a lower error already.
+    """
+    # Means that are equal must not differ by the order in which they were summed.
+    errors, wanted = errors.round(12), wanted.round(12)
+    rows, order = np.arange(len(costs)), costs.argsort(axis=1, kind="stable")
+    costs, errors = np.take_along_axis(costs, order, 1), np.take_along_axis(errors, order, 1)
+    lowest = np.minimum.accumulate(errors, axis=1)  # (R, B): up to each budget
+    before = np.concatenate([np.full((len(costs), 1), np.inf), lowest[:, :-1]], axis=1)
+    last = np.maximum.accumulate(np.where(errors < before, np.arange(costs.shape[1]), -1), axis=1)
+    found = (lowest <= wanted[:, None]).argmax(axis=1)  # the first budget that reaches it
+    previous = last[rows, np.maximum(found - 1, 0)]
+    (c0, e0), (c1, e1) = ((costs[rows, at], errors[rows, at]) for at in (previous, found))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(e0 > e1, (e0 - wanted) / (e0 - e1), 1.0)
+        between = c0 * (c1 / c0) ** share
+    side = np.where(wanted > errors[:, 0], -1, np.where(wanted < lowest[:, -1], 1, 0))
+    return np.select([side < 0, side > 0], [costs[:, 0], costs[:, -1]], between), side
 
 
 @dataclass(frozen=True)
@@ -182,33 +194,70 @@ class Interval:
 
 
 def compute_multiplier(
-    frontier: Frontier, arm: Arm, *, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
+    baseline: Sequence[Budget],
+    method: Sequence[Budget],
+    error: float | None = None,
+    *,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
 ) -> Interval:
-    """The multiplier of an arm against a frontier, with a bootstrap interval over the seeds of both.
+    """Cost of a baseline over that of a method for the same error, with a bootstrap interval over the seeds of both.
 
     Args:
-        frontier: of plain training, or of random subsets.
-        arm: the method's runs at one budget.
+        baseline: plain training or random subsets, at several budgets.
+        method: the method's runs, at one or several budgets.
+        error: the error to reach. None: the method's own, at its single budget.
         resamples: how often all runs are drawn anew.
         confidence: share of the resamples inside the interval.
         seed: seed of the draws.
 
-    >>> frontier = Frontier([Arm((0.4, 0.4), (1.0, 1.0)), Arm((0.2, 0.2), (4.0, 4.0))])
-    >>> str(compute_multiplier(frontier, Arm((0.3, 0.3), (1.0, 1.0))))
+    >>> plain = [Budget((0.4, 0.4), (1.0, 1.0)), Budget((0.2, 0.2), (4.0, 4.0))]
+    >>> str(compute_multiplier(plain, [Budget((0.3, 0.3), (1.0, 1.0))]))
     '2.00x (2.00 to 2.00)'
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-    multiple = frontier.multiple(arm)
-    if min(len(other.errors) for other in [arm, *frontier.arms]) < 2:
+    values, sides = _multiples(_means(baseline), _means(method), error)
+    multiple = Multiple(float(values[0]), _BOUNDS[int(sides[0])])
+    if min(len(budget.errors) for budget in (*baseline, *method)) < 2:
         return Interval(multiple, None, None)
-    chance = random.Random(seed)
-    drawn = [frontier.resampled(chance).multiple(arm.resampled(chance)) for _ in range(resamples)]
+    costs, errors = _resampled([*baseline, *method], resamples, seed)
+    own = len(baseline)
+    values, sides = _multiples((costs[:, :own], errors[:, :own]), (costs[:, own:], errors[:, own:]), error)
     tail = (1 - confidence) / 2
     # "Less than 2x" may be anything down to nothing, "more than 2x" anything above: they go to the ends.
-    lowest = sorted(drawn, key=lambda found: (found.bound is not Bound.LESS, found.value))
-    highest = sorted(drawn, key=lambda found: (found.bound is Bound.MORE, found.value))
-    return Interval(multiple, lowest[int(tail * resamples)], highest[math.ceil((1 - tail) * resamples) - 1])
+    low = np.lexsort((values, sides != -1))[int(tail * resamples)]
+    high = np.lexsort((values, sides == 1))[math.ceil((1 - tail) * resamples) - 1]
+    return Interval(multiple, *(Multiple(float(values[at]), _BOUNDS[int(sides[at])]) for at in (low, high)))
+
+
+def _resampled(budgets: Sequence[Budget], resamples: int, seed: int) -> tuple[Numbers, Numbers]:
+    """Mean costs and errors, (R, B), of runs that are drawn anew with replacement at each budget."""
+    drawn = _drawn(tuple(len(budget.errors) for budget in budgets), resamples, seed)
+    costs = [np.array(budget.costs)[runs].mean(1) for budget, runs in zip(budgets, drawn, strict=True)]
+    errors = [np.array(budget.errors)[runs].mean(1) for budget, runs in zip(budgets, drawn, strict=True)]
+    return np.stack(costs, axis=1), np.stack(errors, axis=1)
+
+
+@lru_cache(maxsize=16)  # many comparisons have the same numbers of seeds
+def _drawn(counts: tuple[int, ...], resamples: int, seed: int) -> list[NDArray[np.int64]]:
+    """Which runs are drawn at each budget: (R, S)."""
+    chance = random.Random(seed)
+    drawn = np.array([[chance.randrange(n) for n in counts for _ in range(n)] for _ in range(resamples)])
+    return np.split(drawn, np.cumsum(counts)[:-1], axis=1)
+
+
+def _multiples(
+    baseline: tuple[Numbers, Numbers], method: tuple[Numbers, Numbers], error: float | None
+) -> tuple[Numbers, NDArray[np.int64]]:
+    """Cost of R baselines over that of R methods, and on which side of the ratio it is, as `_costs_of` has it."""
+    wanted = method[1][:, 0] if error is None else np.full(len(method[1]), error)
+    (theirs, of_theirs), (ours, of_ours) = _costs_of(*baseline, wanted), _costs_of(*method, wanted)
+    # Where the baseline is only known to need more, or the method to need less, M is larger than the ratio.
+    above, below = (of_theirs == 1) | (of_ours == -1), (of_theirs == -1) | (of_ours == 1)
+    neither = above & below  # reaches it: nothing is known, so any multiplier is possible
+    return np.where(neither, np.inf, theirs / ours), np.where(neither | below, -1, np.where(above, 1, 0))
 
 
 class Verdict(StrEnum):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import stdev
 
 from selective_backprop.lab.study.frontier import (
-    Arm,
     Bound,
+    Budget,
     Frontier,
     Interval,
     Verdict,
@@ -22,23 +22,23 @@ PLAIN, RANDOM = "traditional", "repeated_random"
 
 
 @dataclass(frozen=True)
-class NamedArm:
+class LabelledRuns:
     """The runs of one method at one budget, under the label that tables show."""
 
     label: str
     method: str
     """The method's full name, such as "ledger_backprop"."""
-    compute: Arm
+    compute: Budget
     """Error and compute of each run."""
-    seconds: Arm | None = None
+    seconds: Budget | None = None
     """Error and seconds of each run; None if other work on the machine disturbed the clock."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One arm against the frontiers of its workload."""
+    """Runs of one label against the frontiers of their workload."""
 
-    named: NamedArm
+    runs: LabelledRuns
     plain: Interval | None
     """Compute multiplier against plain training; None for plain training itself, and where it was not run."""
     random: Interval | None
@@ -50,57 +50,61 @@ class Standing:
 
     @property
     def label(self) -> str:
-        return self.named.label
+        return self.runs.label
+
+    @property
+    def is_plain(self) -> bool:
+        return self.runs.method == PLAIN
+
+    @property
+    def is_random(self) -> bool:
+        return self.runs.method == RANDOM
 
     @property
     def is_baseline(self) -> bool:
-        return self.named.method in (PLAIN, RANDOM)
+        return self.is_plain or self.is_random
 
     @property
     def verdict(self) -> Verdict:
         """Verdict against both baselines; for a baseline, against the other one."""
-        if self.named.method == PLAIN:
+        if self.is_plain:
             return Verdict.NOT_CHECKED
-        return verdict([self.plain] if self.named.method == RANDOM else [self.plain, self.random])
+        return verdict([self.plain] if self.is_random else [self.plain, self.random])
 
 
-def standings(arms: Sequence[NamedArm]) -> list[Standing]:
-    """Compare every arm with the frontiers made of the plain and of the random arms among them.
+def standings(found: Sequence[LabelledRuns]) -> list[Standing]:
+    """Compare the runs of every label with the frontiers made of plain training and of random subsets among them.
 
-    >>> runs = [("traditional", (0.4, 0.4), 1), ("traditional", (0.2, 0.2), 4), ("ledger_backprop", (0.3, 0.3), 1)]
-    >>> arms = [NamedArm(name, name, Arm(errors, (cost, cost))) for name, errors, cost in runs]
-    >>> str(standings(arms)[-1].plain), standings(arms)[-1].random
+    >>> made = [("traditional", (0.4, 0.4), 1), ("traditional", (0.2, 0.2), 4), ("ledger_backprop", (0.3, 0.3), 1)]
+    >>> runs = [LabelledRuns(name, name, Budget(errors, (cost, cost))) for name, errors, cost in made]
+    >>> str(standings(runs)[-1].plain), standings(runs)[-1].random
     ('2.00x (2.00 to 2.00)', None)
     """
-    plains = sorted(_several_seeds([arm.compute for arm in arms if arm.method == PLAIN]), key=lambda arm: arm.cost)
-    randoms = _several_seeds([arm.compute for arm in arms if arm.method == RANDOM])
-    if randoms and plains and plains[-1].cost > max(arm.cost for arm in randoms):
-        randoms.append(plains[-1])  # random subsets of everything are plain training
-    plain, random = _frontier(plains), _frontier(randoms)
-    timed = [arm.seconds for arm in arms if arm.method == PLAIN and arm.seconds is not None]
-    clock = _frontier(_several_seeds(timed))
+    plain = _frontier([runs.compute for runs in found if runs.method == PLAIN])
+    random = _frontier([runs.compute for runs in found if runs.method == RANDOM])
+    clock = _frontier([runs.seconds for runs in found if runs.method == PLAIN and runs.seconds is not None])
+    if random and plain and plain[-1].cost > random[-1].cost:
+        random.append(plain[-1])  # random subsets of everything are plain training
+
+    def against(baseline: list[Budget], budget: Budget | None, *, own: bool) -> Interval | None:
+        return compute_multiplier(baseline, [budget]) if baseline and budget is not None and not own else None
+
     return [
         Standing(
-            named=arm,
-            plain=None if plain is None or arm.method == PLAIN else compute_multiplier(plain, arm.compute),
-            random=None if random is None or arm.method == RANDOM else compute_multiplier(random, arm.compute),
-            seconds=None
-            if clock is None or arm.seconds is None or arm.method == PLAIN
-            else compute_multiplier(clock, arm.seconds),
-            lossless=None if plain is None else plain.is_lossless(arm.compute),
+            runs=runs,
+            plain=against(plain, runs.compute, own=runs.method == PLAIN),
+            random=against(random, runs.compute, own=runs.method == RANDOM),
+            seconds=against(clock, runs.seconds, own=runs.method == PLAIN),
+            lossless=Frontier(plain).is_lossless(runs.compute) if plain else None,
         )
-        for arm in arms
+        for runs in found
     ]
 
 
-def _several_seeds(arms: list[Arm]) -> list[Arm]:
-    """Leave out arms of a single seed, which have no spread, unless there are no others."""
-    several = [arm for arm in arms if len(arm.errors) > 1]
-    return several or arms
-
-
-def _frontier(arms: Sequence[Arm]) -> Frontier | None:
-    return Frontier(arms) if arms else None
+def _frontier(budgets: list[Budget]) -> list[Budget]:
+    """The budgets by rising cost. Those of a single seed, which have no spread, are left out if there are others."""
+    several = [budget for budget in budgets if len(budget.errors) > 1]
+    return sorted(several or budgets, key=lambda budget: budget.cost)
 
 
 # ---- in words
@@ -109,27 +113,27 @@ def _frontier(arms: Sequence[Arm]) -> Frontier | None:
 def winner(found: Sequence[Standing]) -> str:
     """One sentence on who won, among all arms, baselines included."""
     methods = [standing for standing in found if not standing.is_baseline]
-    if not any(standing.named.method == PLAIN for standing in found):
+    if not any(standing.is_plain for standing in found):
         return "Nothing can be said: plain training was not run."
     better = [standing for standing in methods if standing.verdict is Verdict.BETTER]
     if better:
         best = max(better, key=lambda standing: _at_least(standing.plain))
         return (
-            f"**{best.label}** wins with an error of {error_of(best.named.compute)}: for the same error plain training "
+            f"**{best.label}** wins with an error of {error_of(best.runs.compute)}: for the same error plain training "
             f"needs **{_times(best.plain)} as much compute**, and random subsets need {_times(best.random)}."
         )
-    random = [standing for standing in found if standing.named.method == RANDOM]
+    random = [standing for standing in found if standing.is_random]
     ahead = [standing for standing in random if standing.verdict is Verdict.BETTER]
     if ahead and not any(standing.verdict is Verdict.WORSE for standing in random):
         best = max(ahead, key=lambda standing: _at_least(standing.plain))
         return (
-            f"**Random subsets** win: for the error of {best.label}, {error_of(best.named.compute)}, plain training "
+            f"**Random subsets** win: for the error of {best.label}, {error_of(best.runs.compute)}, plain training "
             f"needs {_times(best.plain)} as much compute. {_no_method(methods, 'random subsets')}"
         )
     above = [standing for standing in methods if _is_above(standing.plain)]
     if above:
         best = max(above, key=lambda standing: _at_least(standing.plain))
-        error = error_of(best.named.compute)
+        error = error_of(best.runs.compute)
         lead = f"for its error of {error} plain training needs {_times(best.plain)} as much compute"
         if not random:
             return (
@@ -164,34 +168,34 @@ def _against_random(standing: Standing) -> str:
 
 def cheapest_lossless(found: Sequence[Standing]) -> str:
     """One sentence on who reaches the best error of plain training with the least compute; "" where nobody can tell."""
-    plain = [standing for standing in found if standing.named.method == PLAIN]
+    plain = [standing for standing in found if standing.is_plain]
     reached = [standing for standing in found if standing.lossless]
     if not plain or not reached:
         return ""
-    own = min((standing for standing in reached if standing.named.method == PLAIN), key=_cost, default=None)
+    own = min((standing for standing in reached if standing.is_plain), key=_cost, default=None)
     best = min(reached, key=_cost)
-    if own is None or best.named.method != PLAIN:
+    if own is None or not best.is_plain:
         rest = f", plain training {_cost(own):.2f}" if own is not None else ""
         doubt = "" if best.verdict is Verdict.BETTER else f" ({best.verdict})"
         return (
             f"The best error of plain training is reached with the least compute by **{best.label}**{doubt}: "
-            f"{error_of(best.named.compute)} with {_cost(best):.2f} epochs{rest}."
+            f"{error_of(best.runs.compute)} with {_cost(best):.2f} epochs{rest}."
         )
     others = [standing for standing in reached if not standing.is_baseline]
     runner_up = min(others, key=_cost, default=None)
     rest = (
-        f"; {runner_up.label} needs {_cost(runner_up):.2f} for {error_of(runner_up.named.compute)}"
+        f"; {runner_up.label} needs {_cost(runner_up):.2f} for {error_of(runner_up.runs.compute)}"
         if runner_up is not None
         else "; no method reaches it"
     )
     return (
-        f"The best error is reached with the least compute by **plain training**: {error_of(own.named.compute)} with "
+        f"The best error is reached with the least compute by **plain training**: {error_of(own.runs.compute)} with "
         f"{_cost(own):.2f} epochs{rest}."
     )
 
 
 def _cost(standing: Standing) -> float:
-    return standing.named.compute.cost
+    return standing.runs.compute.cost
 
 
 def _times(interval: Interval | None) -> str:
@@ -214,20 +218,20 @@ def _is_above(interval: Interval | None) -> bool:
     return interval is not None and verdict([interval]) is Verdict.BETTER
 
 
-def error_of(arm: Arm) -> str:
+def error_of(budget: Budget) -> str:
     """Mean error in percent, with its standard deviation over seeds.
 
-    >>> error_of(Arm((0.01, 0.02), (1.0, 1.0))), error_of(Arm((0.01,), (1.0,)))
+    >>> error_of(Budget((0.01, 0.02), (1.0, 1.0))), error_of(Budget((0.01,), (1.0,)))
     ('1.50% ± 0.71', '1.00%')
     """
-    spread = f" ± {100 * stdev(arm.errors):.2f}" if len(arm.errors) > 1 else ""
-    return f"{100 * arm.error:.2f}%{spread}"
+    spread = f" ± {100 * stdev(budget.errors):.2f}" if len(budget.errors) > 1 else ""
+    return f"{100 * budget.error:.2f}%{spread}"
 
 
 def alerts(found: Sequence[Standing]) -> list[str]:
     """What keeps the comparison from being convincing, a sentence each; the gravest first."""
-    plain = [standing for standing in found if standing.named.method == PLAIN]
-    random = [standing for standing in found if standing.named.method == RANDOM]
+    plain = [standing for standing in found if standing.is_plain]
+    random = [standing for standing in found if standing.is_random]
     methods = [standing for standing in found if not standing.is_baseline]
     sentences = []
     if not plain:
@@ -238,12 +242,12 @@ def alerts(found: Sequence[Standing]) -> list[str]:
         )
     if methods and not random:
         sentences.append("Random subsets were not run: what looks like a gain of selection may be one of fewer steps.")
-    single = [standing.label for standing in found if len(standing.named.compute.errors) == 1]
+    single = [standing.label for standing in found if len(standing.runs.compute.errors) == 1]
     if len(single) < len(found):
         baselines = [standing.label for standing in [*plain, *random] if standing.label in single]
         if baselines:
             sentences.append(f"One seed only, so not part of the frontier: {', '.join(baselines)}.")
-    fewest = min((len(standing.named.compute.errors) for standing in found if standing.label not in single), default=1)
+    fewest = min((len(standing.runs.compute.errors) for standing in found if standing.label not in single), default=1)
     if found and fewest < 5:
         sentences.append(f"{fewest} seed{'s' if fewest > 1 else ''} only: differences may be chance.")
     for standing in methods:

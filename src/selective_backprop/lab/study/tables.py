@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from selective_backprop.lab.study.comparison import Curves
 from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, Curve, speed_up
 from selective_backprop.lab.study.frontier import Interval
-from selective_backprop.lab.study.standing import PLAIN, RANDOM, Standing, error_of
+from selective_backprop.lab.study.standing import Standing, error_of
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ def standing_table(found: Sequence[Standing], *, clock: bool = False) -> TextTab
     rows = [
         [
             standing.label,
-            error_of(standing.named.compute),
-            f"{standing.named.compute.cost:.2f}",
-            _multiplier(standing.plain, own=standing.named.method == PLAIN),
-            _multiplier(standing.random, own=standing.named.method == RANDOM),
-            *([_multiplier(standing.seconds, own=standing.named.method == PLAIN)] if clock else []),
+            error_of(standing.runs.compute),
+            f"{standing.runs.compute.cost:.2f}",
+            _multiplier(standing.plain, own=standing.is_plain),
+            _multiplier(standing.random, own=standing.is_random),
+            *([_multiplier(standing.seconds, own=standing.is_plain)] if clock else []),
             {True: "yes", False: "no", None: "not known"}[standing.lossless],
         ]
         for standing in found
