@@ -39,12 +39,7 @@ def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
         (
             sb.predicted_selective_backprop(),
             sb.predicted_selective_backprop(decay=0.25),
-            r"scorer.predictor: exponential_average\(decay=0.5\) and exponential_average\(decay=0.25\)",
-        ),
-        (
-            sb.predicted_selective_backprop(predictor="gaussian_process"),
-            sb.predicted_selective_backprop(predictor="gaussian_process", length_scale=5),
-            "length_scale=3.0.* and .*length_scale=5",
+            "scorer.decay: 0.5 and 0.25",
         ),
         (sb.predicted_selective_backprop(), sb.predicted_selective_backprop(past_scores=2), "past_scores: 4 and 2"),
         (sb.ledger_backprop(), sb.ledger_backprop(max_age=None), "scorer.max_age: 10 and None"),
@@ -146,7 +141,7 @@ def test_a_part_of_a_users_own_shows_what_it_kept():
 def test_the_description_is_the_same_in_another_process():
     code = (
         "import json, selective_backprop as sb; from selective_backprop.description import describe;"
-        "print(json.dumps(describe(sb.predicted_selective_backprop(predictor='gaussian_process'))))"
+        "print(json.dumps(describe(sb.kath18(score='gradient_norm'))))"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert json.loads(output) == describe(sb.predicted_selective_backprop(predictor="gaussian_process"))
+    assert json.loads(output) == describe(sb.kath18(score="gradient_norm"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import zlib
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 _NOT_COMPARED = ("device", "clock")  # options that do not change what a part does
 _KEPT_AS = {"scoring": "fresh"}  # options whose attribute has another name
 _OF_OPTIMIZERS = ("lr", "momentum", "betas", "weight_decay")
-_DEEPEST = 8  # parts inside parts; more is a cycle
 
 
 class Described:
@@ -44,7 +42,7 @@ def describe(method: object) -> dict[str, Any]:
     >>> describe(ledger_backprop(max_age=5))["scorer"]
     {'class': 'TrainingLossScorer', 'max_age': 5, 'most_rise': 0.2}
     """
-    described = {name: _plain(value, 1) for name, value in _options(method)}
+    described = {name: _plain(value) for name, value in _options(method)}
     return {name: described[name] for name in sorted(described)}
 
 
@@ -127,7 +125,7 @@ def _same(value: Any, default: Any) -> bool:
     return (numbers or type(value) is type(default)) and not isinstance(value, Tensor) and bool(value == default)
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, float) and value != value:
         return "nan"  # which is not equal to itself
     if isinstance(value, float) and value.is_integer():
@@ -140,60 +138,24 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, nn.Module):
         return {"class": type(value).__name__, "parameters": sum(p.numel() for p in value.parameters())}
     if isinstance(value, torch.optim.Optimizer):
-        settings = {name: _plain(value.defaults[name], depth) for name in _OF_OPTIMIZERS if name in value.defaults}
+        settings = {name: _plain(value.defaults[name]) for name in _OF_OPTIMIZERS if name in value.defaults}
         return {"class": type(value).__name__, **settings}
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value)
-    if depth > _DEEPEST:
-        return type(value).__name__
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(repr(_plain(item, depth + 1)) for item in value)
-    if isinstance(value, functools.partial):
-        function = _plain(value.func, depth + 1)
-        return {"class": function, "args": _plain(value.args, depth), **_plain(value.keywords, depth)}
+        return [_plain(item) for item in value]
     if inspect.isroutine(value) or isinstance(value, type):
-        return _function(value)
+        return value.__qualname__.replace(".<locals>", "")
     options = value.described_by() if isinstance(value, Described) else dict(_options(value))
-    return {"class": type(value).__name__, **{name: _plain(item, depth + 1) for name, item in options.items()}}
-
-
-def _function(function: Any) -> str:
-    """Describe a function by its name. One made inside another has that one's name, and the values it was made with."""
-    name: str = getattr(function, "__qualname__", type(function).__name__)
-    outer, _, _ = name.partition(".<locals>")
-    if outer == name or not (made_with := _made_with(function)):
-        return name.replace(".<locals>", "")
-    return f"{outer}({', '.join(f'{key}={made_with[key]!r}' for key in sorted(made_with))})"
-
-
-def _made_with(function: Any, depth: int = 0) -> dict[str, Any]:
-    """Find the numbers and strings that a function, or one that it calls, took from the function that made it."""
-    found: dict[str, Any] = {}
-    names = function.__code__.co_freevars if inspect.isfunction(function) and depth < _DEEPEST else ()
-    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # the cell is empty
-            continue
-        if isinstance(value, bool | int | float | str):
-            found[name] = value
-        else:
-            found |= _made_with(value, depth + 1)
-    return found
+    return {"class": type(value).__name__, **{name: _plain(item) for name, item in options.items()}}
 
 
 def _brief(value: Any) -> str:
     """Show a value as an argument in a repr."""
     if isinstance(value, str):
         return repr(value)
-    plain = _plain(value, 0)
+    plain = _plain(value)
     if not isinstance(plain, dict) or isinstance(value, Tensor | nn.Module | torch.optim.Optimizer):
         return _phrase(plain)
-    return _phrase(plain) if isinstance(value, Mapping | functools.partial) else short(value)
+    return short(value)
 
 
 def _phrase(value: Any) -> str:

@@ -7,7 +7,6 @@ import itertools
 import logging
 import random
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,25 +72,9 @@ def wait_for(device: torch.device) -> None:
         getattr(torch, device.type).synchronize()
 
 
-_thread = threading.local()
-
-
-@contextmanager
-def beside_training() -> Iterator[None]:
-    """Make `preserved_rng` do nothing in this thread: restoring a global state would undo draws of other threads."""
-    _thread.is_beside = True
-    try:
-        yield
-    finally:
-        _thread.is_beside = False
-
-
 @contextmanager
 def preserved_rng(device: torch.device) -> Iterator[None]:
     """Restore the global random states of torch (CPU and `device`), Python and numpy after the block."""
-    if getattr(_thread, "is_beside", False):
-        yield
-        return
     numpy = sys.modules.get("numpy")  # not imported: then nobody has drawn from it either
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy else None
@@ -185,33 +168,6 @@ def _own_value(value: Any) -> Any:
     return copy.copy(value) if type(value) in (list, dict, set, deque) else value
 
 
-def _plain_attributes(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Numbers and tensors that modules keep in attributes of their own: no buffers, so nobody restores them.
-
-    True and False do not count: they tell what a module has done, such as that it was called once.
-    """
-    found: dict[tuple[str, str], Any] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor):
-                found[path, name] = (id(value), value._version)
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                found[path, name] = value
-    return found
-
-
-def _tell_of_changes(before: dict[tuple[str, str], Any], after: dict[tuple[str, str], Any]) -> None:
-    changed = [
-        f"{name} of {path or 'the model'}" for (path, name), value in before.items() if after.get((path, name)) != value
-    ]
-    if changed:
-        _logger.warning(
-            "the model's forward pass changes what it keeps in plain attributes (%s): selection passes do so too, and "
-            "they are not restored. Register them as buffers, which are",
-            ", ".join(changed[:5]),
-        )
-
-
 def _places_of_weights(model: nn.Module) -> dict[str, Any]:
     """Where each weight is in memory, and how often it was written."""
     return {
@@ -264,14 +220,11 @@ class NoTrace:
         # no_grad, not inference_mode: a tensor that the model caches in its forward (rotary embeddings, masks)
         # must remain usable in training.
         is_first = not self._called
-        plain = _plain_attributes(self.model) if is_first else {}
         # FSDP puts the parameters that it gathers into the place of its shards.
         places = _places_of_weights(self.model) if is_first and not is_sharded(self.model) else {}
         with torch.no_grad(), preserved_rng(device_of(self.model)), self._flags(), self._buffers():
             yield
         self._called = True
-        if plain:
-            _tell_of_changes(plain, _plain_attributes(self.model))
         if places:
             _tell_of_weights(places, _places_of_weights(self.model))
         for module in self._sharded:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import selective_backprop as sb
-from selective_backprop.checkpoint import folders
+from selective_backprop.checkpoint import saving
 from selective_backprop.files.locks import is_locked, lock_folder
 from tests.checkpoint.test_saving import sign
 from tests.lab.command_line import ENVIRONMENT, Running, run_function, text_of
@@ -120,18 +120,18 @@ def test_a_forked_process_does_not_release_the_lock_of_its_parent(tmp_path):
     assert not is_locked(tmp_path)
 
 
-def test_a_checkpoint_that_is_being_read_is_not_removed(tmp_path):
-    loader, parts = saved(tmp_path, 1.0)
-    with folders.reading(tmp_path / "checkpoint-1"):
-        for _ in range(3):
-            sb.save_checkpoint(tmp_path, loader, **parts)
-        assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
-            "checkpoint-1",
-            "checkpoint-3",
-            "checkpoint-4",
-        ]
-    sb.save_checkpoint(tmp_path, loader, **parts)
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
+def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch):
+    saved(tmp_path, 1.0)
+    read = saving._states
+
+    def read_late(path, *rest):
+        if path.name == "checkpoint-1":  # another process has saved meanwhile
+            path.rename(tmp_path / "checkpoint-2")
+        return read(path, *rest)
+
+    monkeypatch.setattr(saving, "_states", read_late)
+    assert load(tmp_path) == ("good", 1.0)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
 def test_what_has_a_right_checksum_and_cannot_be_read_is_passed_over(tmp_path):

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 import selective_backprop as sb
 from selective_backprop.checkpoint import folders
-from selective_backprop.checkpoint.sealed import seal
+from selective_backprop.files.states import pack
 from selective_backprop.testing import same
 from tests.helpers import digits, make_loader, make_model, train
 
@@ -260,7 +260,7 @@ def test_no_code_in_a_checkpoint_is_run(copied, tmp_path, name):
     if name == ".metadata":
         (target / name).write_bytes(pickle.dumps(bomb))
     else:
-        (target / name).write_bytes(seal({"loader": bomb, "parts": {}}))
+        (target / name).write_bytes(pack({"loader": bomb, "parts": {}}))
     sign(target)
     loader, parts = make_run()
     with pytest.warns(UserWarning, match="going on from .*checkpoint-1, as newer checkpoints are damaged"):

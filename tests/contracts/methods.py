@@ -53,7 +53,6 @@ METHODS = {
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
     "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),
     "predicted_selective_backprop": some("predicted_selective_backprop", max_age=2),
-    "predicted_selective_backprop, GP": some("predicted_selective_backprop", predictor="gaussian_process"),
     "distance_backprop": some("distance_backprop"),
     "expected_selective_backprop": some("expected_selective_backprop"),
     "ledger_backprop": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),

@@ -14,11 +14,11 @@ from pathlib import Path
 import datasets
 import pytest
 
-from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.files.locks import lock_folder
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop.lab.runs.sealed import read_sealed, seal
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
 from tests.torture.files import obey_permissions, run_obediently, small_files_only

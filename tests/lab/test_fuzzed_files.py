@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selective_backprop as sb
-from selective_backprop.checkpoint.sealed import seal
 from selective_backprop.lab.probes.files import read_arrays, read_rows
 from selective_backprop.lab.report import build_report, find_runs
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.runs.ledger_log import read_ledger_log
 from selective_backprop.lab.runs.methods import MethodSpec, parse_option
 from selective_backprop.lab.runs.records import RunFolder, read_records
+from selective_backprop.lab.runs.sealed import seal
 from tests.lab.report.made_up import made_up_run
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

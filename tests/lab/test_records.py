@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.lab.runs.methods import METHODS, make_method
 from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop.lab.runs.sealed import read_sealed, seal
 
 SETTINGS = {"method": "traditional", "seed": 0}
 

@@ -15,9 +15,9 @@ import torch
 from typer.testing import CliRunner
 
 import selective_backprop as sb
-from selective_backprop.checkpoint.sealed import seal
 from selective_backprop.lab.cli import app
 from selective_backprop.lab.data.datasets import load_images
+from selective_backprop.lab.runs.sealed import seal
 from tests.lab.test_datasets import write_folders, write_set
 
 SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")

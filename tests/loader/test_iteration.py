@@ -315,25 +315,3 @@ def test_mean_losses_say_what_they_are_of():
     trained = losses[loader.ledger.selected > 0]
     assert loader.stats.mean_trained_loss == pytest.approx(float(trained.mean()), rel=1e-5)
     assert loader.stats.mean_trained_loss > loader.stats.mean_candidate_loss
-
-
-class Counting(nn.Linear):
-    def __init__(self):
-        super().__init__(64, 10)
-        self.calls, self.scale, self.cache, self.was_called = 0, torch.ones(()), None, False
-
-    def forward(self, x):
-        self.calls += 1
-        self.was_called = True
-        self.scale.mul_(1.0)
-        self.cache = torch.zeros(1)
-        return super().forward(x)
-
-
-def test_state_in_plain_attributes_is_named_once(caplog):
-    with caplog.at_level(logging.WARNING):
-        list(make_loader(sb.selective_backprop(0.5), model=nn.Sequential(Counting())))
-    assert caplog.text.count("plain attributes (calls of 0, scale of 0)") == 1
-    caplog.clear()
-    list(make_loader(sb.selective_backprop(0.5), model=make_model()))
-    assert "plain attributes" not in caplog.text

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -58,40 +56,20 @@ def ledger_with(epochs, scores):
 
 
 def test_exponential_average():
-    scorer = sb.scorers.PredictedScorer(
-        sb.scorers.ForwardScorer(), predictor=sb.scorers.exponential_average(0.5), past_scores=3
-    )
+    scorer = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), decay=0.5, past_scores=3)
     ids = torch.tensor([0, 1])
     ledger = ledger_with([0, 1, 3], [[8.0, 1.0], [4.0, 1.0], [2.0, 1.0]])
     assert scorer.recall(ids, ledger.rows(ids), 4).tolist() == pytest.approx([(2 + 4 / 2 + 8 / 4) / 1.75, 1])
 
 
-def test_gaussian_process_equals_an_independent_implementation():
-    predictor = sb.scorers.gaussian_process(length_scale=2.5, noise=0.1)
-    scorer = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), predictor=predictor, past_scores=3)
-    epochs, scores = [0, 2, 3], torch.rand(3, 6).tolist()
-    ids = torch.arange(6)
-    predicted = scorer.recall(ids, ledger_with(epochs, scores).rows(ids), 5)
-    times = [[epoch] for epoch in epochs]
-    for column in range(6):
-        values = [row[column] for row in scores]
-        mean = sum(values) / 3
-        process = GaussianProcessRegressor(RBF(2.5, "fixed"), alpha=0.1, optimizer=None)
-        process.fit(times, [value - mean for value in values])
-        assert float(predicted[column]) == pytest.approx(mean + process.predict([[5]])[0], abs=1e-5)
-
-
 def test_examples_scored_in_different_epochs_have_their_own_weights():
-    scorer = sb.scorers.PredictedScorer(
-        sb.scorers.ForwardScorer(), predictor=sb.scorers.gaussian_process(3, 0.1), past_scores=3, max_age=9
-    )
+    scorer = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), decay=0.25, past_scores=3, max_age=9)
     ledger = Ledger(4, past_scores=3)
     ledger.record_scores(torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 0)
     ledger.record_scores(torch.tensor([1, 2]), torch.tensor([1.0, 4.0]), 2)
     ids = torch.tensor([2, 1, 0, 3])
     got = scorer.recall(ids, ledger.rows(ids), 3)
-    weights = scorer.predictor(torch.tensor([2, 0]), 3)
-    assert got[:3].tolist() == pytest.approx([4, float(weights[0] * 1 + weights[1] * 5), 3], abs=1e-6)
+    assert got[:3].tolist() == pytest.approx([4, 0.8 * 1 + 0.2 * 5, 3], abs=1e-6)
     assert got[3].isnan()
 
 
@@ -711,11 +689,6 @@ def test_scores_of_another_data_set():
         (lambda: sb.kath18(0.5), ValueError, "ratio must be at least 1, got 0.5"),
         (lambda: sb.kath18(score="gradient"), ValueError, "score must be one of loss, gradient_norm, got 'gradient'"),
         (lambda: sb.distance_backprop(2), ValueError, r"minimum must be a probability in \[0, 1\], got 2"),
-        (
-            lambda: sb.predicted_selective_backprop(predictor="lstm"),
-            ValueError,
-            "must be one of average, gaussian_proc",
-        ),
         (lambda: sb.predicted_selective_backprop(decay=1.5), ValueError, r"decay must be in \[0, 1\), got 1.5"),
         (lambda: sb.composer_backprop(scale_factor=2), ValueError, "scale_factor must be <= 1 and above 0, got 2"),
         (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from selective_backprop.checkpoint.sealed import read_sealed
 from selective_backprop.lab.runs.ledger_log import read_ledger_log
+from selective_backprop.lab.runs.sealed import read_sealed
 from selective_backprop.testing import same
 from tests.lab.command_line import run, text_of, without_seconds
 

@@ -10,11 +10,9 @@ import json
 import os
 import secrets
 import shutil
-import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -98,9 +96,13 @@ def begin(folder: Path, loader: object) -> Path:
     _own(folder, loader)
     for path in folder.glob(f"{_NAME}*{_UNFINISHED}"):
         _remove(path)
-    path = folder / f"{_NAME}{secrets.token_hex(8)}{_UNFINISHED}"
+    path = _unfinished(folder)
     path.mkdir()
     return path
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder / f"{_NAME}{secrets.token_hex(8)}{_UNFINISHED}"
 
 
 def discard(written: Path) -> None:
@@ -130,55 +132,18 @@ def commit(written: Path, checksums: dict[str, str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint unless somebody is reading it. A link is removed, not its target."""
+    """Remove a checkpoint. A link is removed, not its target."""
     try:
+        path = path.rename(_unfinished(path.parent))  # who reads it finds it gone at once, not piece by piece
         if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-            return
-        with _locked(path, shared=False) as locked:
-            if locked:  # else a later save removes it
-                shutil.rmtree(path)
+            path.unlink()
+        else:
+            shutil.rmtree(path)
     except OSError as error:
         warnings.warn(f"{path} is not needed any more and cannot be removed: {error}", stacklevel=2)
 
 
-@contextmanager
-def _locked(folder: Path, *, shared: bool) -> Iterator[bool]:
-    """Hold a lock on the folder itself, which several readers can share. Yields False if another process holds one.
-
-    Yields True as well if the file system has no such locks; some network file systems have none.
-    """
-    if sys.platform == "win32":  # which has no such locks
-        yield True
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        locked = True
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            locked = False
-        except OSError:
-            pass
-        yield locked
-    finally:
-        os.close(descriptor)
-
-
 # ---- reading one
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[bool]:
-    """Keep other processes from removing this checkpoint within the block. Yields False if it is gone already."""
-    with ExitStack() as stack:
-        try:
-            is_there = stack.enter_context(_locked(path, shared=True)) and path.is_dir()
-        except FileNotFoundError:
-            is_there = False
-        yield is_there
 
 
 def checksum(path: Path) -> str:

@@ -28,7 +28,7 @@ Description = dict[str, Any]
 """The metadata of each tensor in a checkpoint, by name, from torch.distributed.checkpoint."""
 
 
-def pack(name: str, part: Any) -> tuple[dict[str, Tensor], Any]:
+def split_state(name: str, part: Any) -> tuple[dict[str, Tensor], Any]:
     """Split a part's state into tensors that all ranks write together, by name, and the rest, written by each rank."""
     if isinstance(part, nn.Module):
         shared, own = _pack_module(part)
@@ -44,7 +44,7 @@ def pack(name: str, part: Any) -> tuple[dict[str, Tensor], Any]:
     return {f"{name}/{key}": tensor for key, tensor in shared.items()}, own
 
 
-def make_room(name: str, part: Any, own: Any, saved: Description) -> dict[str, Tensor]:
+def room_for(name: str, part: Any, own: Any, saved: Description) -> dict[str, Tensor]:
     """Return the tensors to read a checkpoint into, by name. Raises ValueError if they do not fit this part."""
     if isinstance(part, nn.Module):
         shared = _pack_module(part)[0]
@@ -65,7 +65,7 @@ def make_room(name: str, part: Any, own: Any, saved: Description) -> dict[str, T
     return room
 
 
-def unpack(name: str, part: Any, tensors: dict[str, Tensor], own: Any) -> None:
+def load_part(name: str, part: Any, tensors: dict[str, Tensor], own: Any) -> None:
     """Load what was read from a checkpoint into the part."""
     shared = {key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")}
     if isinstance(part, nn.Module):

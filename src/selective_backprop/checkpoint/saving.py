@@ -16,9 +16,10 @@ from torch import Tensor
 
 from selective_backprop.checkpoint import folders
 from selective_backprop.checkpoint.reshard import deal, redeal
-from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.distributed.agreement import all_do, first_does, gather
 from selective_backprop.distributed.ranks import Ranks, current_ranks
+from selective_backprop.files import states
+from selective_backprop.files.reading import read_bytes
 from selective_backprop.files.writing import with_free_space, write_whole
 from selective_backprop.loader.selective_loader import SelectiveLoader
 
@@ -75,7 +76,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from selective_backprop.checkpoint.parts import pack, whole_columns
+    from selective_backprop.checkpoint.parts import split_state, whole_columns
 
     ranks = current_ranks()
 
@@ -86,19 +87,19 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
         # What was not delivered yet stays so: saving must not change in which order it is.
         own["loader"] = state | {"ledger": {"writes": state["ledger"].get("writes", [])}}
         for name, part in parts.items():
-            shared, own["parts"][name] = pack(f"parts/{name}", part)
+            shared, own["parts"][name] = split_state(f"parts/{name}", part)
             tensors |= shared
         return tensors, own
 
     tensors, own = all_do(ranks, collect)
     written = Path(first_does(ranks, lambda: str(folders.begin(Path(folder), loader))))
     try:
-        _write_on_all(ranks, written, lambda: write_whole({written / _file_of(ranks.rank): seal(own)}))
+        _write_on_all(ranks, written, lambda: write_whole({written / _file_of(ranks.rank): states.pack(own)}))
         with _quietly():
             _write_on_all(
                 ranks,
                 written,
-                lambda: save(tensors, storage_writer=FileSystemWriter(written), process_group=_group(ranks)),
+                lambda: save(tensors, storage_writer=FileSystemWriter(written), process_group=ranks.group),
             )
         names = first_does(ranks, lambda: sorted(file.name for file in written.iterdir()))
         checksums = _write_on_all(
@@ -139,19 +140,15 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
         problems: list[str] = []
         for number in first_does(ranks, lambda: folders.numbers(folder)):
             path = folders.path_of(folder, number)
-            with folders.reading(path) as is_there:
-                if not all(gather(ranks, is_there)):
-                    if all(gather(ranks, os.path.lexists(path))):
-                        problems.append(f"{path.name}: it is no folder that every rank can read")
-                        continue
-                    break  # a process that saves has removed it just now, and there are newer ones
-                problem = _try_to_load(path, loader, parts, ranks)
+            problem = _try_to_load(path, loader, parts, ranks)
             if problem is None:
                 if problems and ranks.rank == 0:
                     warnings.warn(
                         f"going on from {path}, as newer checkpoints are damaged: {'; '.join(problems)}", stacklevel=3
                     )
                 return True
+            if not any(gather(ranks, os.path.lexists(path))):
+                break  # a process that saves has removed it just now, and there are newer ones
             problems.append(f"{path.name}: {problem}")
         else:
             if problems:
@@ -167,7 +164,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from selective_backprop.checkpoint.parts import ledger_state, make_room, unpack, whole_columns
+    from selective_backprop.checkpoint.parts import ledger_state, load_part, room_for, whole_columns
     from selective_backprop.checkpoint.safe_reading import SafePlanner, SafeReader
 
     reader, saved, every = SafeReader(path, set()), dict[str, Any](), list[dict[str, Any]]()
@@ -203,12 +200,12 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
                 )
         room: dict[str, Tensor] = {}
         for name, part in parts.items():
-            room |= make_room(f"parts/{name}", part, own[name], saved)
+            room |= room_for(f"parts/{name}", part, own[name], saved)
         return state, own, columns, room
 
     def read(tensors: dict[str, Tensor]) -> None:
         with _quietly():
-            load(tensors, storage_reader=reader, planner=SafePlanner(), process_group=_group(ranks))
+            load(tensors, storage_reader=reader, planner=SafePlanner(), process_group=ranks.group)
 
     state, own, columns, room = all_do(ranks, prepare)
     try:
@@ -220,7 +217,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     except CheckpointException as error:  # raised on all ranks
         return f"its tensors cannot be read ({_reason(error)[1]})"
     for name, part in parts.items():
-        unpack(f"parts/{name}", part, room, own[name])
+        load_part(f"parts/{name}", part, room, own[name])
     return None
 
 
@@ -234,9 +231,10 @@ def _states(path: Path, num_saved: int, ranks: Ranks) -> list[dict[str, Any]]:
     rank, size = ranks.rank, ranks.size
     if num_saved == 0:
         raise ValueError(f"{_file_of(0)} is missing")
-    every = [read_sealed(path / _file_of(i)) for i in ([rank] if num_saved == size else range(num_saved))]
+    read = [rank] if num_saved == size else range(num_saved)
+    every = [states.unpack(read_bytes(path / _file_of(i))) for i in read]
     for saved in every:
-        if not {"loader", "parts"} <= saved.keys():
+        if not isinstance(saved, dict) or not {"loader", "parts"} <= saved.keys():
             raise ValueError("the state of a rank is missing")
     return every
 
@@ -246,11 +244,11 @@ def _own_state(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the states with which this rank's loader and its other parts resume. every: the result of `_states`."""
     rank, size = ranks.rank, ranks.size
-    states = [saved["loader"] for saved in every]
+    loaders = [saved["loader"] for saved in every]
     if num_saved == size:
-        return states[0], every[0]["parts"]
-    state = redeal(states, rank, size, loader.batch_size)
-    writes = [write for other in states for write in other["ledger"]["writes"]]
+        return loaders[0], every[0]["parts"]
+    state = redeal(loaders, rank, size, loader.batch_size)
+    writes = [write for other in loaders for write in other["ledger"]["writes"]]
     return state | {"ledger": {"writes": deal(writes, size)[rank]}}, every[0]["parts"]
 
 
@@ -304,10 +302,6 @@ def _share(names: list[str], ranks: Ranks) -> list[str]:
 
 
 # ---- torch.distributed.checkpoint
-
-
-def _group(ranks: Ranks) -> Any:
-    return ranks.group
 
 
 @contextmanager

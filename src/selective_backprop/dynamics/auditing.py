@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selective_backprop.dynamics import statistics
-from selective_backprop.dynamics.export import write_table
 from selective_backprop.dynamics.log import FILE, Dynamics
 from selective_backprop.dynamics.neighbours import Duplicates, label_votes, near_duplicates
+from selective_backprop.files.writing import write_whole
 from selective_backprop.ledger import Ledger
 
 Array = NDArray[Any]
@@ -47,10 +49,6 @@ class Audit:
     """Area under the margin: mean over epochs of the label's logit minus the highest other logit."""
     confidence: Array
     """Mean over epochs of the probability of the label."""
-    confidence_low: Array
-    """The least that the confidence can be, whatever the values were in epochs that skipped the example."""
-    confidence_high: Array
-    """The most that it can be."""
     variability: Array
     """Standard deviation of the probability of the label, over the epochs in which the example was seen."""
     kind: Array
@@ -172,28 +170,14 @@ class Audit:
         scores[suspects] = 1 + np.nan_to_num(self.wrong[suspects])
         return torch.from_numpy(scores).float()
 
-    def pred_probs(self) -> Array:
-        """Return (M, C) probabilities of classes, for cleanlab: `Datalab(...).find_issues(pred_probs=...)`.
-
-        The label has its confidence, the suggested class the most that is left, and the others share the rest. Examples
-        that were never seen have the same probability for all classes.
-        """
-        if not self.num_classes:
-            raise ValueError(f"there are no predictions in this audit: {' '.join(self.notes)}")
-        ids, label, other = np.arange(len(self)), np.maximum(self.label, 0), np.maximum(self.suggested, 0)
-        own = np.nan_to_num(self.confidence, nan=1 / self.num_classes)
-        # The margin is a difference of logits: the other class is exp(-margin) times as probable as the label.
-        ratio = np.exp(-np.clip(np.nan_to_num(self.label_score), -50, 50))
-        best = np.minimum(own * ratio, 1 - own)
-        rest = (1 - own - best) / max(1, self.num_classes - 2)
-        result = np.repeat(rest[:, None], self.num_classes, axis=1)
-        result[ids, other] = best
-        result[ids, label] = own
-        return np.asarray(result / result.sum(1, keepdims=True))
-
     def save(self, file: str | Path) -> None:
-        """Write all columns to a .csv, .jsonl or .parquet file, one row per example."""
-        write_table(self.columns(), Path(file))
+        """Write all columns to a CSV file, one row per example. What is not known (NaN) is an empty field."""
+        columns = self.columns()
+        writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
+        writer.writerow(columns)
+        for row in zip(*(column.tolist() for column in columns.values()), strict=True):
+            writer.writerow("" if value != value else value for value in row)  # NaN is not equal to itself
+        write_whole({Path(file): lines.getvalue().encode()})
 
 
 def audit(
@@ -205,9 +189,9 @@ def audit(
     """Say what a run learned about each example: its kind, and whether its label is probably wrong.
 
     Selection skips examples, and what is skipped has no fresh loss. AUM, confidence and mean loss count such an epoch
-    with the last value before it; `confidence_low` and `confidence_high` bound what it could have been. `forgotten` is
-    a lower and `learned` an upper bound. `age` says how old the last loss is. `label_score` leaves such epochs out, and
-    corrects the others for what selection did to the network; see `statistics.selection_shift`.
+    with the last value before it. `forgotten` is a lower and `learned` an upper bound. `age` says how old the last loss
+    is. `label_score` leaves such epochs out, and corrects the others for what selection did to the network; see
+    `statistics.selection_shift`.
 
     Args:
         source: a `SelectiveLoader` with `record="dynamics"`, its `dynamics`, the folder of a run or a file that
@@ -253,7 +237,7 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
     num_epochs, has_classes, notes = len(losses), not np.isnan(margins).all(), []
     num_classes = int(max(labels.max(), np.nanmax(others))) + 1 if has_classes else 0
     nothing, rate = np.full(len(dynamics), np.nan), float("nan")
-    wrong, scores, low, high, kind = nothing, nothing, nothing, nothing, np.full(len(dynamics), _UNKNOWN)
+    wrong, scores, kind = nothing, nothing, np.full(len(dynamics), _UNKNOWN)
     confidence, spread = statistics.time_mean(confidences), statistics.variability(confidences)
     if not has_classes:
         notes.append(
@@ -265,7 +249,6 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
         scores = statistics.label_scores(margins, others, labels, num_classes)
         if copies is not None:
             scores = statistics.with_neighbours(scores, label_votes(copies.neighbours, labels))
-        low, high = statistics.mean_bounds(confidences, 0.0, 1.0)
         kind = _kinds(confidence, spread)
         if num_epochs >= FEWEST_EPOCHS:
             wrong = statistics.wrong_probability(margins, confidences, scores, num_classes)
@@ -289,8 +272,6 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
         label_score=scores,
         aum=statistics.time_mean(margins),
         confidence=confidence,
-        confidence_low=low,
-        confidence_high=high,
         variability=spread,
         kind=kind,
         forgotten=statistics.forgetting_events(margins) if has_classes else np.full(len(ids), -1),

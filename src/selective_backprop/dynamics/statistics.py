@@ -66,18 +66,6 @@ def variability(values: Array) -> Array:
         return np.asarray(np.nanstd(values.astype(np.float64), axis=0))
 
 
-def mean_bounds(values: Array, low: float, high: float) -> tuple[Array, Array]:
-    """Bound the mean over all epochs, whatever the values in the gaps were: two (M,) arrays.
-
-    low, high: the smallest and the largest value that there can be.
-
-    >>> [bound.tolist() for bound in mean_bounds(np.array([[0.5, 1.0], [np.nan, 0.0]]), 0.0, 1.0)]
-    [[0.25, 0.5], [0.75, 0.5]]
-    """
-    lowest, highest = (np.where(np.isnan(values), fill, values).astype(np.float64).mean(0) for fill in (low, high))
-    return lowest, highest
-
-
 def forgetting_events(margins: Array) -> Array:
     """Count how often each example went from predicted right to predicted wrong: (M,) int64.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -16,8 +16,6 @@ from selective_backprop.scorers import (
     PredictedScorer,
     Scoring,
     StoredScorer,
-    exponential_average,
-    gaussian_process,
     scorer_from,
 )
 
@@ -72,39 +70,26 @@ def stale_selective_backprop(
 def predicted_selective_backprop(
     selectivity: float | None = None,
     *,
-    predictor: Literal["average", "gaussian_process"] = "average",
     past_scores: int = 4,
     max_age: int = 3,
     decay: float = 0.5,
-    length_scale: float = 3.0,
-    noise: float = 0.1,
     scoring: Scoring = "eval",
     **options: Unpack[PercentileOptions],
 ) -> Method:
-    """Select by losses that are predicted from each example's past scores. If these are too old, score it anew.
+    """Select by losses that are predicted from each example's past scores, as their exponentially weighted average.
+
+    If the past scores of an example are too old, it is scored anew.
 
     Args:
         selectivity, scoring, options: as for `selective_backprop`.
-        predictor: "average", an exponentially weighted average of past scores, or "gaussian_process", a Gaussian
-            process over epochs.
         past_scores: number of past scores to predict from.
         max_age: number of epochs after which an example is scored anew.
-        decay: for the average, the weight of each score relative to the next newer one.
-        length_scale: for the Gaussian process, the number of epochs over which losses are alike.
-        noise: for the Gaussian process, the variance of the noise in a score, relative to that of the signal.
+        decay: the weight of each score relative to the next newer one.
 
-    >>> predicted_selective_backprop(predictor="gaussian_process").scorer.max_age
-    3
+    >>> predicted_selective_backprop(max_age=2).scorer.max_age
+    2
     """
-    predictors = {
-        "average": lambda: exponential_average(decay),
-        "gaussian_process": lambda: gaussian_process(length_scale, noise),
-    }
-    if predictor not in predictors:
-        raise ValueError(f"predictor must be one of {', '.join(predictors)}, got {predictor!r}")
-    scorer = PredictedScorer(
-        scorer_from(scoring), predictor=predictors[predictor](), past_scores=past_scores, max_age=max_age
-    )
+    scorer = PredictedScorer(scorer_from(scoring), decay=decay, past_scores=past_scores, max_age=max_age)
     return percentile_method("predicted_selective_backprop", scorer, selectivity, options)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -124,16 +124,12 @@ def last_features(
     layer, rows = _find_last_layer(model, last_layer, "last_features"), list[Tensor]()
 
     def compute(data: Any) -> Tensor:
-        calls: list[Tensor] = []
-
-        def remember(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
-            calls.append((*args, *kwargs.values())[0])
-
-        with layer.register_forward_hook(remember, with_kwargs=True):
+        with _calls_of(layer) as calls:
             (forward or default_forward)(model, data)
         if not calls:
             raise ValueError(f"{layer} was not called in the forward pass: pass last_layer=, the layer that is")
-        return calls[-1].flatten(1, -2).mean(1) if calls[-1].dim() > 2 else calls[-1]
+        found, _ = calls[-1]
+        return found.flatten(1, -2).mean(1) if found.dim() > 2 else found
 
     def store(ids: Tensor, found: Tensor, num_examples: int) -> None:
         if not rows:
@@ -237,13 +233,7 @@ def average_scores(
 
 
 def _measure(model: nn.Module, data: Any, layer: nn.Linear | None, forward: Forward) -> Tensor:
-    calls: list[tuple[Tensor, torch.Size]] = []  # of the layer: its input, and the shape of its output
-
-    def remember(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
-        calls.append(((*args, *kwargs.values())[0], output.shape))
-
-    hook = layer.register_forward_hook(remember, with_kwargs=True) if layer is not None else nullcontext()
-    with hook:
+    with _calls_of(layer) as calls:
         outputs, targets = forward(model, data)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         raise TypeError(
@@ -258,6 +248,18 @@ def _measure(model: nn.Module, data: Any, layer: nn.Linear | None, forward: Forw
             f"{[tuple(shape) for _, shape in calls]} in the forward pass: pass last_layer="
         )
     return grand(outputs, targets, calls[0][0], bias=layer.bias is not None)
+
+
+@contextmanager
+def _calls_of(layer: nn.Module | None) -> Iterator[list[tuple[Tensor, torch.Size]]]:
+    """Note the input of each call of the layer, and the shape of its output."""
+    calls: list[tuple[Tensor, torch.Size]] = []
+
+    def remember(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
+        calls.append(((*args, *kwargs.values())[0], output.shape))
+
+    with layer.register_forward_hook(remember, with_kwargs=True) if layer is not None else nullcontext():
+        yield calls
 
 
 def _find_last_layer(model: nn.Module, last_layer: nn.Linear | None, what: str = "grand") -> nn.Linear:

@@ -8,7 +8,7 @@ from selective_backprop.scorers.fall import FallScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
-from selective_backprop.scorers.predicted import PredictedScorer, exponential_average, gaussian_process
+from selective_backprop.scorers.predicted import PredictedScorer
 from selective_backprop.scorers.proxy import ProxyScorer, proxy
 from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
@@ -34,8 +34,6 @@ __all__ = [
     "SecondDifferenceScorer",
     "StoredScorer",
     "TrainingLossScorer",
-    "exponential_average",
-    "gaussian_process",
     "proxy",
     "scorer_from",
 ]

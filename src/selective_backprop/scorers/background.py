@@ -9,8 +9,6 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from selective_backprop.inference import beside_training
-
 
 class Background:
     """Runs work in a thread, and on CUDA devices in separate streams, so that training does not wait for it."""
@@ -27,7 +25,6 @@ class Background:
 
         def job() -> Tensor:
             with ExitStack() as stack:
-                stack.enter_context(beside_training())
                 for stream in streams:
                     stack.enter_context(torch.cuda.stream(stream))
                 return work().to("cpu", torch.float32)  # waits for the stream here, and not in the main thread

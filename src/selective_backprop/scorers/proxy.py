@@ -184,16 +184,12 @@ def _optimizer_of(model: nn.Module, make: MakeOptimizer) -> Optimizer:
     return optimizer
 
 
-def proxy(
-    model: nn.Module,
-    train_every: int = 4,
-    *,
-    train_share: float = 1.0,
-    optimizer: MakeOptimizer = _sgd,
-    scoring: Scoring = "eval",
-    check_every: int = 100,
-) -> ProxyScorer:
-    """Score with a small model that is trained alongside, in any method with a selection pass; see `ProxyScorer`.
+def proxy(model: nn.Module, train_every: int = 4, **options: Any) -> ProxyScorer:
+    """Score with a small model that is trained alongside, in any method with a selection pass.
+
+    Args:
+        model, train_every: as for `ProxyScorer`.
+        options: other options of `ProxyScorer`.
 
     >>> from selective_backprop.methods import top_k
     >>> top_k(0.5, scoring=proxy(nn.Linear(64, 10), train_every=2)).scorer.train_every
@@ -202,11 +198,4 @@ def proxy(
     The script that is fastest to 96% on CIFAR-10 filters its data by a small proxy: airbench96_faster in
     https://github.com/KellerJordan/cifar10-airbench. It is `top_k(0.5, scoring=proxy(small, train_share=0.5))`.
     """
-    return ProxyScorer(
-        model,
-        train_every=train_every,
-        train_share=train_share,
-        optimizer=optimizer,
-        scoring=scoring,
-        check_every=check_every,
-    )
+    return ProxyScorer(model, train_every=train_every, **options)

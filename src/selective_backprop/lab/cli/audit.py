@@ -27,9 +27,7 @@ _KINDS = ("easy", "ambiguous", "hard")
 def audit(
     output: OutputOptions,
     run: Annotated[Path, typer.Argument(help="Folder of a run that was trained with `--record dynamics`.")],
-    out: Annotated[
-        Path | None, typer.Option(help="File for all statistics: .csv, .jsonl or .parquet, one row per example.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file for all statistics, one row per example.")] = None,
     diet: Annotated[Path | None, typer.Option(help="File for scores, for `--method diet` and `diet prune`.")] = None,
     show: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many labels to list, the likeliest to be wrong first.")

@@ -21,10 +21,10 @@ import torch
 from filelock import Timeout
 
 import selective_backprop as sb
-from selective_backprop.checkpoint.sealed import read_sealed, seal
 from selective_backprop.files.locks import lock_folder
 from selective_backprop.files.reading import parse_json, read_bytes, read_json
 from selective_backprop.files.writing import write_whole
+from selective_backprop.lab.runs.sealed import read_sealed, seal
 
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-damaged.pt"
 _logger = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.checkpoint.sealed import read_sealed
 from selective_backprop.dynamics import Duplicates, near_duplicates
 from selective_backprop.lab.data.augment import Normalise, measure_mean_std
 from selective_backprop.lab.data.datasets import ImageDataset, ImageSet
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.runs.records import CHECKPOINT
+from selective_backprop.lab.runs.sealed import read_sealed
 from selective_backprop.lab.runs.settings import Settings
 
 _BATCH = 500

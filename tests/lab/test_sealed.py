@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selective_backprop.checkpoint.sealed import read_sealed, seal, unseal
+from selective_backprop.lab.runs.sealed import read_sealed, seal, unseal
 
 STATE = {"epoch": 3, "weights": torch.arange(40.0)}
 
