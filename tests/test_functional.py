@@ -90,6 +90,7 @@ def test_systematic_sample_refuses_a_sum_that_is_not_whole():
     st.sampled_from([1.5, 2.0, 5.0, 10.0]),
 )
 def test_no_capped_loss_is_above_its_share_and_the_cap_is_no_lower_than_that_takes(values, times):
+    values = sorted(values, reverse=True)
     losses = torch.tensor(values, dtype=torch.float64)
     capped = SF.cap_losses(losses, times)
     limit = max(1.0, min(times, len(values) / 2))

@@ -158,34 +158,22 @@ def loss_above_smallest(losses: Tensor) -> Tensor:
     return losses - smallest if smallest < 0 else losses
 
 
-def cap_losses(losses: Tensor, times: float) -> Tensor:
-    """Cut losses >= 0 at the largest cap that is at most `times` the mean of the result.
+def cap_losses(ordered: Tensor, times: float) -> Tensor:
+    """Cut losses >= 0, given in falling order, at the largest cap that is at most `times` the mean of the result.
 
     A loss, however large, is then at most times / N of the sum, and at most half of it unless it is the only loss. If
     so few losses are positive that each is above any such cap, they count as 1 and the others as 0.
 
-    >>> cap_losses(torch.tensor([1.0, 1.0, 1.0, 1e6]), times=2).tolist()
-    [1.0, 1.0, 1.0, 3.0]
+    >>> cap_losses(torch.tensor([1e6, 1.0, 1.0, 1.0]), times=2).tolist()
+    [3.0, 1.0, 1.0, 1.0]
     """
-    times = _cap_for(len(losses), times)
-    if len(losses) < 2 or times == float("inf"):
+    size, times, losses = len(ordered), _cap_for(len(ordered), times), ordered.to(torch.float64)
+    if size < 2 or times == float("inf"):
         return losses
-    values = losses.to(torch.float64)
-    largest, places = values.topk(_num_to_cut(len(losses), times))
-    return _cap(values, largest, values.index_fill(0, places, 0).sum(), times)
-
-
-def _num_to_cut(size: int, times: float) -> int:
-    """Return one more than the largest number of N losses that can be above the cap."""
-    return min(size, int(size / times) + 1)
-
-
-def _cap(losses: Tensor, largest: Tensor, sum_of_others: Tensor, times: float) -> Tensor:
-    """Cut float64 losses. The largest of them are given in falling order, and the sum of all others."""
-    size = len(losses)
+    largest, others = losses.split_with_sizes([most := min(size, int(size / times) + 1), size - most])
     # If the k largest are cut to t, then t = times * (k * t + rest) / N. The right k is the first whose t reaches the
     # next loss. Sums go from small to large, because subtracting an outlier from a sum leaves only rounding errors.
-    rest = torch.cat([sum_of_others.view(1), largest.flip(0)]).cumsum(0)[1:].flip(0)
+    rest = torch.cat([others.sum().view(1), largest.flip(0)]).cumsum(0)[1:].flip(0)
     num_cut = torch.arange(len(largest), dtype=torch.float64)
     caps = times * rest / (size - times * num_cut).clamp(min=1e-300)
     holds = ((largest <= caps * (1 + 1e-12)) & (times * num_cut < size)).nonzero().flatten()
@@ -221,11 +209,7 @@ def count_of_ordered(ordered: Tensor, share: float, cap: float = float("inf")) -
     size, times = len(ordered), _cap_for(len(ordered), cap)
     if share == 1 or not size:
         return size  # nothing may be skipped
-    counted = loss_above_smallest(ordered).to(torch.float64)
-    if size > 1 and times < float("inf"):
-        num_largest = _num_to_cut(size, times)
-        counted = _cap(counted, counted[:num_largest], counted[num_largest:].sum(), times)
-    sums = counted.cumsum(0)
+    sums = cap_losses(loss_above_smallest(ordered), cap).cumsum(0)
     if sums[-1] <= 0:
         return size  # all losses are equal
     # The small number corrects rounding errors: 0.9 of ten equal losses must be nine of them.

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import selective_backprop as sb
-from selective_backprop.checkpoint import saving
+from selective_backprop.checkpoint import folders
 from selective_backprop.files.locks import is_locked, lock_folder
 from tests.checkpoint.test_saving import sign
 from tests.lab.command_line import ENVIRONMENT, Running, run_function, text_of
@@ -122,14 +122,15 @@ def test_a_forked_process_does_not_release_the_lock_of_its_parent(tmp_path):
 
 def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch):
     saved(tmp_path, 1.0)
-    read = saving._states
+    checksums_of = folders.checksums_of
 
-    def read_late(path, *rest):
+    def read_late(path):
+        found = checksums_of(path)
         if path.name == "checkpoint-1":  # another process has saved meanwhile
             path.rename(tmp_path / "checkpoint-2")
-        return read(path, *rest)
+        return found
 
-    monkeypatch.setattr(saving, "_states", read_late)
+    monkeypatch.setattr(folders, "checksums_of", read_late)
     assert load(tmp_path) == ("good", 1.0)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
 
