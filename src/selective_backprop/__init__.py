@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
     from selective_backprop.dynamics.auditing import audit
     from selective_backprop.loader.batch_function import BatchFunction
     from selective_backprop.loader.selective_loader import SelectiveLoader
+    from selective_backprop.loader.with_length import WithLength
     from selective_backprop.losses import mean_of_largest, token_cross_entropy
     from selective_backprop.method import Method
     from selective_backprop.methods import (
@@ -61,6 +62,7 @@ __all__ = [
     "Method",
     "SelectionRecord",
     "SelectiveLoader",
+    "WithLength",
     "advise",
     "audit",
     "average_scores",
@@ -108,6 +110,7 @@ _HOMES = {
     "Method": "method",
     "SelectionRecord": "pruning",
     "SelectiveLoader": "loader.selective_loader",
+    "WithLength": "loader.with_length",
     "advise": "advice.advise",
     "audit": "dynamics.auditing",
     "average_scores": "pruning",

@@ -181,10 +181,6 @@ class Scorer(Described):
     """What the scorer needs from the loader and the user's loop."""
     works_ahead: bool = False
     """Whether the loader calls `submit`, so that scoring begins before the candidates' turn."""
-    must_train: bool = False
-    """Whether candidates without a known score must be trained on in the same epoch."""
-    is_final: bool = False
-    """Whether the loader must not add examples to the selection, even if they do not fill a batch."""
     fidelity: float = 1.0
     """Rank correlation of the scores with exact ones, on the last sample; NaN before the first sample."""
     score_name: str = "loss"

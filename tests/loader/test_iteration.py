@@ -23,88 +23,66 @@ METHODS = {
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 
 
-def run(make, *, look, batch_size=16, epochs=3):
-    torch.manual_seed(4)
+@every_method
+def test_an_iteration_that_is_left_in_its_first_batch_does_not_count(make):
     model = make_model()
-    options = {"batch_size": batch_size, "shuffle": True}
-    loader = make_loader(make(), dataset=Noisy(), model=model, num_epochs=epochs, loader_options=options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    ids, seen = [], []
-    for _ in range(epochs):
-        look(loader, seen)
-        train(loader, model, loader.epoch + 1, optimizer=optimizer, on_step=lambda *_: ids.append(loader.batch.ids))
-    return ids, seen, model, loader
-
-
-def no_look(loader, seen):
-    pass
-
-
-def one_look(loader, seen):
-    seen.append(next(iter(loader)))
-
-
-def two_looks(loader, seen):
-    one_look(loader, seen)
-    for batch in loader:
-        assert testing.same(batch, seen[-1]), "the same batch again"
-        break
-
-
-def look_and_save(loader, seen):
-    one_look(loader, seen)
-    loader.load_state_dict(copy.deepcopy(loader.state_dict()))
+    loader = make_loader(make(), dataset=Noisy(), model=model, num_epochs=3)
+    for epoch in range(3):
+        before = loader.stats.state_dict()
+        next(iter(loader))
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets)
+            break
+        after = loader.stats.state_dict()
+        del before["seconds"], after["seconds"], before["loss_sums"], after["loss_sums"]
+        assert str(after) == str(before)
+        assert (loader.epoch, loader.epochs_done) == (epoch, epoch)
+        train(loader, model, epoch + 1)
+    assert (loader.epoch, loader.progress, loader.stats.offered) == (3, 1, 3 * 203)
+    assert bool((loader.ledger.offered == 3).all())
+    assert int(loader.ledger.selected.sum()) == loader.stats.trained
 
 
 @every_method
-@pytest.mark.parametrize("look", [one_look, two_looks, look_and_save])
-def test_a_look_at_the_first_batch_costs_nothing(make, look):
-    expected, _, expected_model, expected_loader = run(make, look=no_look)
-    ids, seen, model, loader = run(make, look=look)
-    assert len(seen) == 3
-    assert testing.same(ids, expected)
-    assert testing.same(model.state_dict(), expected_model.state_dict())
-    assert (loader.epoch, loader.progress) == (3, 1)
-    counts, expected_counts = loader.stats.state_dict(), expected_loader.stats.state_dict()
-    del counts["seconds"], expected_counts["seconds"]
-    assert str(counts) == str(expected_counts)
+def test_a_look_after_a_resume_changes_nothing(make):
+    def new():
+        model = make_model()
+        return model, make_loader(make(), model=model, num_epochs=3, loader_options={"shuffle": False})
+
+    states = []
+    model, loader = new()
+    torch.manual_seed(4)
+    expected = train(
+        loader,
+        model,
+        3,
+        on_step=lambda step, _: states.append(
+            copy.deepcopy((loader.state_dict(), model.state_dict(), torch.get_rng_state()))
+        ),
+    )
+    for step in (1, 5, len(expected) - 2):
+        resumed_model, resumed = new()
+        state, weights, rng = states[step - 1]
+        resumed.load_state_dict(state)
+        resumed_model.load_state_dict(weights)
+        next(iter(resumed))
+        next(iter(resumed))
+        torch.set_rng_state(rng)
+        optimizer = torch.optim.SGD(resumed_model.parameters(), lr=0.0)
+        first = train(resumed, resumed_model, resumed.epoch + 1, optimizer=optimizer)
+        assert first[0] == expected[step]
 
 
-def test_a_look_at_the_only_batch_of_an_epoch():
-    """Which is given out when the epoch has been counted already."""
-    options = {"batch_size": 203, "epochs": 1}
-    expected, _, expected_model, _ = run(METHODS["selective_backprop"], look=no_look, **options)
-    ids, _, model, loader = run(METHODS["selective_backprop"], look=two_looks, **options)
-    assert testing.same(ids, expected) and len(ids) == 1
-    assert testing.same(model.state_dict(), expected_model.state_dict())
-    assert (loader.epoch, loader.progress, loader.stats.queued) == (1, 1, 0)
-
-
-def test_what_flush_gave_out_does_not_come_back():
-    model = make_model()
-    loader = make_loader(sb.selective_backprop(0.3), model=model, loader_options={"batch_size": 203})
-    given = 0
-    for _ in range(4):
-        for inputs, targets in itertools.chain(loader, loader.flush()):
-            loader.loss(model(inputs), targets)
-            given += len(targets)
-    assert given == loader.stats.trained == int(loader.ledger.selected.sum())
-
-
-def test_leaving_after_a_training_step_is_no_look():
+def test_leaving_after_the_first_batch_ends_the_epoch_at_once():
     model = make_model()
     loader = make_loader(sb.selective_backprop(0.5), model=model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for epoch in range(2):
-        for inputs, targets in loader:
-            if epoch:
-                loader.loss(model(inputs), targets)
-            else:
-                nn.functional.cross_entropy(model(inputs), targets).backward()
-                optimizer.step()
-            break
-    next(iter(loader))
-    assert loader.epoch == 2
+    for _ in range(2):
+        for number, (inputs, targets) in enumerate(loader):
+            loader.loss(model(inputs), targets)
+            if number == 1:
+                break
+    assert loader.epoch == 2 and loader.stats.queued == 0
+    assert loader.state_dict()["epochs"]["under_way"] is None, "a resume begins the next epoch, as this run would"
 
 
 def test_two_iterations_at_once_are_refused():
@@ -161,16 +139,13 @@ def test_losses_of_other_batches_are_refused_and_not_recorded():
         break
 
 
-def test_looking_at_the_batch_is_not_using_its_weights():
+def test_weights_must_be_asked_for():
     loader = make_loader(sb.selective_backprop(0.4, unbiased=True, history_size=1))
-    with pytest.raises(RuntimeError, match="gives examples weights"):
+    with pytest.raises(RuntimeError, match=r"gives examples weights.*loader.weights\(\)"):
         for _ in loader:
-            assert "weights=tensor" in repr(loader.batch)
-            assert len(loader.batch) == len(loader.batch.ids) == len(loader.batch.data[0])
+            assert (loader.batch.weights > 0).all(), "looking at them is not using them"
     for _ in loader:
-        assert (loader.batch.weights > 0).all()
-    for _ in loader:
-        assert torch.equal(copy.deepcopy(loader.batch).weights, loader.batch.weights)
+        assert torch.equal(loader.weights(), loader.batch.weights)
 
 
 def test_batches_come_to_where_the_model_is_by_then():
@@ -180,16 +155,6 @@ def test_batches_come_to_where_the_model_is_by_then():
     assert {inputs.device.type for inputs, _ in loader} == {"meta"}
     fixed = make_loader(sb.traditional(), model=nn.Linear(64, 10).to("meta"), device="cpu")
     assert {inputs.device.type for inputs, _ in fixed} == {"cpu"}
-
-
-def test_what_is_queued_moves_with_the_model():
-    model = nn.Linear(64, 10)
-    loader = make_loader(sb.random_backprop(0.4), model=model)
-    for _ in loader:
-        pass
-    assert loader.stats.queued > 0
-    model.to("meta")
-    assert all(part.device.type == "meta" for batch in loader for part in batch)
 
 
 @pytest.mark.gpu
@@ -218,24 +183,25 @@ class Endless(torch.utils.data.IterableDataset):
         return iter(digits())
 
 
-def iterable_loader(**options):
+def iterable_loader(num_batches=None):
     model = make_model()
     train_loader = DataLoader(Endless(), batch_size=16)
-    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), sb.traditional(), num_epochs=2, **options)
-    return loader, model
+    if num_batches is not None:
+        train_loader = sb.WithLength(train_loader, num_batches)
+    return sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), sb.traditional(), num_epochs=2), model
 
 
 def test_progress_needs_a_length():
     loader, model = iterable_loader()
     scheduler = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD(model.parameters(), lr=0.1), lambda step: 1.0)
     next(iter(loader))
-    with pytest.raises(ValueError, match="has no length: pass total_batches= to SelectiveLoader"):
+    with pytest.raises(ValueError, match="has no length: pass sb.WithLength"):
         sb.step_by_progress(scheduler, loader, total_steps=26)
 
 
 @pytest.mark.parametrize(("total", "logged"), [(13, False), (10, True), (20, True)])
-def test_total_batches_of_a_loader_without_a_length(total, logged, caplog):
-    loader, model = iterable_loader(total_batches=total)
+def test_a_loader_is_told_its_length(total, logged, caplog):
+    loader, model = iterable_loader(total)
     assert len(loader) == total
     seen = []
     train(loader, model, 2, on_step=lambda *_: seen.append(loader.progress))
@@ -252,11 +218,9 @@ def test_total_batches_of_a_loader_without_a_length(total, logged, caplog):
         ({"num_epochs": True}, TypeError, "num_epochs must be a whole number, got True"),
         ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1, got 0"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be a whole number, got 2.5"),
-        ({"scope": "glob"}, ValueError, "scope must be 'global' or 'local', got 'glob'"),
         ({"seed": 1.5}, TypeError, "seed must be a whole number, got 1.5"),
         ({"seed": None}, TypeError, "seed must be a whole number, got None"),
-        ({"total_batches": 0}, ValueError, "total_batches must be at least 1, got 0"),
-        ({"total_batches": 5}, ValueError, "your loader has 13 batches and total_batches is 5: leave it out"),
+        ({"audit": "dynamics"}, TypeError, "audit must be True or False, got 'dynamics'"),
         (
             {"model": nn.Sequential(nn.LazyLinear(10))},
             ValueError,
@@ -267,6 +231,13 @@ def test_total_batches_of_a_loader_without_a_length(total, logged, caplog):
 def test_options_of_the_wrong_kind(options, error, message):
     with pytest.raises(error, match=message):
         make_loader(sb.selective_backprop(0.5), **options)
+
+
+def test_with_length_of_the_wrong_kind():
+    with pytest.raises(ValueError, match="num_batches must be a whole number of batches >= 1, got 0"):
+        sb.WithLength(iter([1]), 0)
+    with pytest.raises(ValueError, match="your loader has a length, 2 batches"):
+        sb.WithLength([1, 2], 2)
 
 
 class Bar:
@@ -307,7 +278,7 @@ def test_mean_losses_say_what_they_are_of():
     loader = make_loader(sb.top_k(0.5), model=model)
     assert loader.stats.mean_trained_loss != loader.stats.mean_trained_loss  # NaN
     with torch.no_grad():
-        for inputs, targets in itertools.chain(loader, loader.flush()):
+        for inputs, targets in loader:
             loader.loss(model(inputs), targets)
         inputs, targets = digits().tensors
         losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")

@@ -1,6 +1,5 @@
 """What a user sees of SelectiveLoader, beyond the promises that hold for every method."""
 
-import itertools
 import weakref
 
 import pytest
@@ -101,9 +100,10 @@ def test_the_state_of_a_transform_is_saved():
 
 def test_candidate_batches_may_be_larger_than_training_batches():
     loader = make_loader(sb.selective_backprop(0.5), loader_options={"batch_size": 100}, batch_size=8)
-    sizes = {len(inputs) for _ in range(2) for inputs, _ in loader}
-    assert sizes == {8}
-    assert loader.stats.scored == 2 * 203 - loader.stats.skipped_before_loading, "what waited was not scored again"
+    for _ in range(2):
+        sizes = [len(inputs) for inputs, _ in loader]
+        assert set(sizes[:-2]) == {8} and min(sizes) >= 4
+    assert loader.stats.scored == 2 * 203
     assert len(loader) == 26  # 203 candidates make at most that many batches of 8
 
 
@@ -116,14 +116,25 @@ def test_explicit_batch_size_with_selectivity_1_makes_the_plain_batches_of_that_
     assert all(map(torch.equal, got, plain))
 
 
-def test_leftovers_wait_for_the_next_epoch():
+def test_an_epoch_gives_out_all_that_it_selects():
     loader = make_loader(sb.selective_backprop(0.3))
+    for epoch in range(1, 4):
+        sizes = [len(inputs) for inputs, _ in loader]
+        assert set(sizes[:-2]) == {16} and min(sizes) >= 8
+        assert loader.stats.queued == 0
+        assert int(loader.ledger.selected.sum()) == loader.stats.trained
+    assert epoch == loader.epoch
+
+
+@pytest.mark.parametrize("method", [sb.selective_backprop(0.3), sb.random_backprop(0.3)])
+def test_drop_last_drops_what_fills_no_batch_and_counts_it(method):
+    loader = make_loader(method, loader_options={"drop_last": True})
     for _ in range(3):
-        assert all(len(inputs) == 16 for inputs, _ in loader)
-        assert loader.stats.queued < 16
-    queued = loader.stats.queued
-    assert sum(len(inputs) for inputs, _ in loader.flush()) == queued
+        assert {len(inputs) for inputs, _ in loader} == {16}
+    assert loader.stats.offered == 3 * 192
     assert loader.stats.queued == 0
+    if method.scorer.needs.selection_pass:
+        assert 0 < loader.stats.dropped < 3 * 16
 
 
 def test_warmup_trains_on_everything_and_scores_only_the_first_batch():
@@ -134,21 +145,19 @@ def test_warmup_trains_on_everything_and_scores_only_the_first_batch():
 
 def test_stale_epochs_score_nothing_and_load_only_what_they_train_on():
     loader = make_loader(sb.stale_selective_backprop(0.3, every=3))
-    history, waiting = [], []
+    history = []
     for _ in range(6):
-        waiting.append(loader.stats.queued)  # what waits when an epoch begins is not loaded in it
         for _ in loader:
             pass
         history.append((loader.stats.scored, loader.stats.skipped_before_loading))
-    again = 406 - waiting[3]
-    assert [scored for scored, _ in history] == [203, 203, 203, again, again, again]
+    assert [scored for scored, _ in history] == [203, 203, 203, 406, 406, 406]
     skipped = [b[1] - a[1] for a, b in zip([(0, 0), *history], history, strict=False)]
-    assert [s == w for s, w in zip(skipped, waiting, strict=True)] == [True, False, False, True, False, False]
+    assert [count > 0 for count in skipped] == [False, True, True, False, True, True]
     assert loader.stats.selectivity == pytest.approx(0.3, abs=0.06)
 
 
-def test_stale_scores_stay_with_their_examples_when_fresh_and_stale_mix_in_a_batch():
-    """Half of the ids are offered for the first time in a stale epoch: those, and only those, are scored."""
+def test_examples_without_a_score_are_trained_on_in_a_stale_epoch():
+    """Half of the ids are offered for the first time in an epoch that is planned by scores of the epoch before."""
     dataset = digits()
 
     class Growing(torch.utils.data.Sampler):
@@ -169,16 +178,14 @@ def test_stale_scores_stay_with_their_examples_when_fresh_and_stale_mix_in_a_bat
     first_scores = loader.ledger.score.clone()
     assert loader.stats.scored == 100
     sampler.count = 203
-    with torch.no_grad():  # another model by now: fresh scores are different from stale ones
-        model[0].weight.mul_(1.5)
+    trained = []
     for inputs, targets in loader:
         assert torch.equal(inputs, dataset.tensors[0][loader.batch.ids])
         assert torch.equal(targets, dataset.tensors[1][loader.batch.ids])
-    assert loader.stats.scored == 203
+        trained += loader.batch.ids.tolist()
+    assert loader.stats.scored == 100
+    assert set(range(100, 203)) <= set(trained) and len(trained) < 180
     assert torch.equal(loader.ledger.score[:100], first_scores[:100])
-    model.eval()
-    expected = nn.functional.cross_entropy(model(dataset.tensors[0]), dataset.tensors[1], reduction="none")
-    assert torch.allclose(loader.ledger.score[100:], expected[100:], atol=1e-5)
 
 
 def test_the_ledger_has_the_loss_of_each_example():
@@ -223,7 +230,7 @@ def test_unbiased_weights_give_an_unbiased_gradient():
     sums = []
     for _ in range(300):
         total = torch.zeros_like(full)
-        for x, y in itertools.chain(loader, loader.flush()):
+        for x, y in loader:
             total += torch.autograd.grad(loader.loss(model(x), y) * len(x), model.weight)[0]
         sums.append(total)
     stacked = torch.stack(sums)
@@ -239,9 +246,9 @@ def test_forgetting_the_weights_is_an_error():
             pass
 
 
-def test_reading_the_weights_is_enough():
+def test_asking_for_the_weights_is_enough():
     loader = make_loader(weighted())
-    assert sum(float(loader.batch.weights.sum()) for _ in loader) > 0
+    assert sum(float(loader.weights().sum()) for _ in loader) > 0
 
 
 def test_len_is_an_upper_bound_and_reached_by_traditional():
@@ -267,7 +274,7 @@ def test_leaving_an_epoch_early_starts_the_next_one():
     for number, _ in enumerate(loader):
         if number == 1:
             break
-    assert loader.epoch == 0
+    assert loader.epoch == 1
     for _ in loader:
         pass
     assert loader.epoch == 2
@@ -386,10 +393,10 @@ def test_no_second_counts_twice(monkeypatch):
     assert stats.seconds == {"loading": 15, "selecting": 5, "scoring": 0, "training": 0}
 
 
-def test_an_epoch_that_selects_nothing_is_not_an_empty_loader():
+def test_a_planned_epoch_that_selects_nothing_gives_one_batch():
     record = sb.SelectionRecord(203)
     for _ in range(2):
         record.add_ids(torch.empty(0, dtype=torch.int64))
     loader = make_loader(sb.recorded_backprop(record), num_epochs=2)
-    assert list(loader) == [] == list(loader)
-    assert loader.stats.offered == loader.stats.skipped_before_loading == 406
+    assert [len(inputs) for _ in range(2) for inputs, _ in loader] == [16, 16]
+    assert loader.stats.offered == 406

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from selective_backprop.advice.timing import time_in_turns
 from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
-from selective_backprop.loader.index_stream import generator_owners, has_ids, num_candidates, untouched_generators
+from selective_backprop.loader.user_samplers import generator_owners, has_ids, num_candidates, untouched_generators
 from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Candidates, Forward, Task

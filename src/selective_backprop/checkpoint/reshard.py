@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from selective_backprop.dynamics.log import divide
-from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
-from selective_backprop.loader.queue import Rows
+from selective_backprop.loader.queue import Piece
 from selective_backprop.loader.stats import COMBINATIONS
+from selective_backprop.sampler.id_batches import IdBatch, IdBatches, training_batch_sizes
 
 State = dict[str, Any]
 T = TypeVar("T")
-_BEGAN = ("offered", "selected")
 
 
 def redeal(states: list[State], rank: int, size: int, batch_size: int | None = None) -> State:
@@ -38,37 +37,43 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
     """
     first, own = states[0], states[rank % len(states)]
     for other, state in enumerate(states):
-        for name in ("version", "method", "epoch", "in_epoch", "round", "batch_size"):
+        for name in ("version", "method", "batch_size"):
             if state[name] != first[name]:
-                raise ValueError(
-                    f"{name} is {first[name]} on rank 0 and {state[name]} on rank {other}: their states were not saved "
-                    "at the same time"
-                )
-    queues = _deal_queue(states, size)
-    source = _source(states, rank, size)
+                raise ValueError(_not_together(name, first[name], state[name], other))
+        for name, value in {"epoch": state["epochs"]["epoch"], "in_epoch": _in_epoch(state)}.items():
+            expected = {"epoch": first["epochs"]["epoch"], "in_epoch": _in_epoch(first)}[name]
+            if value != expected:
+                raise ValueError(_not_together(name, expected, value, other))
+    size_of_batch = first["batch_size"] if batch_size is None else batch_size
+    under_way = _epoch(states, rank, size, size_of_batch) if _in_epoch(first) else None
+    queued = sum(under_way["queue"]["lengths"][rank : rank + 1]) if under_way and "queue" in under_way else 0
     return {
         **first,
         "ranks": {"rank": rank, "size": size},
-        "batch_size": first["batch_size"] if batch_size is None else batch_size,
-        "carried": _carried([state["carried"] for state in states], rank),
-        "round": source.get("position", 0),
-        "queue": _queue_state(states, queues, rank),
-        "ahead": None,
-        "source": source,
-        "transform": own["transform"],
-        "selector": {
-            **own["selector"],
-            "generator": _generators([[state["selector"]["generator"]] for state in states], rank)[0],
+        "batch_size": size_of_batch,
+        "epochs": {**first["epochs"], "under_way": under_way},
+        "parts": {
+            **own["parts"],
+            "generator": _generators([[state["parts"]["generator"]] for state in states], rank)[0],
         },
-        "began": {name: deal_count([state["began"][name] for state in states], rank, size) for name in _BEGAN}
-        | {"batches": first["began"]["batches"]},
-        "stats": _stats([state["stats"] for state in states], rank, size, queued=_length(queues[rank])),
-        "reported": _reported(
-            [state["reported"] if "reported" in state else state["stats"] for state in states], rank, size
-        ),
-        "feedback": {"steps": deal([step for state in states for step in state["feedback"]["steps"]], size)[rank]},
-        **({"dynamics": divide([state["dynamics"] for state in states], rank, size)} if "dynamics" in first else {}),
+        "selector": own["selector"],
+        "transform": own["transform"],
+        "generators": _generators([state["generators"] for state in states], rank),
+        "stats": _stats([state["stats"] for state in states], rank, size, queued=queued),
+        "reported": _reported([state["reported"] for state in states], rank, size),
+        "losses": deal([step for state in states for step in state["losses"]], size)[rank],
+        "dynamics": None
+        if first["dynamics"] is None
+        else divide([state["dynamics"] for state in states], rank, size),
     }
+
+
+def _in_epoch(state: State) -> bool:
+    return state["epochs"]["under_way"] is not None
+
+
+def _not_together(name: str, first: Any, other: Any, rank: int) -> str:
+    return f"{name} is {first} on rank 0 and {other} on rank {rank}: their states were not saved at the same time"
 
 
 def deal(items: list[T], size: int) -> list[list[T]]:
@@ -85,87 +90,80 @@ def _bounds(total: int, size: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
-# ---- the queue of selected examples
+# ---- the epoch under way
 
 
-def _deal_queue(states: list[State], size: int) -> list[list[Rows]]:
-    """Join the queues of all ranks and cut them into new ones."""
-    pieces = [Rows(*piece) for state in states for kind in ("whole", "pieces") for piece in state["queue"][kind]]
-    queues = []
-    for begin, end in _bounds(_length(pieces), size):
-        queue, passed = [], 0
-        for piece in pieces:
-            part = piece.part(slice(max(0, begin - passed), max(0, end - passed)))
-            if len(part.weights):
-                queue.append(part)
-            passed += len(piece.weights)
-        queues.append(queue)
-    return queues
-
-
-def _queue_state(states: list[State], queues: list[list[Rows]], rank: int) -> State:
-    layouts = [state["queue"]["layout"] for state in states if state["queue"]["layout"] is not None]
-    return {
-        "layout": layouts[0] if layouts else None,
-        "whole": [],
-        "pieces": [list(rows) for rows in queues[rank]],
-        "lengths": [_length(rows) for rows in queues],
-        "moved": states[0]["queue"].get("moved", 0),
-    }
-
-
-def _length(rows: list[Rows]) -> int:
-    return sum(len(part.weights) for part in rows)
-
-
-# ---- the rest of the epoch
-
-
-def _source(states: list[State], rank: int, size: int) -> State:
-    sources = [state["source"] for state in states]
-    result: State = {"generators": _generators([source["generators"] for source in sources], rank)}
-    if not states[0]["in_epoch"]:
-        return result
-    if any(source["chunks"] is None for source in sources):
+def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) -> State:
+    """Divide what is left of the epoch."""
+    epochs = [state["epochs"]["under_way"] for state in states]
+    first = epochs[0]
+    if any("batches" not in epoch["place"] for epoch in epochs):
         raise ValueError(
             f"saved by {len(states)} ranks in the middle of an epoch, and these are {size}: your loaders have no ids, "
             f"so the rest of the epoch cannot be divided anew. Resume with {len(states)} ranks, or save between epochs"
         )
-    if any("place" in source for source in sources):
-        raise ValueError(
-            f"saved by {len(states)} ranks in the middle of an epoch of very many candidates, and these are {size}: "
-            f"each rank has its own place in its sampler. Resume with {len(states)} ranks, or save between epochs"
-        )
-    # In the order in which they would have come: the first chunk of every rank, then the second of every rank.
-    remaining = [_remaining(state) for state in states]
-    turns = max(len(chunks) for chunks in remaining)
-    in_turn = [chunks[turn] for turn in range(turns) for chunks in remaining if turn < len(chunks)]
-    tails = torch.cat([source["tail"] for source in sources])
-    tail = tails.tensor_split(size)[rank]
-    loaded = sum(
-        source["position"] - (state["ahead"] is not None) for source, state in zip(sources, states, strict=True)
-    )
-    return result | {
-        "position": loaded // size,
-        "finished": not in_turn and all(source["finished"] for source in sources),
-        "chunks": chunks_to_state(in_turn[rank::size]),
-        "tail": tail,
-        # If other examples were skipped too, the epoch does not keep everything, and this number does not matter.
-        "tail_waiting": len(tail) if sum(source["tail_waiting"] for source in sources) == len(tails) else 0,
-        "inner": None,
+    # In the order in which they would have come: the first batch of every rank, then the second of every rank.
+    remaining = [_remaining(epoch) for epoch in epochs]
+    turns = max(map(len, remaining))
+    in_turn = [batches[turn] for turn in range(turns) for batches in remaining if turn < len(batches)]
+    loaded = sum(epoch["place"]["position"] - (epoch.get("ahead") is not None) for epoch in epochs)
+    place: State = {"position": loaded // size}
+    began_with = _stats([epoch["began_with"] for epoch in epochs], rank, size, queued=0)
+    if first["kind"] == "planned":
+        batches = _cut_anew(IdBatches.join(in_turn), rank, size, batch_size)
+        place |= {"total": place["position"] + len(batches), "batches": batches.state_dict()}
+        counts = {
+            name: None
+            if any(epoch[name] is None for epoch in epochs)
+            else deal_count([epoch[name] for epoch in epochs], rank, size)
+            for name in ("offered", "counted")
+        }
+        planned = None if first["planned"] is None else place["total"]
+        return {**first, "place": place, "began_with": began_with, "planned": planned, **counts}
+    totals = [epoch["place"]["total"] for epoch in epochs]
+    total = None if None in totals else -(-sum(totals) // size)
+    place |= {"total": total, "batches": IdBatches.join(in_turn[rank::size]).state_dict()}
+    queue = _queue_state([epoch["queue"] for epoch in epochs], rank, size)
+    rounds = {"round": place["position"], "ahead": None}
+    return {**first, "place": place, "began_with": began_with, "queue": queue, **rounds}
+
+
+def _remaining(epoch: State) -> list[IdBatch]:
+    """List the batches that are left, with the one that was loaded ahead, which is loaded again."""
+    ahead = [] if epoch.get("ahead") is None else list(IdBatches.from_state_dict(epoch["ahead"]["asked"]))
+    return ahead + list(IdBatches.from_state_dict(epoch["place"]["batches"]))
+
+
+def _cut_anew(left: IdBatches, rank: int, size: int, batch_size: int | None) -> IdBatches:
+    """Cut the ids that are left into training batches, equally many on every rank."""
+    bounds = _bounds(len(left.ids), size)
+    rows, most = slice(*bounds[rank]), max(end - begin for begin, end in bounds)
+    largest = batch_size or max([1, *left.sizes.tolist()])
+    sizes = training_batch_sizes(rows.stop - rows.start, largest, drop_last=False, most=most)
+    columns = (None if column is None else column[rows] for column in (left.weights, left.probabilities))
+    return IdBatches(left.ids[rows], sizes, *columns)
+
+
+def _queue_state(queues: list[State], rank: int, size: int) -> State:
+    """Join the queues of all ranks and cut them into new ones."""
+    pieces = [Piece(*piece) for queue in queues for kind in ("whole", "pieces") for piece in queue[kind]]
+    parts: list[list[Piece]] = []
+    for begin, end in _bounds(sum(len(piece.weights) for piece in pieces), size):
+        part, passed = [], 0
+        for piece in pieces:
+            own = piece.part(slice(max(0, begin - passed), max(0, end - passed)))
+            if len(own.weights):
+                part.append(own)
+            passed += len(piece.weights)
+        parts.append(part)
+    layouts = [queue["layout"] for queue in queues if queue["layout"] is not None]
+    return {
+        "layout": layouts[0] if layouts else None,
+        "whole": [],
+        "pieces": [list(piece) for piece in parts[rank]],
+        "lengths": [sum(len(piece.weights) for piece in part) for part in parts],
+        "last_sizes": None,  # found out anew when all ranks know that no candidates are left
     }
-
-
-def _remaining(state: State) -> list[Chunk]:
-    """List the chunks that are left, with the one that was loaded ahead, which is loaded again."""
-    ahead = [] if state["ahead"] is None else chunks_from_state(state["ahead"]["chunk"])
-    return ahead + chunks_from_state(state["source"]["chunks"])
-
-
-def _carried(states: list[list[Any]], rank: int) -> list[Any]:
-    """Divide the counts of carried-over examples. All ranks know the total; of passed ones only the sum matters."""
-    starts_empty, num_carried, _ = states[0]
-    return [starts_empty, num_carried, sum(state[-1] for state in states) if rank == 0 else 0]
 
 
 # ---- random numbers and counts

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def together(ranks: Ranks, failed: str = "failed") -> Iterator[None]:
+def fails_on_all(ranks: Ranks, failed: str = "failed") -> Iterator[None]:
     """Run a block on every rank. If it raises on one rank, all ranks raise. All ranks must enter it.
 
     The rank that failed raises its own error. The others raise one that says which rank failed and why. The block
@@ -40,8 +40,8 @@ def _sentence(error: Exception) -> str:
 
 
 def all_do(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Run work() on every rank; see `together`. All ranks must call this."""
-    with together(ranks):
+    """Run work() on every rank; see `fails_on_all`. All ranks must call this."""
+    with fails_on_all(ranks):
         return work()
 
 

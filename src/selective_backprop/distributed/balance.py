@@ -6,8 +6,10 @@ import io
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from selective_backprop.batches.layout import Layout, move
+from selective_backprop.distributed.ranks import Ranks
 
 Move = tuple[int, int, int]
 """(giving rank, receiving rank, number of examples)"""
@@ -36,6 +38,25 @@ def moves_to_even_out(lengths: list[int]) -> list[Move]:
             if not missing[takers[0]]:
                 takers.pop(0)
     return moves
+
+
+def even_columns(columns: list[Tensor], counts: list[int], ranks: Ranks) -> list[Tensor]:
+    """Move rows between ranks until all have equally many, give or take one. All ranks must call this.
+
+    Args:
+        columns: tensors with one entry per row. Rows leave from the end and are added at the end.
+        counts: number of rows on each rank.
+        ranks: the ranks.
+    """
+    leaving = [(to, count) for giver, to, count in moves_to_even_out(counts) if giver == ranks.rank]
+    stay, result = counts[ranks.rank] - sum(count for _, count in leaving), []
+    for column in columns:
+        parts, begin = [column[:0]] * ranks.size, stay
+        for to, count in leaving:
+            parts[to] = column[begin : begin + count]
+            begin += count
+        result.append(torch.cat([column[:stay], *ranks.exchange(parts)]))
+    return result
 
 
 def pack(layout: Layout, pieces: list[Any]) -> torch.Tensor:

@@ -16,20 +16,24 @@ from selective_backprop.distributed.agreement import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.inference import is_sharded
-from selective_backprop.loader.index_stream import num_candidates
-from selective_backprop.loader.source import Source
+from selective_backprop.loader.source import AnySource, IndexedSource
+from selective_backprop.loader.user_samplers import num_candidates
 from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Scorer
 
 STATE_VERSION = 1
 
-_STATE_KEYS = {"method", "ranks", "in_epoch", "batch_size", "transform", "selector", "ledger", "stats", "feedback"}
+_STATE_KEYS = {"method", "ranks", "batch_size", "epochs", "parts", "selector", "ledger", "stats", "losses"} | {
+    *("dynamics", "reported", "transform", "stream", "generators")
+}
 
 _logger = logging.getLogger(__name__)
 
 
-def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None) -> None:
+def check_arguments(
+    loader: Any, model: Any, method: Any, *, batch_size: int | None, num_epochs: int | None, seed: Any
+) -> None:
     """Raise if the loader, the model, the method or a size cannot work, or the method needs another setting."""
     if inspect.isfunction(loader) or inspect.ismethod(loader):
         raise TypeError(
@@ -49,6 +53,8 @@ def check_arguments(loader: Any, model: Any, method: Any, *, batch_size: int | N
     require_method(method)
     _check_whole("batch_size", batch_size)
     _check_whole("num_epochs", num_epochs)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, got {seed!r}")
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(
@@ -90,39 +96,11 @@ def check_batch_tokens(
         )
 
 
-def check_token_share(token_share: float | None, token_reference: Any) -> None:
-    """Raise if the loss cannot be masked by tokens."""
-    if token_share is None and token_reference is not None:
-        raise ValueError("token_reference ranks tokens, and all are trained on: pass token_share= too, such as 0.6")
-
-
-def check_numbers(*, seed: Any, scope: Any, total_batches: Any, loader: Any) -> None:
-    """Raise if one of these options has a wrong type or value."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be a whole number, got {seed!r}")
-    if scope not in ("global", "local"):
-        raise ValueError(f"scope must be 'global' or 'local', got {scope!r}")
-    _check_whole("total_batches", total_batches)
-    if total_batches is None:
-        return
-    try:
-        length = len(loader)
-    except TypeError:
-        return
-    if length != total_batches:
-        raise ValueError(
-            f"total_batches is for loaders without a length, but your loader has {length} batches and total_batches is "
-            f"{total_batches}: leave it out"
-        )
-
-
-def check_reporting(on_stats: Any, stats_every: Any) -> None:
-    """Raise if the function for statistics, or how often to call it, cannot work."""
+def check_on_stats(on_stats: Any) -> None:
+    """Raise if the function for statistics cannot work."""
     if on_stats is not None and not callable(on_stats):
         raise TypeError(f"on_stats must be a function of a dict, or one of sb.loggers, got {on_stats!r:.100}")
-    _check_whole("stats_every", stats_every)
-    if stats_every is not None and on_stats is None:
-        raise ValueError(f"stats_every={stats_every} says how often to call on_stats: pass on_stats= too")
+    _check_whole("on_stats.every", getattr(on_stats, "every", None))
 
 
 def _check_whole(name: str, value: Any) -> None:
@@ -134,7 +112,7 @@ def _check_whole(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = None) -> None:
+def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any = None) -> None:
     """Raise if the method or the transform cannot work with the user's loader."""
     if getattr(transform, "takes_ids", False) and source.num_examples is None:
         raise ValueError(
@@ -147,15 +125,17 @@ def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = 
             "map-style data set, with automatic batching, has them. Methods that need no ids, such as "
             "selective_backprop, work with your loader"
         )
-    if source.num_batches == 0 and (ranks.size == 1 or not source.is_pruned):
+    is_pruned = isinstance(source, IndexedSource) and source.is_pruned
+    if source.num_batches == 0 and (ranks.size == 1 or not is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
     if method.groups is not None and not isinstance(method.groups, Tensor) and method.plans_epochs:
         raise ValueError(
             f"{method.name} decides before loading, so a function of a batch cannot tell it the classes: pass them as "
             "a tensor with one value per id"
         )
-    count = num_candidates(source.user_loader) if source.stream is not None else None
-    if count is not None and not source.can_be_planned and method.scorer.needs.ids and method.plans_epochs:
+    too_long = isinstance(source, IndexedSource) and not source.can_be_planned
+    if too_long and method.scorer.needs.ids and method.plans_epochs:
+        count = num_candidates(source.user_loader)
         raise ValueError(
             f"your sampler has {count:,} indices per epoch, for a data set of {source.num_examples:,} examples. That "
             f"is too long for {method.name}, which decides about a whole epoch before it loads it. Make an epoch one "
@@ -173,14 +153,14 @@ def check_source(source: Source, method: Method, ranks: Ranks, transform: Any = 
             )
 
 
-def check_record(record: Any, source: Source) -> None:
-    """Raise if what the loader is to record has no such name, or cannot be recorded for the user's loader."""
-    if record not in (None, "dynamics"):
-        raise ValueError(f"record must be 'dynamics' or None, got {record!r}")
-    if record is not None and source.num_examples is None:
+def check_audit(audit: Any, source: AnySource) -> None:
+    """Raise if training dynamics cannot be recorded for the user's loader."""
+    if not isinstance(audit, bool):
+        raise TypeError(f"audit must be True or False, got {audit!r}")
+    if audit and source.num_examples is None:
         raise ValueError(
-            "record='dynamics' writes down what training says about each example, so it must know their ids, and your "
-            "loader has none: only a DataLoader over a map-style data set, with automatic batching, has them"
+            "audit=True writes down what training says about each example, so it must know their ids, and your loader "
+            "has none: only a DataLoader over a map-style data set, with automatic batching, has them"
         )
 
 
@@ -204,7 +184,7 @@ def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:
         )
 
 
-def to_agree_on(source: Source, method: Method, *, batch_size: int | None, **options: Any) -> dict[str, Any]:
+def to_agree_on(source: AnySource, method: Method, *, batch_size: int | None, **options: Any) -> dict[str, Any]:
     """Collect, by name, the settings that must be equal on all ranks, for `agree`.
 
     options: further options of the loader. Numbers and strings are compared. Other options, such as a transform, must
@@ -227,13 +207,15 @@ def _brief(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float | str) else "one"
 
 
-def agree(team: Team, source: Source, agreed: dict[str, Any]) -> int | None:
+def agree(team: Team, source: AnySource, agreed: dict[str, Any]) -> tuple[int | None, int | None]:
     """Raise if the ranks differ in settings that must be equal. All ranks must call this.
 
     Ranks with different settings would wait for each other forever, or train on other examples than the method says.
-    Returns the number of candidate batches on the rank that has the most; None if a rank does not know its number.
+    Returns the number of candidate batches and of candidates per epoch, each on the rank that has the most; None if a
+    rank does not know its number.
     """
     mine = {"agreed": agreed, "num_batches": source.num_batches, "batch_size": source.batch_size or 0}
+    mine["num_candidates"] = source.num_candidates
     answers = gather(team.ranks, mine)
     for rank, other in enumerate(answers):
         if found := differing(answers[0]["agreed"], other["agreed"]):
@@ -245,7 +227,7 @@ def agree(team: Team, source: Source, agreed: dict[str, Any]) -> int | None:
     # A lower bound. If each rank has its share of the data, it is below the size of the data set, even if shares are
     # padded to equal sizes.
     offered = sum(((count or 0) - 1) * other["batch_size"] for count, other in zip(batches, answers, strict=True))
-    if team.size > 1 and team.speaks and source.num_examples and offered >= source.num_examples:
+    if team.size > 1 and team.is_first and source.num_examples and offered >= source.num_examples:
         _logger.warning(
             "each of the %d ranks goes through all %d examples, so an epoch offers every example %d times, as it would "
             "without selection. To divide them among ranks: DataLoader(data, sampler=DistributedSampler(data), ...)",
@@ -253,7 +235,8 @@ def agree(team: Team, source: Source, agreed: dict[str, Any]) -> int | None:
             source.num_examples,
             team.size,
         )
-    return num_batches
+    candidates = [other["num_candidates"] for other in answers]
+    return num_batches, None if None in candidates else max(candidates)
 
 
 def _disagreement(rank: int, found: list[tuple[str, str, str]]) -> str:
@@ -279,7 +262,9 @@ def runs_the_model_alone(scorer: Scorer) -> bool:
     return isinstance(getattr(scorer, "fresh", scorer), ForwardScorer)
 
 
-def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None, transform: Any, team: Team) -> None:
+def check_state(
+    state: dict[str, Any], method: Method, source: AnySource, *, batch_size: int | None, team: Team
+) -> None:
     """Raise if a saved state does not fit, before anything is loaded from it."""
     if not isinstance(state, dict) or "version" not in state:
         raise ValueError(
@@ -313,8 +298,20 @@ def check_state(state: dict[str, Any], method: Method, *, batch_size: int | None
             f"the state was saved with training batches of {state['batch_size']}, but this loader's have {batch_size} "
             "examples: pass the same batch_size="
         )
-    if state["transform"] is not None and not hasattr(transform, "load_state_dict"):
+    if state["transform"] is not None and not hasattr(source.transform, "load_state_dict"):
         raise ValueError(
             "the state was saved with a transform that has a state, but this loader's transform has no "
             "load_state_dict: pass the same transform="
+        )
+    generators = source.generators()
+    if len(generators) != len(state["generators"]):
+        raise ValueError(
+            f"the state was saved with {len(state['generators'])} random generators in the DataLoader and its "
+            f"samplers, but your DataLoader has {len(generators)}: make it the same way as in the saved run"
+        )
+    under_way = state["epochs"]["under_way"]
+    if under_way is not None and ("batches" in under_way["place"]) != isinstance(source, IndexedSource):
+        raise ValueError(
+            "the state was saved in the middle of an epoch of another kind of loader: resume with the same kind, with "
+            "or without ids"
         )

@@ -15,10 +15,11 @@ from selective_backprop.batches.layout import Column, Layout, move, take_rows
 from selective_backprop.batches.padding import Pad, different_shapes
 from selective_backprop.distributed.balance import NO_BYTES, moves_to_even_out, pack, unpack
 from selective_backprop.distributed.ranks import Alone, Ranks
+from selective_backprop.sampler.id_batches import training_batch_sizes
 from selective_backprop.types import Batch, Selection
 
 
-class Rows(NamedTuple):
+class Piece(NamedTuple):
     """Selected examples, stored as columns."""
 
     columns: list[Column]
@@ -26,9 +27,9 @@ class Rows(NamedTuple):
     weights: Tensor
     probabilities: Tensor
 
-    def part(self, rows: slice) -> Rows:
+    def part(self, rows: slice) -> Piece:
         ids = self.ids[rows] if self.ids is not None else None
-        return Rows([column[rows] for column in self.columns], ids, self.weights[rows], self.probabilities[rows])
+        return Piece([column[rows] for column in self.columns], ids, self.weights[rows], self.probabilities[rows])
 
 
 class Queue:
@@ -63,10 +64,11 @@ class Queue:
         """Column layout shared by all batches. Set from the first one."""
         self.lengths = [0] * self._ranks.size
         """Number of examples that wait on each rank, without those in whole batches."""
-        self.moved = 0
-        """Number of examples that moved from one rank to another so far, counted over all ranks."""
-        self._whole: deque[Rows] = deque()  # batches that are given out unchanged
-        self._pieces: deque[Rows] = deque()  # pieces that are joined and cut to size
+        self.holds_back = False
+        """Whether half a batch stays behind, so that the last two batches of the epoch can share what is left."""
+        self._whole: deque[Piece] = deque()  # batches that are given out unchanged
+        self._pieces: deque[Piece] = deque()  # pieces that are joined and cut to size
+        self._last_sizes: deque[int] | None = None  # sizes of the epoch's last batches, once it has no more candidates
 
     def __len__(self) -> int:
         """Examples waiting on this rank."""
@@ -74,29 +76,18 @@ class Queue:
         return waiting + sum(len(rows.weights) for rows in self._whole) if self._whole else waiting
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing waits on any rank."""
-        return not self._whole and not any(self.lengths)
-
-    @property
     def num_ready(self) -> int:
-        """Full batches waiting."""
-        return len(self._whole) + (min(self.lengths) // self.batch_size if self.batch_size else 0)
+        """Batches that can be taken now."""
+        if self._last_sizes is not None:
+            return len(self._whole) + len(self._last_sizes)
+        return len(self._whole) + self._num_full
 
     @property
-    def rest(self) -> int:
-        """Number of examples that remain on each rank after the last full batch, once queues are evened out."""
-        return sum(self.lengths) // len(self.lengths) % self.batch_size if self.batch_size else 0
-
-    @property
-    def num_rest_batches(self) -> int:
-        """Number of smaller batches that `flush` gives out after the last full one."""
-        return int(self.rest > 0)
-
-    def waiting_ids(self) -> Tensor:
-        """Return the ids of the examples that wait on this rank, in no particular order."""
-        known = [rows.ids for rows in (*self._whole, *self._pieces) if rows.ids is not None]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *known])
+    def _num_full(self) -> int:
+        if self.batch_size is None:
+            return 0
+        shortest = min(self.lengths) - (-(-self.batch_size // 2) if self.holds_back else 0)
+        return max(0, shortest // self.batch_size)
 
     # ---- adding
 
@@ -139,7 +130,7 @@ class Queue:
                 columns = [take_rows(column, positions) for column in columns]
                 ids = ids.index_select(0, positions) if ids is not None else None
                 probabilities = probabilities.index_select(0, positions)
-            self._pieces.append(Rows(columns, ids, weights, probabilities))
+            self._pieces.append(Piece(columns, ids, weights, probabilities))
         for rank, more in enumerate(counts):
             self.lengths[rank] += more
         if len(self.lengths) > 1 and min(self.lengths) < self.batch_size and max(self.lengths) >= 2 * self.batch_size:
@@ -147,44 +138,46 @@ class Queue:
 
     def add_whole(self, columns: list[Column], selection: Selection, ids: Tensor | None) -> None:
         """Queue all candidates as a training batch of their own, whatever its size."""
-        self._whole.append(Rows(columns, ids, selection.weights, selection.probabilities))
-
-    def put_back(self, batch: Batch) -> None:
-        """Put a batch that was given out back at the front of the queue, unchanged."""
-        assert self.layout is not None
-        columns = self.layout.columns(batch.data, len(batch))
-        self._whole.appendleft(Rows(columns, batch.ids, batch.weights, batch.probabilities))
-
-    def add_weight(self, weight: float) -> None:
-        """Add this to the weight of every example that waits."""
-        for rows in (self._whole, self._pieces):
-            heavier = [piece._replace(weights=piece.weights + weight) for piece in rows]
-            rows.clear()
-            rows.extend(heavier)
+        self._whole.append(Piece(columns, ids, selection.weights, selection.probabilities))
 
     # ---- taking
 
     def pop(self) -> Batch | None:
-        """Take the next full batch; None if there is none."""
+        """Take the next batch; None if there is none."""
         if self._whole:
             return self._batch(self._whole.popleft())
-        size = self.batch_size
-        if size is None or min(self.lengths) < size:
+        if self._last_sizes is not None:
+            if not self._last_sizes:
+                return None
+            size = self._last_sizes.popleft()
+            self.lengths[self._ranks.rank] -= size
+            return self._batch(self._first(size))
+        if not self._num_full:
             return None
+        assert self.batch_size is not None
+        size = self.batch_size
         self.lengths = [length - size for length in self.lengths]
         return self._batch(self._first(size))
 
-    def flush(self) -> Batch | None:
-        """Take what is left as a smaller batch, equally large on each of k ranks. Up to k - 1 examples stay.
+    def finish(self, *, drop_last: bool) -> int:
+        """Prepare what is left for the end of the epoch. Returns how many examples are dropped. All ranks call this.
 
-        Call this when no full batch is ready, after `even_out`.
+        The last two batches share what does not fill a batch, so that none is smaller than half of B. All ranks have
+        equally many.
+
+        drop_last: drop what does not fill a batch.
         """
-        assert not self.num_ready
-        count = min(self.lengths)
-        self.lengths = [length - count for length in self.lengths]
-        return self._batch(self._first(count)) if count else None
+        if self.batch_size is None:
+            return 0
+        self.even_out()
+        own = self.lengths[self._ranks.rank]
+        sizes = training_batch_sizes(own, self.batch_size, drop_last=drop_last, most=max(self.lengths))
+        self._last_sizes = deque(sizes.tolist())
+        dropped = own - sum(self._last_sizes)
+        self.lengths[self._ranks.rank] -= dropped
+        return dropped
 
-    def _first(self, count: int) -> Rows:
+    def _first(self, count: int) -> Piece:
         """Take the first `count` waiting examples, joined into one piece."""
         pieces = self._split_off(count)
         if len(pieces) == 1:
@@ -194,9 +187,9 @@ class Queue:
         columns = [_join(parts) for parts in zip(*(piece.columns for piece in pieces), strict=True)]
         ids = None if pieces[0].ids is None else torch.cat([piece.ids for piece in pieces if piece.ids is not None])
         weights = torch.cat([piece.weights for piece in pieces])
-        return Rows(columns, ids, weights, torch.cat([piece.probabilities for piece in pieces]))
+        return Piece(columns, ids, weights, torch.cat([piece.probabilities for piece in pieces]))
 
-    def _split_off(self, count: int) -> list[Rows]:
+    def _split_off(self, count: int) -> list[Piece]:
         """Take the first `count` waiting examples, in the pieces in which they came."""
         pieces = []
         while count:
@@ -209,7 +202,7 @@ class Queue:
             count -= size
         return pieces
 
-    def _padded(self, pieces: list[Rows]) -> list[Rows]:
+    def _padded(self, pieces: list[Piece]) -> list[Piece]:
         """Pad the pieces so that their columns have the same shape."""
         shapes = {tuple(c.shape[1:] if isinstance(c, Tensor) else () for c in piece.columns) for piece in pieces}
         if len(shapes) == 1:
@@ -219,7 +212,7 @@ class Queue:
         padded = self._pad([layout.batch(piece.columns) for piece in pieces])
         return [piece._replace(columns=layout.columns(batch)) for piece, batch in zip(pieces, padded, strict=True)]
 
-    def _batch(self, rows: Rows) -> Batch:
+    def _batch(self, rows: Piece) -> Batch:
         assert self.layout is not None
         return Batch(self.layout.batch(rows.columns), rows.ids, rows.weights, rows.probabilities)
 
@@ -243,19 +236,13 @@ class Queue:
         for giver, to, count in moves:
             self.lengths[giver] -= count
             self.lengths[to] += count
-            self.moved += count
-
-    def fill_batches(self) -> None:
-        """Even out the queues if that fills a batch on every rank. All ranks must call this."""
-        if self.batch_size is not None and sum(self.lengths) >= len(self.lengths) * self.batch_size:
-            self.even_out()
 
     def _receive(self, packed: Tensor) -> None:
         layout, pieces = unpack(packed)
         if self.layout is None:
             self.layout = layout
         for columns, *notes in pieces:
-            self._pieces.append(Rows([move(column, self._device) for column in columns], *notes))
+            self._pieces.append(Piece([move(column, self._device) for column in columns], *notes))
 
     # ---- saving
 
@@ -273,16 +260,17 @@ class Queue:
             "whole": [list(rows) for rows in self._whole],
             "pieces": [list(rows) for rows in self._pieces],
             "lengths": list(self.lengths),
-            "moved": self.moved,
+            "last_sizes": None if self._last_sizes is None else list(self._last_sizes),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        def load(pieces: list[list[Any]]) -> deque[Rows]:
-            return deque(Rows([move(column, self._device) for column in columns], *notes) for columns, *notes in pieces)
+        def load(pieces: list[list[Any]]) -> deque[Piece]:
+            return deque(Piece([move(column, self._device) for column in columns], *notes) for columns, *notes in pieces)
 
         self.layout = Layout.from_state_dict(state["layout"]) if state["layout"] else None
         self._whole, self._pieces = load(state["whole"]), load(state["pieces"])
-        self.lengths, self.moved = list(state["lengths"]), state["moved"]
+        self.lengths = list(state["lengths"])
+        self._last_sizes = None if state["last_sizes"] is None else deque(state["last_sizes"])
 
 
 def _join(parts: tuple[Column, ...]) -> Column:

@@ -19,14 +19,15 @@ class Reporting:
     """Calls `on_stats` on rank 0, with sums over all ranks. All ranks must call the methods at the same time.
 
     Args:
-        on_stats: the user's function, or None.
-        every: training batches between two calls; None calls it after every epoch.
+        on_stats: the user's function, or None. If it has an attribute `every`, it is also called after that many
+            training batches.
         stats: the statistics that the loader counts.
         team: the ranks that train together.
     """
 
-    def __init__(self, on_stats: OnStats | None, every: int | None, stats: Stats, team: Team) -> None:
-        self.on_stats, self.every = on_stats, every
+    def __init__(self, on_stats: OnStats | None, stats: Stats, team: Team) -> None:
+        self.on_stats = on_stats
+        self.every: int | None = getattr(on_stats, "every", None)
         self._stats, self._team = stats, team
         self._told = stats.copy()
         self._due = False
@@ -50,7 +51,7 @@ class Reporting:
         assert self.on_stats is not None
         sums = _since(self._stats, self._told)
         shared = self._team.ranks.share(list(sums.values()))
-        if self._team.speaks:
+        if self._team.is_first:
             by_name = dict(zip(sums, zip(*shared, strict=True), strict=True))
             self.on_stats({"epoch": epochs_done, "step": float(self._stats.batches), **_flat(by_name)})
         self._told = self._stats.copy()
@@ -58,11 +59,8 @@ class Reporting:
     def state_dict(self) -> dict[str, Any]:
         return self._told.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on with what was reported before. None, from an older version, counts from now on."""
-        self._told = self._stats.copy()
-        if state is not None:
-            self._told.load_state_dict(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._told.load_state_dict(state)
 
 
 def _since(stats: Stats, told: Stats) -> dict[str, float]:

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import math
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -16,79 +14,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.batches.layout import Layout
 from selective_backprop.batches.padding import Pad
 from selective_backprop.description import describe
-from selective_backprop.distributed.agreement import together
+from selective_backprop.distributed.agreement import fails_on_all
 from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.distributed.team import Scope, Team
+from selective_backprop.distributed.team import Team
 from selective_backprop.dynamics.log import Dynamics
 from selective_backprop.inference import device_of
 from selective_backprop.loader.checks import (
     STATE_VERSION,
     agree,
     check_arguments,
+    check_audit,
     check_batch_tokens,
-    check_numbers,
+    check_on_stats,
     check_ranks,
-    check_record,
-    check_reporting,
     check_source,
     check_state,
-    check_token_share,
     to_agree_on,
 )
-from selective_backprop.loader.feedback import Feedback
+from selective_backprop.loader.epoch import Run
 from selective_backprop.loader.forwarding import LoaderAttributes
-from selective_backprop.loader.index_stream import drops_last
-from selective_backprop.loader.loading import Loading
-from selective_backprop.loader.pipeline import Pipeline
-from selective_backprop.loader.recording import Recorder
+from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.reporting import OnStats, Reporting
-from selective_backprop.loader.runner import Runner
-from selective_backprop.loader.source import Source
+from selective_backprop.loader.selector import Selector
+from selective_backprop.loader.source import StreamSource, make_source
 from selective_backprop.loader.stats import Stats
-from selective_backprop.loader.token_share import TokenShare
-from selective_backprop.loader.training_loss import TrainingLoss
+from selective_backprop.loader.stepper import Stepper
 from selective_backprop.loader.undoing import unchanged_on_error
-from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
+from selective_backprop.losses import PerExampleLoss, WrongCountError, default_forward
 from selective_backprop.method import Method
+from selective_backprop.sampler.parts import Parts
+from selective_backprop.sampler.planner import Planner
 from selective_backprop.schedules import Schedule
 from selective_backprop.types import Batch, Forward, Policy, Scorer, Task
-
-_logger = logging.getLogger(__name__)
-
-
-class _Look:
-    """Finds out whether the caller only looked at the first batch of an iteration, without training on it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.batch: Batch | None = None
-        """The first batch of the iteration, until the caller has trained on it."""
-        self.trained = False
-        self.put_back = False
-        """Whether a batch was put back into the queue, so that the next iteration continues the same epoch."""
-        self._marks: list[Any] = []
-
-    def start(self) -> None:
-        """Begin an iteration. Batches that `flush` gave out earlier do not belong to it."""
-        self.batch, self.trained = None, False
-
-    def begin(self, batch: Batch) -> None:
-        if self.batch is None and not self.trained:
-            self.batch, self._marks = batch, self._written()
-
-    def end(self) -> Batch | None:
-        """End the iteration. Returns its first batch if the caller computed no loss and wrote no gradient or weight."""
-        batch, self.batch = self.batch, None
-        return batch if not self.trained and self._marks == self._written() else None
-
-    def _written(self) -> list[Any]:
-        return [
-            (p._version, None if p.grad is None else (id(p.grad), p.grad._version)) for p in self._model.parameters()
-        ]
 
 
 class SelectiveLoader(LoaderAttributes):
@@ -98,109 +58,83 @@ class SelectiveLoader(LoaderAttributes):
         loader: your DataLoader. Methods that need no ids also take any other iterable of batches.
         model: the model being trained. It may be wrapped by DDP, FSDP or torch.compile.
         loss_fn: an nn loss module, a function that takes `reduction=`, or a callable that returns one loss per
-            example.
-        method: how to select, for example `selective_backprop(selectivity=1/3)`.
+            example. If an example has several losses (tokens, pixels, boxes), wrap it to say how they become one:
+            `sb.losses.PerExampleLoss(loss_fn, reducer="mean")`.
+        method: how to select, for example `ledger_backprop()`.
         batch_size: examples in a training batch; by default your loader's batch size. Candidate batches may be larger
             than training batches.
         batch_tokens: instead of batch_size, the most tokens in a training batch, padding included. Examples of similar
             length share a batch, so little is padded, and a batch of short examples has many of them. It needs
-            pad=pad_to_longest(...), which tells where padding is. Every epoch ends with smaller batches of what is
-            left. For a single process.
+            pad=pad_to_longest(...), which tells where padding is. For a single process.
         forward: how a batch goes through the model: `forward(model, batch) -> (outputs, targets)`. These two are the
             arguments of loss_fn. The default is `model(inputs), targets` for a pair and `model(**batch), labels` for a
             dict. There, labels is the dict's "labels" entry, or the whole dict if it has none.
-        transform: called on each candidate batch when it is on the device, before it is scored; for example
-            augmentation. The batch that is scored is the one that is trained on. If the transform has a state_dict,
-            it is saved with the loader's state. If it has a true attribute takes_ids, it is called with (batch, ids,
-            epoch), so that the view of an example can follow from its id; see `functional.random_by_id`.
-        reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean" of those that
-            are not ignored, "sum", "max" or a function, such as `mean_of_largest(8)`.
+        transform: called on each batch when it is on the device, before it is scored; for example augmentation. The
+            batch that is scored is the one that is trained on. If the transform has a state_dict, it is saved with the
+            loader's state. If it has a true attribute takes_ids, it is called with (batch, ids, epoch), so that the
+            view of an example can follow from its id; see `functional.random_by_id`.
         pad: for examples of different lengths, such as `pad_to_longest({"input_ids": 0})`. It gives examples of
             different candidate batches the same shape, so that they can share a training batch.
-        token_share: train only on this share of each batch's tokens, those with the highest losses. It masks the loss
-            that `loss` returns, and saves no compute by itself. It needs a loss of each token, such as
-            `token_cross_entropy`.
-        token_reference: with token_share, rank tokens by their loss minus that of this model.
         device: where batches are given out. The default is the device of the model's parameters when an epoch begins.
-        num_epochs: length of the run. `progress` and methods that select in a window of training need it. With it,
-            the last epoch also gives out what is left, as one smaller batch. It does not if the DataLoader has
-            drop_last, or if a single example is left, because BatchNorm cannot train on one example.
+        num_epochs: length of the run. `progress` and methods that select in a window of training need it.
         seed: seed of the loader's own random generator. Global random state is never touched.
-        scope: with several ranks (torch.distributed), "global" selects among the candidates of all ranks together and
-            "local" on each rank alone. All ranks give out equally many batches, all of them full.
-        total_batches: candidate batches per epoch, if your loader has no length. `len` and `progress` need it. If it
-            is not quite right, `progress` still ends at 1, and the log says how many batches there were.
         on_stats: called after every epoch with a flat dict of numbers: what the epoch did. It may be one of
-            `sb.loggers`. With several ranks, give it on all of them; it is called on rank 0, with sums over ranks.
-        stats_every: also call on_stats after this many training batches. Each call tells what is new since the last.
-        record: "dynamics" records what every training step says about its examples, for `sb.audit(loader)`: loss,
-            margin, probability of the label and best other class. It takes 16 bytes per example and epoch in which it
-            is trained on, here and in saved states.
+            `sb.loggers`. If it has an attribute `every`, it is also called after that many training batches. With
+            several ranks, give it on all of them; it is called on rank 0, with sums over ranks.
+        audit: record what every training step says about its examples, for `sb.audit(loader)`: loss, margin,
+            probability of the label and best other class. It takes 16 bytes per example and epoch in which it is
+            trained on, here and in saved states.
 
-    No batch holds an example twice, unless the method draws with replacement, the sampler offers an example twice in an
-    epoch, or your loader has no ids. Examples that wait in the queue when an epoch begins are given out in that epoch,
-    and are skipped when the sampler comes to them.
+    With several ranks (torch.distributed), all of them select together, as one process would, and give out equally many
+    batches. No batch holds an example twice, unless the method draws with replacement, the sampler offers an example
+    twice in an epoch, or your loader has no ids.
 
-    Without num_epochs, up to B - 1 selected examples may still wait at the end of the run; `flush()` gives them out.
-    As long as an epoch keeps every candidate, your own batches pass through unchanged. The other attributes of your
-    loader can be read here too: `loader.dataset`, `loader.sampler.set_epoch(epoch)`.
+    Every epoch stands alone. At its end, the last two batches share what does not fill a batch, so that none is smaller
+    than half of B. If your DataLoader has drop_last, it is dropped instead. An epoch that keeps every candidate passes
+    your own batches through unchanged. The other attributes of your loader can be read here too: `loader.dataset`,
+    `loader.sampler.set_epoch(epoch)`.
     """
-
-    puts_back = True
-    """Whether a batch that the caller only looked at is given out again."""
 
     def __init__(
         self,
         loader: Iterable[Any],
         model: nn.Module,
-        loss_fn: Callable[..., Tensor],
+        loss_fn: Callable[..., Tensor] | PerExampleLoss,
         method: Method,
         *,
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         forward: Forward | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        reducer: str | Reducer | None = None,
+        transform: Callable[..., Any] | None = None,
         pad: Pad | None = None,
-        token_share: float | None = None,
-        token_reference: nn.Module | None = None,
         device: torch.device | str | None = None,
         num_epochs: int | None = None,
         seed: int = 0,
-        scope: Scope = "global",
-        total_batches: int | None = None,
         on_stats: OnStats | None = None,
-        stats_every: int | None = None,
-        record: str | None = None,
+        audit: bool = False,
     ) -> None:
         ranks = current_ranks()
-        with together(ranks, "could not start"):  # if one rank raises, all do, so that none waits for it forever
-            check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs)
+        self.stats = Stats()
+        with fails_on_all(ranks, "could not start"):  # if one rank raises, all do, so that none waits for it forever
+            check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs, seed=seed)
             check_batch_tokens(batch_tokens, batch_size=batch_size, pad=pad, method=method, ranks=ranks)
-            check_numbers(seed=seed, scope=scope, total_batches=total_batches, loader=loader)
-            check_reporting(on_stats, stats_every)
-            self._source = Source(loader, method.keep, total_batches)
-            check_source(self._source, method, ranks, transform)
-            check_record(record, self._source)
-            check_ranks(model, method, ranks)
-            self._loss = PerExampleLoss(loss_fn, reducer)
-            check_token_share(token_share, token_reference)
-            tokens = None
-            if token_share is not None:
-                tokens = TokenShare(token_share, token_reference, forward or default_forward, self._loss)
+            check_on_stats(on_stats)
             self._follows_model = device is None
-            self._device = torch.device(device) if device is not None else device_of(model)
-            options: dict[str, Any] = {"num_epochs": num_epochs, "seed": seed, "scope": scope, "forward": forward}
-            options |= {"transform": transform, "reducer": reducer, "pad": pad}
-            options |= {"on_stats": on_stats, "stats_every": stats_every, "record": record}
-            alike = to_agree_on(self._source, method, batch_size=batch_size, **options) if ranks.size > 1 else {}
+            place = torch.device(device) if device is not None else device_of(model)
+            self._source = make_source(loader, place, transform, self.stats, method.keep)
+            check_source(self._source, method, ranks, transform)
+            check_audit(audit, self._source)
+            check_ranks(model, method, ranks)
+            self._loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
+            options: dict[str, Any] = {"num_epochs": num_epochs, "seed": seed, "forward": forward, "pad": pad}
+            options |= {"transform": transform, "on_stats": on_stats, "audit": audit, "reducer": self._loss.reducer}
+            agreed = to_agree_on(self._source, method, batch_size=batch_size, **options) if ranks.size > 1 else {}
         self.model = model
         self.method = method
         self.num_epochs = num_epochs
-        self.team = Team(ranks, scope)
+        self.team = Team(ranks)
         """The ranks that train together. A process that trains alone is a team of one."""
-        self.stats = Stats()
-        num_batches = agree(self.team, self._source, alike)
+        num_batches, num_candidates = agree(self.team, self._source, agreed)
         needs = method.scorer.needs
         self.ledger: AnyLedger = make_ledger(
             self._source.num_examples or 0,
@@ -211,88 +145,67 @@ class SelectiveLoader(LoaderAttributes):
         )
         """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part."""
         task = Task(model, forward or default_forward, self._loss)
-        self._runner = Runner(
-            method,
-            task,
-            self.ledger,
-            self.stats,
-            num_epochs=num_epochs,
-            seed=seed,
-            team=self.team,
-            plans=self._source.can_be_planned,
-        )
-        self._pipeline = Pipeline(
-            Loading(self._source, self._device, transform, self.stats),
-            self._runner,
-            self.stats,
-            team=self.team,
+        parts = Parts(method, num_epochs=num_epochs, seed=seed, team=self.team)
+        observer = Observer(parts, self.ledger, self.stats, place, audit=audit)
+        size = batch_size or self._source.batch_size
+        self._run = Run(
+            parts,
+            self.team,
+            self._source,
+            Planner(parts, self.ledger, self.team),
+            Selector(parts, task, self.team, observer),
+            observer,
+            batch_size=None if size is None else max(1, round(size * method.batch_scale)),
             num_batches=num_batches,
-            device=self._device,
-            batch_size=batch_size,
-            pad=pad,
+            num_candidates=num_candidates,
+            passes_batches=batch_size is None and batch_tokens is None and method.batch_scale == 1,
             batch_tokens=batch_tokens,
-            num_epochs=num_epochs,
+            pad=pad,
         )
-        self._batch_tokens = batch_tokens
-        self.queue = self._pipeline.queue
-        """Selected examples that wait for their batch to fill. Read it, but do not change it."""
-        records = record is not None or method.scorer.needs.dynamics
-        self._recorder = Recorder(len(self.ledger)) if records else None
-        self._feedback = Feedback(self._runner, self._device, record=record)
-        self._training_loss = TrainingLoss(self._loss, self._runner, tokens, record=records)
-        self._reporting = Reporting(on_stats, stats_every, self.stats, self.team)
-        self._in_epoch = self._resumed = False
+        self._records = audit or needs.dynamics
+        reporting = Reporting(on_stats, self.stats, self.team)
+        self._reporting = reporting
+        self.stepper = Stepper(self._run, reporting, num_epochs, needs_losses=audit or needs.training_losses)
+        """Gives out batches one by one, for frameworks that count them."""
         self._batch: Batch | None = None
-        self._step_under_way = False
-        self._look = _Look(model)
         self._iteration: weakref.ref[Generator[Any]] | None = None  # the iteration that gives out batches
-        self._warned_beyond_end = False
 
     # ---- what users read
 
     def __repr__(self) -> str:
-        batches, size = self._pipeline.num_batches, self._source.batch_size
+        batches, size = self._run.num_batches, self._source.batch_size
         count = "candidate batches" if batches is None else f"{batches:,} candidate batches"
         sizes = "" if size is None else f" of {size}"
         training = f", training batches of {self.batch_size}" if self.batch_size not in (None, size) else ""
         return f"{type(self).__name__}({self.method!r}, {count}{sizes}{training}, epoch {self.epoch})"
 
     def __len__(self) -> int:
-        """Return the most batches that an epoch can give. Usually it gives about selectivity times as many.
+        """Return the number of batches of the epoch under way if it is planned, else the most that an epoch can give.
 
-        It is an upper bound, because frameworks stop an epoch after len() batches. With num_epochs, it counts one batch
-        more if examples left from the epoch before may come on top of an epoch's candidates. This is so if the loader
-        has no ids, or if its sampler is your own or draws with replacement. For learning rates use `step_by_progress`.
+        A method that scores candidates usually gives about selectivity times as many. The number is an upper bound,
+        because frameworks stop an epoch after len() batches. For learning rates use `step_by_progress`.
         """
-        batches, candidates = self._pipeline.num_batches, self._pipeline.num_candidates
+        if self.stepper.epoch is not None and (planned := self.stepper.epoch.num_batches) is not None:
+            return planned
+        batches, candidates = self._run.num_batches, self._run.num_candidates
         if batches is None:
             raise TypeError(
-                "your loader has no length, so SelectiveLoader has none: pass total_batches= to SelectiveLoader, the "
-                "number of candidate batches per epoch"
+                "your loader has no length, so SelectiveLoader has none: pass sb.WithLength(loader, num_batches) to "
+                "SelectiveLoader, with the number of candidate batches per epoch"
             )
-        if self._batch_tokens is not None:
+        if self._run.batch_tokens is not None:
             if candidates is None:
                 raise TypeError("with batch_tokens=, the number of batches follows from lengths and is not known")
             return candidates  # each may be a batch of its own, if it is long
-        if self.batch_size and candidates:
-            batches = math.ceil(candidates / self.batch_size)
-        # Examples that waited when the last epoch began may come on top of its candidates.
-        return batches + (self.num_epochs is not None and self._pipeline.may_carry_over and not self._drop_last)
+        if not self.batch_size or not candidates or self._run.passes_batches:
+            return batches
+        most, rest = divmod(candidates, self.batch_size)
+        return most + (rest > 0 and not self._source.drop_last)
 
     @property
     def epoch(self) -> int:
         """Number of completed epochs. During an epoch this is its number, from 0."""
-        return self._pipeline.epoch
-
-    @property
-    def in_epoch(self) -> bool:
-        """Whether an epoch is under way: it has begun, and not all of its candidates have been offered."""
-        return self._in_epoch
-
-    @property
-    def layout(self) -> Layout | None:
-        """How batches are divided into columns; None before the first batch is loaded."""
-        return self.queue.layout
+        return self.stepper.num_done
 
     @property
     def batch_size(self) -> int | None:
@@ -300,48 +213,51 @@ class SelectiveLoader(LoaderAttributes):
 
         None before the first batch if your loader does not say its batch size.
         """
-        return self.queue.batch_size
+        return self._run.batch_tokens or self._run.batch_size
 
     @property
     def policy(self) -> Policy:
         """This loader's own copy of the method's policy, with its current state."""
-        return self._runner.policy
+        return self._run.parts.policy
 
     @property
     def scorer(self) -> Scorer:
         """This loader's own copy of the method's scorer, with its current state."""
-        return self._runner.scorer
+        return self._run.parts.scorer
 
     @property
     def schedule(self) -> Schedule:
         """This loader's own copy of the method's schedule, with its current state, such as the tau of `kath18`."""
-        return self._runner.schedule
+        return self._run.parts.schedule
+
+    @property
+    def epoch_progress(self) -> float:
+        """Fraction of the current epoch's candidates offered so far, from 0 to 1."""
+        return self.stepper.fraction
 
     @property
     def epochs_done(self) -> float:
         """Epochs offered so far, with the fraction of the current one: 2.5 in the middle of the third epoch."""
-        return self.epoch + self._pipeline.fraction
+        return self.epoch + self.stepper.fraction
 
     @property
     def progress(self) -> float:
         """Fraction of the run's candidates offered so far, from 0 to 1. Learning rate schedules should follow it."""
         if self.num_epochs is None:
             raise ValueError("progress is a fraction of the run: pass num_epochs= to SelectiveLoader")
-        if self._pipeline.num_batches is None:
+        if self._run.num_batches is None:
             raise ValueError(
-                "progress within an epoch is not known, because your loader has no length: pass total_batches= to "
-                "SelectiveLoader, the number of candidate batches per epoch"
+                "progress within an epoch is not known, because your loader has no length: pass "
+                "sb.WithLength(loader, num_batches) to SelectiveLoader, with the number of candidate batches per epoch"
             )
         return min(1.0, self.epochs_done / self.num_epochs)
 
     @property
     def dynamics(self) -> Dynamics:
-        """What `record="dynamics"` has recorded. With several ranks, all must read this: it is the log of all ranks."""
-        if self._recorder is None:
-            raise RuntimeError(
-                'this loader recorded no dynamics: pass record="dynamics" to SelectiveLoader when the run begins'
-            )
-        return self._recorder.whole(self.team.ranks)
+        """What `audit=True` has recorded. With several ranks, all must read this: it is the log of all ranks."""
+        if self._run.observer.recorder is None:
+            raise RuntimeError("this loader recorded no dynamics: pass audit=True to SelectiveLoader when the run begins")
+        return self._run.observer.recorder.whole(self.team.ranks)
 
     @property
     def batch(self) -> Batch:
@@ -350,10 +266,17 @@ class SelectiveLoader(LoaderAttributes):
             raise RuntimeError("no batch has been given out yet")
         return self._batch
 
+    def weights(self) -> Tensor:
+        """Return the weights of the batch given out last, on its device, for loops that apply them themselves."""
+        if self.stepper.step is not None:
+            self.stepper.step.got_weights()
+        return self.batch.weights.to(self._source.device, non_blocking=True)
+
     def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
         """Compute the loss of the batch given out last, with its weights, and record each example's loss in the ledger.
 
-        If all weights are 1, the result is loss_fn's own value, bit for bit, from one call of loss_fn.
+        If all weights are 1, the result is loss_fn's own value, bit for bit, from one call of loss_fn. If this is
+        called several times in a training step, the first call is recorded.
 
         A loss_fn of your own that returns a single number does not tell the loss of each example. Methods that select
         by training losses then call a copy of it once more, with the same random numbers. To avoid this second call,
@@ -364,45 +287,44 @@ class SelectiveLoader(LoaderAttributes):
             targets: second argument of loss_fn.
             batch: the batch that the outputs belong to, if it came from `batches()`.
         """
+        step = self.stepper.step
         if batch is None:
-            batch = self.batch
-            if not self._step_under_way:
+            if step is None:
                 raise RuntimeError(
                     "no training step is under way: call loader.loss inside the loop over the loader, for the batch "
                     "that the loader gave out last. Here it would record these losses for the wrong examples. For "
                     "other batches, such as validation, call your loss function itself"
                 )
-        self._look.trained = True
-        # A batch from `flush` belongs to the epoch before: that epoch is already counted as completed.
-        epoch = self.epoch if self._in_epoch else self.epoch - 1
-        weighted = self._feedback.weighted if batch is self._batch else not bool((batch.weights == 1).all())
-        weights = batch.weights.to(self._device, non_blocking=True) if weighted else None
-        loss, losses = self._training_loss(batch, outputs, targets, weights)
-        self._feedback.weights_used = True
-        self._feedback.add(batch, losses, epoch)
-        if not self._step_under_way:  # the batch was taken ahead, and was the last: no end of a step will come
-            self._feedback.learn_if_due()
-        if self._recorder is not None:
-            assert losses is not None
-            self._recorder.add(batch, outputs, targets, losses, epoch)
+            batch = step.batch
+        is_current = step is not None and batch is step.batch
+        weighted = step.is_weighted if step is not None and is_current else not bool((batch.weights == 1).all())
+        weights = batch.weights.to(self._source.device, non_blocking=True) if weighted else None
+        needed = self._records or self._run.parts.learns_losses
+        try:
+            loss, losses = self._loss.for_training(outputs, targets, weights, len(batch), record=needed)
+        except WrongCountError as error:
+            raise ValueError(
+                f"{error}. loader.loss is for the batch that the loader gave out; for other batches, such as "
+                "validation, call your loss function itself"
+            ) from None
+        observer = self._run.observer
+        if not (is_current and step is not None and step.is_recorded):
+            # A batch that was taken ahead may be trained on when its epoch is already over.
+            epoch = step.epoch if step is not None and is_current else self.epoch - (not self.stepper.in_epoch)
+            observer.trained(batch, outputs, targets, losses, epoch)
+        if step is not None and is_current:
+            step.got_losses()
+        elif step is None:
+            observer.learn_if_due()  # the batch was the last, and no end of a step will come
         return loss
-
-    def call_in_errors(self, *, loss: str, weights: str) -> None:
-        """Set what errors tell users to call, for frameworks whose users do not see this loader.
-
-        Args:
-            loss: replaces `loader.loss(outputs, targets)`.
-            weights: replaces `loader.batch.weights`.
-        """
-        self._feedback.loss_call, self._feedback.weights_name = loss, weights
 
     # ---- iteration
 
     def __iter__(self) -> Iterator[Any]:
         """Give out one epoch, or the rest of the one that was under way when the state was saved.
 
-        Only one iteration can run at a time. Leaving it early ends the epoch, with one exception: if the caller only
-        looked at the first batch, as `next(iter(loader))` does, the next iteration begins with that batch again.
+        Only one iteration can run at a time. Leaving it early ends the epoch. An iteration that is left during its
+        first batch, as `next(iter(loader))` does, does not count as an epoch.
         """
         iteration = self._iterate(itself := [])
         itself.append(weakref.ref(iteration))
@@ -412,149 +334,24 @@ class SelectiveLoader(LoaderAttributes):
         """Run one iteration. `itself` holds a weak reference to this very generator, added after it was made."""
         self._refuse_a_second_iteration()
         self._iteration = itself[0]
-        self._look.start()
         is_finalizing = sys.is_finalizing  # at interpreter exit this module's own names are gone
         try:
-            yield from self.epoch_batches()
-            self.report_stats()
+            for batch in self._epoch_batches():
+                yield None if batch is None else batch.data
+            self.stepper.report_stats()
         finally:
             if not is_finalizing():  # at interpreter exit parts of torch are gone already
-                self._leave_iteration()
+                self.stepper.leave()
 
-    def epoch_batches(self) -> Iterator[Any]:
-        """Give out the batches of one iteration: an epoch, or the rest of one. Subclasses may override this.
-
-        The steps that it calls are public, because frameworks that count batches call them one by one.
-        """
-        self.begin_epoch()
-        yield from self._ready_batches()  # batches that were already queued when the state was saved
-        while self.offer():
-            yield from self._ready_batches()
-        # These come before end_epoch, so that a state saved after one of them still has the others.
-        yield from self._ready_batches()
-        self.end_epoch()
-        if self.ends_with_rest:
-            yield from self.flush()
-
-    def _ready_batches(self) -> Iterator[Any]:
-        while (batch := self.take()) is not None:
-            yield batch.data
-            self.end_step()
-
-    def begin_epoch(self) -> None:
-        """Start the next epoch, or go on with the one that was under way when the state was saved."""
-        if self._in_epoch and not self._resumed:
-            self._close_epoch()  # the caller left the last epoch early
-        if not self._resumed:
-            self.report_stats()
-        self._reporting.begin_epoch()
+    def _epoch_batches(self) -> Iterator[Batch | None]:
+        """Give out the batches of one iteration: an epoch, or the rest of one."""
         self._follow_device()
-        if not self._in_epoch:
-            self._warn_beyond_the_end()
-            self._feedback.learn()  # losses of batches that were taken ahead of training
-        looked, self._look.put_back = self._look.put_back, False
-        resumed, self._in_epoch, self._resumed = self._in_epoch, True, False
-        if not looked:
-            if self._runner.scorer.needs.dynamics and not resumed:
-                self._runner.scorer.learn_dynamics(self.dynamics)
-            self._pipeline.begin(resumed=resumed)
-
-    def offer(self) -> bool:
-        """Select from the next candidate batch into the queue. False when the epoch has no candidates left."""
-        scored = self.stats.scored
-        if self._pipeline.step():
-            if self.stats.scored > scored:
-                self._feedback.learn()  # no extra wait: scoring has just waited for the device
-            return True
-        if self._pipeline.never_offered:
-            raise ValueError("the loader is empty: it offered no batch in a whole epoch")
-        return False
-
-    @property
-    def num_ready(self) -> int:
-        """Full training batches that wait to be taken."""
-        return self.queue.num_ready
-
-    @property
-    def num_left(self) -> int:
-        """Number of training batches that can still be taken after the epoch has ended, a smaller last one included."""
-        return self.queue.num_ready + (self.queue.num_rest_batches if self.ends_with_rest else 0)
-
-    @property
-    def ends_with_rest(self) -> bool:
-        """Whether the epoch that has just ended also gives out what is left, as a smaller batch, by `flush`."""
-        if self._pipeline.drains:
-            return True  # everything was kept, and plain training gives out the smaller last batch too
-        # BatchNorm cannot train on a single example, and a long run must not fail on its very last step.
-        return self.epoch == self.num_epochs and self.queue.rest > 1 and not self._drop_last
-
-    def take(self, *, rest: bool = False) -> Batch | None:
-        """Take the next full training batch and begin a training step on it. None if no batch is ready.
-
-        rest: if no full batch is ready, take what is left as a smaller one.
-        """
-        batch = self.queue.pop()
-        if batch is None and rest:
-            batch = self.queue.flush()
-        if batch is None:
-            return None
-        self._batch = self._feedback.expect_for(batch)
-        self._look.begin(batch)
-        self.stats.trained += len(batch)
-        self.stats.batches += 1
-        self.stats.queued = len(self.queue)
-        self._step_under_way = True
-        self.stats.switch("training")
-        return self._batch
-
-    def end_step(self) -> None:
-        """End the training step on the batch taken last, and learn its losses."""
-        if self._step_under_way:
-            self._step_under_way = False
-            self.stats.switch("")
-            self._look.trained = True  # the caller went on to the next batch
-            self._feedback.step_is_over()
-            self._reporting.step_is_over(self.epochs_done)
-
-    def end_epoch(self) -> None:
-        """End the epoch. Candidates that have not been offered yet are dropped."""
-        if not self._in_epoch:
-            return
-        if self._pipeline.fraction == 1.0:
-            self._source.note_length()
-        self._close_epoch()
-        if not self.num_left:
-            self._pipeline.note_silence()
-
-    def report_stats(self) -> None:
-        """Tell `on_stats` what this epoch did, if that has not been done yet. For a last epoch that was left early.
-
-        When a loop over an epoch ends by itself, and when the next epoch begins, this is done anyway.
-        """
-        self._reporting.epoch_is_over(self.epochs_done)
-
-    def _close_epoch(self) -> None:
-        self._feedback.learn()
-        self._runner.share_check.end_epoch(self.epoch)
-        self._pipeline.end()
-        self._in_epoch = False
-
-    def flush(self) -> Iterator[Any]:
-        """Give out everything that is still queued. The last batch may be smaller than the others."""
-        self.queue.even_out()
-        while (batch := self.take(rest=True)) is not None:
-            yield batch.data
-            self.end_step()
-
-    def _leave_iteration(self) -> None:
-        if self._step_under_way:
-            self._step_under_way = False
-            self.stats.switch("")
-        batch = self._look.end()
-        if batch is not None and self.puts_back:
-            self._put_back(batch)
-        else:
-            self._pipeline.release()  # after a break or an error, workers may still be loading candidates
+        self.stepper.begin()
+        while (batch := self.stepper.next()) is not None:
+            self._batch = batch
+            yield batch
+            self.stepper.end_step()
+        self.stepper.end_epoch()
 
     def _refuse_a_second_iteration(self) -> None:
         other = self._iteration() if self._iteration is not None else None
@@ -565,32 +362,10 @@ class SelectiveLoader(LoaderAttributes):
                 "begins. For two loops at once, make two loaders"
             )
 
-    def _put_back(self, batch: Batch) -> None:
-        """Put the epoch's first batch back into the queue, because the caller only looked at it."""
-        self.queue.put_back(batch)
-        self.stats.trained -= len(batch)
-        self.stats.batches -= 1
-        self.stats.queued = len(self.queue)
-        if not self._in_epoch:  # the first batch was also the last one
-            self._pipeline.reopen()
-        self._in_epoch = self._resumed = self._look.put_back = True
-
     def _follow_device(self) -> None:
         """Follow the model if it was moved to another device since the last epoch, with all that is queued."""
-        if self._follows_model and (device := device_of(self.model)) != self._device:
-            self._device = device
-            self._pipeline.move(device)
-            self._feedback.device = device
-
-    def _warn_beyond_the_end(self) -> None:
-        if self.num_epochs is not None and self.epoch >= self.num_epochs and not self._warned_beyond_end:
-            self._warned_beyond_end = True
-            _logger.warning(
-                "epoch %d begins, but this SelectiveLoader was made for num_epochs=%d: progress stays at 1, so a "
-                "learning rate by step_by_progress stays where it ended. Pass the length of the run as num_epochs=",
-                self.epoch + 1,
-                self.num_epochs,
-            )
+        if self._follows_model and (device := device_of(self.model)) != self._source.device:
+            self.stepper.move(device)
 
     def batches(self) -> Iterator[Batch]:
         """Iterate like `for batch in loader`, for callers that take batches before they train on the earlier ones.
@@ -599,10 +374,8 @@ class SelectiveLoader(LoaderAttributes):
         Save the loader's state only when all batches that were taken have been trained on.
         """
         for _ in self:
-            self._feedback.expect_nothing()
-            self._look.batch = None  # the caller keeps the batch, so it must not be put back
-            assert self._batch is not None
-            yield self._batch
+            self.stepper.expect_nothing()
+            yield self.batch
 
     def with_bar(self, bar: Any) -> Iterator[Any]:
         """Iterate like `for batch in loader`, with a progress bar that counts candidates and fills up in each epoch.
@@ -614,7 +387,7 @@ class SelectiveLoader(LoaderAttributes):
             bar: `tqdm()` or anything else with `update(n)` and `close()`. If its `total` is None, it is set to the
                 number of candidate batches per epoch.
         """
-        total, shown = self._pipeline.num_batches, 0
+        total, shown = self._run.num_batches, 0
         if total is not None and getattr(bar, "total", 0) is None:
             bar.total = total
         epoch = self.epoch
@@ -629,17 +402,13 @@ class SelectiveLoader(LoaderAttributes):
 
     def _advance(self, bar: Any, epoch: int, shown: int) -> int:
         """Move the bar to the current place in the epoch. If the length is not known, it counts training batches."""
-        total = self._pipeline.num_batches
+        total = self._run.num_batches
         if total is None:
             bar.update(1)
             return shown
-        reached = total if self.epoch > epoch else round(self._pipeline.fraction * total)
+        reached = total if self.epoch > epoch else round(self.stepper.fraction * total)
         bar.update(reached - shown)
         return reached
-
-    @property
-    def _drop_last(self) -> bool:
-        return drops_last(self._source.user_loader)
 
     # ---- saving
 
@@ -654,19 +423,24 @@ class SelectiveLoader(LoaderAttributes):
         One thing is not exact in the middle of an epoch: random numbers that the data set draws inside workers, because
         workers start anew. The examples and their order are still the same. Between epochs everything is exact.
         """
-        feedback = self._feedback.state_dict()
+        run, source = self._run, self._source
+        epochs = self.stepper.state_dict()
+        observed = run.observer.state_dict()  # before the parts, which learn from the losses that it collected
+        between = source.between_epochs() if isinstance(source, StreamSource) and not self.stepper.in_epoch else None
         return {
             "version": STATE_VERSION,
             "method": describe(self.method),
             "ranks": {"rank": self.team.rank, "size": self.team.size},
-            "in_epoch": self._in_epoch,
-            **self._pipeline.state_dict(in_epoch=self._in_epoch),
-            "selector": self._runner.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "stats": self.stats.state_dict(),
+            "batch_size": run.batch_size,
+            "epochs": epochs,
+            "parts": run.parts.state_dict(),
+            "selector": run.selector.state_dict(),
+            **observed,
             "reported": self._reporting.state_dict(),
-            "feedback": feedback,
-            **({"dynamics": self._recorder.state_dict()} if self._recorder is not None else {}),
+            "transform": source.transform.state_dict() if hasattr(source.transform, "state_dict") else None,
+            "stream": between,
+            # Read last: asking the sampler for the rest of its epoch, above, may draw from its generator.
+            "generators": [generator.get_state() for generator in source.generators()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -674,37 +448,30 @@ class SelectiveLoader(LoaderAttributes):
 
         If the state does not fit this loader and its method, an error says what differs, and nothing is changed.
         """
+        self._refuse_a_second_iteration()
         self.check_state_dict(state)
-        parts = [self, self._runner, self.stats, self._feedback, self._reporting, *self._pipeline.parts()]
-        if self._recorder is not None:
-            parts.append(self._recorder)
-        transform = self._pipeline.transform
-        stateful = [transform] if hasattr(transform, "load_state_dict") else []
-        with unchanged_on_error(*parts, generators=self._source.generators(), stateful=stateful):
-            self._pipeline.load_state_dict(state)
-            self.stats.load_state_dict(state["stats"])
-            self._reporting.load_state_dict(state.get("reported"))
-            self._feedback.load_state_dict(state["feedback"])
-            if self._recorder is not None:
-                self._recorder.load_state_dict(state["dynamics"])
+        run, source = self._run, self._source
+        stateful = [source.transform] if hasattr(source.transform, "load_state_dict") else []
+        parts = [self, run, source, run.selector, run.observer, self._reporting, self.stepper, self.stats]
+        with unchanged_on_error(*parts, generators=source.generators(), stateful=[*stateful, run.parts]):
+            run.batch_size = state["batch_size"]
+            for generator, saved in zip(source.generators(), state["generators"], strict=True):
+                generator.set_state(saved)
+            if isinstance(source, StreamSource):
+                source.load_between_epochs(state["stream"])
+            if stateful and state["transform"] is not None:
+                source.transform.load_state_dict(state["transform"])
+            run.selector.load_state_dict(state["selector"])
+            run.parts.load_state_dict(state["parts"])
+            self._reporting.load_state_dict(state["reported"])
+            self.stepper.load_state_dict(state["epochs"], state["parts"])
             self._batch = None
-            self._look = _Look(self.model)
-            self._in_epoch = self._resumed = state["in_epoch"]
-            # These two are written to in place and cannot be undone. check_state_dict has made sure that they fit.
-            self._runner.load_state_dict(state["selector"])
-            self.ledger.load_state_dict(state["ledger"])
-        self._pipeline.resubmit()
+            # The ledger is written to in place and cannot be undone. check_state_dict has made sure that it fits.
+            run.observer.load_state_dict(state)
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise if `load_state_dict` would refuse this state. Nothing is changed."""
-        check_state(state, self.method, batch_size=self.batch_size, transform=self._pipeline.transform, team=self.team)
-        self._runner.check_state_dict(state["selector"])
-        self.ledger.check_state_dict(state["ledger"])
-        recorded = "dynamics" in state
-        if recorded != (self._recorder is not None):
-            raise ValueError(
-                f'the state was saved {"with" if recorded else "without"} record="dynamics", but this loader is '
-                f"{'without' if recorded else 'with'} it: pass the same record="
-            )
-        if self._recorder is not None:
-            self._recorder.check_state_dict(state["dynamics"])
+        check_state(state, self.method, self._source, batch_size=self._run.batch_size, team=self.team)
+        self._run.parts.check_state_dict(state["parts"])
+        self._run.observer.check_state_dict(state)
+

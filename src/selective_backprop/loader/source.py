@@ -1,136 +1,96 @@
-"""Source: reads batches and their ids from the user's loader, and can resume in the middle of an epoch."""
+"""Sources: read candidate batches from the user's loader, on the device and transformed.
+
+# N = candidates
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import logging
 import sys
-import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import preserved_rng, random_states, set_random_states
-from selective_backprop.loader.index_stream import (
-    Chunk,
-    IdBlock,
-    IndexStream,
+from selective_backprop.loader.stats import Stats
+from selective_backprop.loader.user_samplers import (
     batch_size_of,
-    chunks_from_state,
-    chunks_to_state,
     drops_last,
     generator_owners,
     generators_of,
     has_ids,
-    joined,
     most_kept,
     num_candidates,
-    offers_the_same_each_epoch,
-    unless_waiting,
+    require_torchs_order,
     untouched_generators,
-    with_index_stream,
 )
-from selective_backprop.loader.sampler_place import batches_with_place
+from selective_backprop.loader.with_length import WithLength
+from selective_backprop.sampler.id_batches import IdBatch, IdBatches
+from selective_backprop.types import Candidates
+
+_logger = logging.getLogger(__name__)
 
 _NO_BATCH = object()
-_logger = logging.getLogger(__name__)
-_LONGEST_PLAN = (
-    2**22
-)  # indices per epoch that a plan may have, if the data set is smaller; they take seconds to collect
+_LONGEST_PLAN = 2**22  # indices per epoch that may be collected for a smaller data set; that takes seconds
 _LONGEST_UNKNOWN = 2**20  # the same for a batch sampler without a length: one without an end is refused after a second
-_NO_IDS = torch.empty(0, dtype=torch.int64)
-Plan = Callable[[Iterable[IdBlock]], tuple[Iterable[Chunk], Tensor, int]]
-"""A function from an epoch's ids to its plan, as `plan_epoch` returns it: the chunks to load, the ids that are skipped
-after the last chunk, and how many of these already wait in the queue."""
 
 
-class Source:
-    """Reads the user's loader, epoch by epoch, as pairs (chunk, batch). The chunk is None if the loader has no ids.
+@dataclass(frozen=True)
+class Loaded:
+    """One batch on the device, and its place in the epoch."""
+
+    candidates: Candidates
+    asked: IdBatch | None
+    """The ids of the batch, with what a plan decided about them. None if the loader has no ids."""
+    batch_idx: int
+    """Number of batches loaded before this one in the epoch."""
+    fraction: float
+    """Fraction of the epoch's batches loaded, this one included; 0 if their number is not known."""
+
+
+class Source(ABC):
+    """Reads the user's loader, epoch by epoch.
 
     Args:
-        loader: a DataLoader, or any other iterable of batches (which then have no ids).
-        keep: (M,) bool by id. Ids with False are pruned from every epoch. The others come in batches of the usual size.
-            If a single example is left at the end, it joins the batch before it, because BatchNorm cannot train on one
-            example.
-        total_batches: batches per epoch according to the user, if the loader has no length.
+        loader: the user's loader.
+        device: where batches go.
+        transform: the user's function of a batch on the device.
+        stats: counts the seconds of loading.
     """
 
-    def __init__(self, loader: Iterable[Any], keep: Tensor | None = None, total_batches: int | None = None) -> None:
-        self.user_loader: Any = loader
-        self.keep = None if keep is None or bool(keep.all()) else keep
+    num_examples: int | None = None
+    """Size of the data set, which is the number of rows of a ledger; None if the loader has no ids."""
+
+    def __init__(
+        self, loader: Any, device: torch.device, transform: Callable[..., Any] | None, stats: Stats
+    ) -> None:
+        self._told_length: int | None = None  # batches per epoch according to the user
+        if isinstance(loader, WithLength):
+            loader, self._told_length = loader.loader, loader.num_batches
+        self.user_loader = loader
+        self.device = device
+        self.transform: Any = transform
+        self._takes_ids: bool = getattr(transform, "takes_ids", False)
+        self._stats = stats
         # Only generators that exist now: a sampler that makes its generator in __iter__ also seeds it there.
         self._generator_owners = generator_owners(loader)
-        self._total_batches = total_batches
-        self._told_length = False
-        self.stream: IndexStream | None = None
-        self._loader: Any = loader
-        if has_ids(self.user_loader):
-            self._loader, self.stream = with_index_stream(self.user_loader)
-            if self.keep is None and self._too_long_to_save:
-                self.stream.places = batches_with_place(self.stream.batch_sampler)
-        self._stateful = _keeps_its_place(loader) if self.stream is None else None
-        self.position = 0
-        """Number of batches returned in this epoch."""
-        self._finished = False  # whether this epoch is known to have no more batches
-        self._has_offered = False  # whether any epoch has had a batch
-        self._has_warned = False
-        self._resume_from: dict[str, Any] | None = None
-        self._ended: dict[str, Any] | None = None  # the loader's own state at the end of the epoch before
-        self._waiting = _NO_IDS  # those that waited when the epoch began
-        self._planned = False  # whether it was decided about the epoch before loading
-        self._resumed_stream: Any = None  # one that remembers the place at which it was resumed
+        self._batches: Iterator[Any] = iter(())
+        self._epoch = 0
+        self._position = 0
+        self._total: int | None = None  # batches of this epoch, if known
 
-    @property
-    def _too_long_to_save(self) -> bool:
-        """Whether an epoch has too many candidates to save the ids that are left of it, or no end that is known."""
-        count = num_candidates(self.user_loader)
-        return self._num_loader_batches() is None if count is None else count > _LONGEST_PLAN
-
-    @property
-    def num_examples(self) -> int | None:
-        """Size of the data set, which is the number of rows of a ledger. None if the loader has no ids."""
-        return len(self.user_loader.dataset) if self.stream is not None else None
-
-    @property
-    def num_batches(self) -> int | None:
-        """Candidate batches per epoch, or None if not known. With pruning, the most that there can be."""
-        total, size = self._num_loader_batches(), self.batch_size
-        if self.keep is None or total is None or not size:
-            return total
-        count = most_kept(self.user_loader, self.keep)
-        if count is None:
-            return total
-        # A single example at the end joins the batch before it. It is counted as a batch of its own nevertheless,
-        # because training batches may be smaller than candidate batches.
-        return min(total, count // size if drops_last(self.user_loader) else -(-count // size))
-
-    @property
-    def is_pruned(self) -> bool:
-        """Whether an empty epoch is due to pruning: the loader itself has batches. Other ranks may still have some."""
-        return self.keep is not None and self._num_loader_batches() != 0
-
-    def _num_loader_batches(self) -> int | None:
-        try:
-            return len(self.user_loader)
-        except TypeError:
-            return self._total_batches
-
-    def note_length(self) -> None:
-        """Log once, at the end of an epoch, if it had another number of batches than the user said."""
-        if self._total_batches in (None, self.position) or self._told_length or self.keep is not None:
-            return
-        self._told_length = True
-        _logger.warning(
-            "the epoch had %d candidate batches, and total_batches=%d was given: progress was wrong within the epoch, "
-            "and so was a learning rate by step_by_progress. Pass total_batches=%d",
-            self.position,
-            self._total_batches,
-            self.position,
-        )
+    # ---- what is known before an epoch
 
     @property
     def batch_size(self) -> int | None:
@@ -138,168 +98,164 @@ class Source:
         return batch_size_of(self.user_loader)
 
     @property
+    def drop_last(self) -> bool:
+        """Whether the user's loader leaves out a last batch that is not full."""
+        return drops_last(self.user_loader)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Candidate batches per epoch, or None if not known. With pruning, the most that there can be."""
+        return self._num_loader_batches()
+
+    @property
     def num_candidates(self) -> int | None:
         """The most candidates that an epoch can have; None if not known."""
         batches, size = self.num_batches, self.batch_size
+        return batches * size if batches and size else None
+
+    def _num_loader_batches(self) -> int | None:
+        try:
+            return len(self.user_loader)
+        except TypeError:
+            return self._told_length
+
+    def generators(self) -> list[torch.Generator]:
+        """The user's generators, whose states are saved and loaded."""
+        return generators_of(self._generator_owners)
+
+    # ---- an epoch
+
+    @property
+    def position(self) -> int:
+        """Number of batches returned in this epoch."""
+        return self._position
+
+    def next(self) -> Loaded | None:
+        """Load the next batch; None at the end of the epoch."""
+        phase = self._stats.switch("loading")
+        data = next(self._batches, _NO_BATCH)
+        loaded = None
+        if data is not _NO_BATCH:
+            self._position += 1
+            asked = self._arrived()
+            data = move(data, self.device)
+            if self._takes_ids:
+                assert asked is not None  # checked when the loader was made
+                data = self.transform(data, asked.ids, self._epoch)
+            elif self.transform is not None:
+                data = self.transform(data)
+            fraction = min(1.0, self._position / self._total) if self._total else 0.0
+            ids = None if asked is None else asked.ids
+            size = count_rows(data) if ids is None else ids.numel()
+            loaded = Loaded(Candidates(data, ids, size), asked, self._position - 1, fraction)
+        elif self._position:
+            self._tell_length()
+        self._stats.switch(phase)
+        return loaded
+
+    def _tell_length(self) -> None:
+        """Log once, at the end of an epoch, if it had another number of batches than the user said."""
+        told, self._told_length = self._told_length, self._position if self._told_length else None
+        if told not in (None, self._position):
+            _logger.warning(
+                "the epoch had %d candidate batches, and your WithLength said %d: progress was wrong within the epoch, "
+                "and so was a learning rate by step_by_progress. Pass num_batches=%d",
+                self._position,
+                told,
+                self._position,
+            )
+
+    def _arrived(self) -> IdBatch | None:
+        """Return the ids of the batch that the loader has just returned, if it has ids."""
+        return None
+
+    def end(self) -> None:
+        """End the epoch. This also ends the DataLoader's workers, except persistent ones."""
+        self._batches = iter(())
+
+    @abstractmethod
+    def place(self) -> dict[str, Any]:
+        """Describe the current place in the epoch, for a saved state."""
+
+
+class IndexedSource(Source):
+    """Reads a DataLoader over a map-style data set, whose indices serve as ids.
+
+    The batches of an epoch are given as batches of ids: the user's own, or those of a plan.
+
+    Args:
+        loader, device, transform, stats: as for `Source`.
+        keep: (M,) bool by id. Ids with False are pruned from every epoch.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        device: torch.device,
+        transform: Callable[..., Any] | None,
+        stats: Stats,
+        keep: Tensor | None = None,
+    ) -> None:
+        require_torchs_order(loader.loader if isinstance(loader, WithLength) else loader)
+        super().__init__(loader, device, transform, stats)
+        loader = self.user_loader
+        self.keep = None if keep is None or bool(keep.all()) else keep
+        self.num_examples = len(loader.dataset)  # type: ignore[arg-type]
+        self._feed = _Feed(loader.batch_sampler)
+        self._loader = copy.copy(loader)
+        # A DataLoader does not let these be set after construction, so that nobody changes a loader in use. The copy is
+        # not in use yet. in_order, because batches that come out of order could not be matched with their ids.
+        self._loader.__dict__.update(batch_sampler=self._feed, _iterator=None, in_order=True)
+        self._has_warned = False
+
+    @property
+    def num_batches(self) -> int | None:
+        total, size = self._num_loader_batches(), self.batch_size
+        if self.keep is None or total is None or not size:
+            return total
+        count = most_kept(self.user_loader, self.keep)
+        if count is None:
+            return total
+        return min(total, count // size if self.drop_last else -(-count // size))
+
+    @property
+    def num_candidates(self) -> int | None:
         counted = num_candidates(self.user_loader) if self.keep is None else most_kept(self.user_loader, self.keep)
-        return counted if counted is not None else batches * size if batches and size else None
+        return counted if counted is not None else super().num_candidates
 
     @property
-    def num_kept(self) -> int | None:
-        """Number of examples in the data set that were not pruned; None if the loader has no ids."""
-        return self.num_examples if self.keep is None else int(self.keep.sum())
-
-    @property
-    def offers_the_same_each_epoch(self) -> bool:
-        """Whether every epoch is known to have the same ids, each once."""
-        return self.stream is not None and offers_the_same_each_epoch(self.user_loader)
-
-    def epoch(self, plan: Plan | None, waiting: Tensor = _NO_IDS) -> Generator[tuple[Chunk | None, Any]]:
-        """Yield the candidate batches of one epoch, or the rest of one after load_state_dict.
-
-        Args:
-            plan: decides which of the epoch's ids to load, once they are known.
-            waiting: rising ids of examples that already wait in the queue. They are not loaded.
-        """
-        chunk: Chunk | None = None
-        for batch in self._start(plan, waiting):
-            self.position += 1
-            if self.stream is not None:
-                chunk, batch = self.stream.take(batch)
-            self._has_offered = True
-            yield chunk, batch
-        self._finished = True
-        if not self.position and self._has_offered and iter(self._loader) is self._loader:
-            raise ValueError(
-                f"your loader is an iterator (a {type(self.user_loader).__name__}), which can be used only once, and "
-                "an earlier epoch used it up. Pass something that starts anew for every epoch, such as a DataLoader, a "
-                "list, or an object whose __iter__ makes a new generator"
-            )
-
-    def _start(self, plan: Plan | None, waiting: Tensor) -> Iterator[Any]:
-        state, self._resume_from = self._resume_from, None
-        self._finished = False
-        if state is not None and not state["position"] and state.get("place", self) is None:
-            waiting, state = state["waiting"], None  # nothing of the epoch was drawn when the state was saved
-        if state is None:
-            self.position, self._waiting, self._planned = 0, waiting, plan is not None
-            ended, self._ended = self._ended, None
-            if self._resumed_stream is not None:
-                self._resumed_stream.load_state_dict(None)
-                self._resumed_stream = None
-            elif ended is not None:
-                return self._next_epoch(ended)
-            if self.stream is not None:
-                if self.stream.places is not None:
-                    self.stream.places.reset()
-                # The stream refers to this generator. If the generator referred back to the source, the workers of an
-                # unused loader would live on until the garbage collector runs.
-                self.stream.begin(Source._chunks(weakref.proxy(self), self.stream, plan, waiting))
-            return iter(self._loader)
-        self._planned = "place" not in state
-        # A stream of `datasets` would begin all later epochs, too, at the place that is loaded here.
-        self._resumed_stream = _stream_of_datasets(self.user_loader)
-        if self.stream is not None:
-            chunks: Iterator[Chunk] = iter(chunks_from_state(state["chunks"]))
-            if "place" in state:
-                chunks = self._from_place(chunks, self.stream, state)
-            self.stream.begin(chunks)
-            self.stream.tail, self.stream.tail_waiting = state["tail"], state["tail_waiting"]
-        if state.get("finished"):
-            self._ended = state["inner"] if self._resumed_stream is None else None
-            return iter(())  # iter() of a loader that saves its own state would start the next epoch
-        if self.stream is None and state["inner"] is not None:
-            if self._stateful is None:
-                raise ValueError(
-                    "the state has the place of a loader that saves it, but your "
-                    f"{type(self.user_loader).__name__} has no load_state_dict: resume with the same kind of loader"
-                )
-            self._stateful.load_state_dict(state["inner"])
-        # A DataLoader draws a seed for its workers whenever it starts. A run that never stopped draws no seed here, so
-        # this draw is undone.
-        with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
-            iterator: Iterator[Any] = iter(self._loader)
-            if self.stream is None and state["inner"] is None:
-                for passed in range(self.position):  # without ids, batches can only be loaded and dropped to get there
-                    if next(iterator, _NO_BATCH) is _NO_BATCH:
-                        raise ValueError(
-                            f"the loader ended after {passed} batches, but it had offered {self.position} when the "
-                            "state was saved: it is another loader, or its data changed. Resume with the same data"
-                        )
-            return iterator
-
-    def _next_epoch(self, ended: dict[str, Any]) -> Iterator[Any]:
-        """Begin an epoch with a loader that keeps its own place, from its state at the end of the epoch before."""
-        assert self._stateful is not None
-        self._stateful.load_state_dict(ended)
-        generators = [(generator, generator.get_state()) for generator in self.generators()]
-        states = random_states(torch.device("cpu"))
-        iterator = iter(self._loader)
-        if (first := next(iterator, _NO_BATCH)) is not _NO_BATCH:
-            return itertools.chain([first], iterator)
-        # The loader was still at that end, and its next epoch begins now. A run that never stopped did not begin twice,
-        # so what the first beginning drew is undone.
-        set_random_states(states, torch.device("cpu"))
-        for generator, saved in generators:
-            generator.set_state(saved)
-        return iter(self._loader)
-
-    def _from_place(self, chunks: Iterator[Chunk], stream: IndexStream, state: dict[str, Any]) -> Iterator[Chunk]:
-        """Return these chunks and then those from the place in the sampler that was saved."""
-        if stream.places is None:
-            raise ValueError(
-                "the state has a place in a sampler of very many indices, and your sampler is of another kind: resume "
-                "with the same sampler"
-            )
-        stream.places.reset()
-        if state["place"] is not None:
-            stream.places.load_state_dict(state["place"])
-        self._waiting = state["waiting"]
-        return itertools.chain(chunks, Source._chunks(weakref.proxy(self), stream, None, self._waiting))
-
-    def _chunks(self, stream: IndexStream, plan: Plan | None, waiting: Tensor) -> Iterator[Chunk]:
-        # A generator, so that the user's sampler draws its order when the DataLoader first asks, as without us.
-        stream.tail, stream.tail_waiting = torch.empty(0, dtype=torch.int64), 0
-        if plan is not None:
-            batches = stream.joined_batches()
-            if self.keep is not None:
-                batches = joined(ids for ids, _ in Source._unpruned(self, stream, self.keep))
-            chunks, stream.tail, stream.tail_waiting = plan(self._with_an_end(batches))
-            yield from chunks
-        elif len(waiting):
-            yield from unless_waiting(Source._batches(self, stream), waiting, stream)
-        else:
-            for ids, fraction in Source._batches(self, stream):  # self is a proxy, and must stay one
-                yield Chunk(ids, ids, fraction)
-
-    def _batches(self, stream: IndexStream) -> Iterator[tuple[Tensor, float]]:
-        """Yield batches of ids that are not pruned, with the fraction of the epoch at the end of each."""
-        if self.keep is not None:
-            yield from Source._unpruned(self, stream, self.keep)
-            return
-        total = self._num_loader_batches()
-        for number, ids in enumerate(stream.batches(), start=1):
-            if stream.places is not None:
-                number = stream.places.count  # which goes on after a resume
-            yield ids, min(1.0, number / total) if total else 0.0
+    def is_pruned(self) -> bool:
+        """Whether an empty epoch is due to pruning: the loader itself has batches. Other ranks may still have some."""
+        return self.keep is not None and self._num_loader_batches() != 0
 
     @property
     def longest_plan(self) -> int:
-        """The most candidates that an epoch may have to be planned before loading."""
-        return max(_LONGEST_PLAN, 4 * (self.num_examples or 0))
+        """The most candidates that an epoch may have to be collected before it is loaded."""
+        assert self.num_examples is not None
+        return max(_LONGEST_PLAN, 4 * self.num_examples)
 
     @property
     def can_be_planned(self) -> bool:
         """Whether an epoch's ids can be collected before it is loaded."""
-        return self.stream is not None and (num_candidates(self.user_loader) or 0) <= self.longest_plan
+        return (num_candidates(self.user_loader) or 0) <= self.longest_plan
 
-    def _with_an_end(self, batches: Iterable[IdBlock]) -> Iterator[IdBlock]:
-        """Hand on all batches of ids. Raises if they do not seem to end."""
-        count, longest = 0, max(_LONGEST_UNKNOWN, 4 * (self.num_examples or 0))
-        has_length = self._num_loader_batches() is not None
-        for block in batches:
-            yield block
-            count += len(block.ids)
+    # ---- the user's ids
+
+    def candidate_batches(self) -> Iterator[Tensor]:
+        """Yield the user's batches of ids for one epoch, as the sampler draws them."""
+        for ids in self._drawn():
+            ids = ids.to(torch.int64)
+            self._require_known(ids)
+            yield ids
+
+    def all_candidates(self) -> IdBatches:
+        """Collect the user's batches of ids for one epoch, without pruned ids. Raises if they do not seem to end."""
+        assert self.num_examples is not None
+        has_length, longest = self._num_loader_batches() is not None, max(_LONGEST_UNKNOWN, 4 * self.num_examples)
+        batches, count = [], 0
+        for ids in self._drawn():
+            batches.append(ids)
+            count += ids.numel()
             if count > longest and not has_length:
                 raise ValueError(
                     f"your batch sampler has yielded {count:,} indices without an end, for a data set of "
@@ -307,105 +263,102 @@ class Source:
                     "End the epoch after one pass over the data set, or use a method that decides batch by batch, such "
                     "as selective_backprop"
                 )
+        found = IdBatches.of(batches)
+        self._require_known(found.ids)
+        return found if self.keep is None else self._unpruned(found, self.keep)
 
-    def _unpruned(self, stream: IndexStream, keep: Tensor) -> Iterator[tuple[Tensor, float]]:
-        """Yield batches of the usual size and order, without pruned ids, with the fraction of the epoch at each end.
+    def _unpruned(self, found: IdBatches, keep: Tensor) -> IdBatches:
+        """Leave out pruned ids. The others come in batches of the usual size, and a lone one joins the batch before."""
+        ids = found.ids[keep[found.ids]]
+        size = self.batch_size or (int(found.sizes.max()) if len(found.sizes) else 1)
+        full, rest = divmod(len(ids), size)
+        sizes = [size] * full
+        if self.drop_last:
+            ids = ids[: full * size]
+        elif rest == 1 and full and size > 1:
+            sizes[-1] += 1  # BatchNorm cannot train on one example
+        elif rest:
+            sizes.append(rest)
+        return IdBatches(ids, torch.tensor(sizes, dtype=torch.int64))
 
-        This stays one batch behind the sampler: the last batch has the fraction 1, whatever is pruned after it.
+    def _drawn(self) -> Iterator[Tensor]:
+        for indices in self.user_loader.batch_sampler:
+            try:
+                # numpy reads a list in a quarter of the time that torch takes.
+                ids = torch.from_numpy(numpy.asarray(indices)) if type(indices) is list else torch.as_tensor(indices)
+            except (TypeError, ValueError):
+                ids = torch.empty(0)
+            if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+                raise TypeError(f"your sampler must yield integer indices, which serve as ids; got {indices!r:.200}")
+            yield ids
+
+    def _require_known(self, ids: Tensor) -> None:
+        """Raise if an id is outside the data set."""
+        if not ids.numel():
+            return
+        lowest, highest = torch.aminmax(ids)
+        if 0 <= int(lowest) <= int(highest) < (self.num_examples or 0):
+            return
+        wrong = ids[(ids < 0) | (ids >= self.num_examples)]
+        shown = ", ".join(map(str, wrong[:5].tolist())) + (", ..." if len(wrong) > 5 else "")
+        raise ValueError(
+            f"the sampler yields the indices {shown}, but the data set had {self.num_examples} examples when the "
+            f"SelectiveLoader was made: indices serve as ids and must be from 0 to {(self.num_examples or 0) - 1}. Do "
+            "not use negative indices, and make a new SelectiveLoader when the data set has grown"
+        )
+
+    # ---- an epoch
+
+    def begin(self, batches: Iterable[IdBatch], epoch: int, total: int | None) -> None:
+        """Start an epoch of these batches. They are drawn when the DataLoader asks for them.
+
+        total: their number, if known.
         """
-        total, size, number = self._num_loader_batches(), self.batch_size or 0, 0
-        waiting = torch.empty(0, dtype=torch.int64)
-        held: tuple[Tensor, float] | None = None
-        for number, ids in enumerate(stream.batches(), start=1):
-            size = max(size, len(ids))
-            waiting = torch.cat([waiting, ids[keep[ids]]])
-            while len(waiting) >= size > 0:
-                if held is not None:
-                    yield held
-                rest = waiting[size:]
-                held = waiting[:size], min(1.0, (number - len(rest) / size) / total) if total else 0.0
-                waiting = rest
-        end = 1.0 if total else 0.0
-        if len(waiting) and not drops_last(self.user_loader):
-            if held is not None and (len(waiting) > 1 or size == 1):
-                yield held
-            elif held is not None:
-                waiting = torch.cat([held[0], waiting])
-            yield waiting, end
-        elif held is not None:
-            yield held[0], end
+        self._epoch, self._position, self._total = epoch, 0, total
+        self._feed.begin(batches)
+        self._batches = iter(self._loader)
 
-    @property
-    def tail(self) -> tuple[Tensor, int]:
-        """Ids that were skipped after the last batch of the epoch, and how many of them already wait in the queue."""
-        return (_NO_IDS, 0) if self.stream is None else (self.stream.tail, self.stream.tail_waiting)
+    def know(self, batches: IdBatches) -> None:
+        """Take note of all batches of this epoch, once they are planned."""
+        self._total = len(batches)
+        self._feed.know(batches)
 
-    def drop_tail(self) -> None:
-        """Forget the tail once it is counted, so that it is not counted again after a resume."""
-        if self.stream is not None:
-            self.stream.tail, self.stream.tail_waiting = _NO_IDS, 0
+    def resume(self, place: dict[str, Any], epoch: int) -> None:
+        """Go on with an epoch from the place that was saved."""
+        self._epoch, self._position, self._total = epoch, place["position"], place["total"]
+        self._feed.begin(IdBatches.from_state_dict(place["batches"]))
+        # A DataLoader draws a seed for its workers whenever it starts. A run that never stopped draws no seed here, so
+        # this draw is undone.
+        with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
+            self._batches = iter(self._loader)
 
-    def generators(self) -> list[torch.Generator]:
-        """The user's generators whose states are saved and loaded."""
-        return generators_of(self._generator_owners)
+    def _arrived(self) -> IdBatch:
+        return self._feed.arrived()
 
-    def state_dict(self, *, in_epoch: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        if in_epoch:
-            # If a state was loaded and nothing read since, the place is still the one in that state.
-            state |= self._resume_from or self._place()
-        elif self._ended is not None:
-            state["ended"] = self._ended
-        elif self._stateful is not None and self._finished and _stream_of_datasets(self.user_loader) is None:
-            state["ended"] = self._stateful.state_dict()
-        # Read last: asking the sampler for the rest of its epoch, above, may draw from its generator.
-        state["generators"] = [generator.get_state() for generator in generators_of(self._generator_owners)]
-        return state
+    def end(self) -> None:
+        super().end()
+        self._feed.begin(())  # which also drops the epoch that the batches came from
 
-    def _place(self) -> dict[str, Any]:
-        """Describe the current place in the epoch, for the state."""
+    def place(self) -> dict[str, Any]:
         self._warn_of_workers()
-        place: dict[str, Any] = {"position": self.position, "finished": self._finished}
-        place |= {"chunks": None, "tail": None, "tail_waiting": 0, "inner": None}
-        if self.stream is None:
-            place["inner"] = self._stateful.state_dict() if self._stateful is not None else None
-            return place
-        if not self.stream.in_order:
-            raise ValueError(
-                f"cannot save in the middle of an epoch: {type(self.user_loader).__name__}.__iter__ drops or reorders "
-                "batches, so it is not known which ones are left. Save between epochs"
-            )
-        if self.stream.places is not None and not self._planned:
-            saved = {"place": self.stream.places.state_dict(), "waiting": self._waiting}
-            place |= saved | {"chunks": chunks_to_state(self.stream.handed_out)}
-        else:
-            self._require_an_end()
-            # The chunks come first: the tail is known only when all chunks are.
-            place["chunks"] = chunks_to_state(self.stream.remaining())
-        return place | {"tail": self.stream.tail, "tail_waiting": self.stream.tail_waiting}
+        self._require_an_end()
+        return {"position": self._position, "total": self._total, "batches": self._feed.remaining().state_dict()}
 
     def _require_an_end(self) -> None:
         """Raise if the ids that are left of the epoch are too many to save, or never end."""
-        try:
-            len(self.user_loader.batch_sampler)
-        except TypeError:
-            raise ValueError(
-                "cannot save in the middle of an epoch: the batch sampler has no length and may never end. Give it "
-                "state_dict and load_state_dict, or a __len__ if it does end; or save between epochs"
-            ) from None
+        if self._feed.is_flat:
+            return
         count = num_candidates(self.user_loader)
-        if count is not None and count > self.longest_plan:
+        if self._num_loader_batches() is None or (count is not None and count > self.longest_plan):
             raise ValueError(
-                f"cannot save in the middle of an epoch of {count:,} candidates: the ids that are left are too many to "
-                f"be saved, and the place in {'a pruned sampler' if self.keep is not None else 'your sampler'} is not "
-                "known. Use torch's RandomSampler or SequentialSampler in torch's BatchSampler, without pruning, or "
-                "give your own sampler state_dict and load_state_dict; or make epochs shorter and save between them"
+                "cannot save in the middle of an epoch: "
+                + ("the batch sampler has no length" if count is None else f"an epoch has {count:,} candidates")
+                + ", and the ids that are left of it would have to be saved. Make epochs shorter and save between them"
             )
 
     def _warn_of_workers(self) -> None:
         """Log once that a resume from here may draw other random numbers inside workers than this run would."""
-        keeps_own_state = self._stateful is not None
-        if self._has_warned or not getattr(self.user_loader, "num_workers", 0) or self._finished or keeps_own_state:
+        if self._has_warned or not self.user_loader.num_workers:
             return
         self._has_warned = True
         _logger.warning(
@@ -416,18 +369,177 @@ class Source:
             self.user_loader.num_workers,
         )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        generators = generators_of(self._generator_owners)
-        if len(generators) != len(state["generators"]):
+
+class _Feed:
+    """A batch sampler that hands on batches of ids, and knows the ids of every batch that the DataLoader returns.
+
+    A DataLoader with workers asks for indices ahead of time, but returns batches in the order of asking.
+
+    Args:
+        batch_sampler: the user's batch sampler. Its attributes can be read here too, as subclasses of DataLoader do.
+    """
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+        self.begin(())
+
+    def begin(self, batches: Iterable[IdBatch]) -> None:
+        """Hand on these batches in the next iteration. Until then none is drawn."""
+        self._flat = batches if isinstance(batches, IdBatches) else None
+        self._batches = iter(batches)
+        self._num_asked = 0
+        self._on_their_way: deque[IdBatch] = deque()
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all batches of the epoch are known already."""
+        return self._flat is not None
+
+    def know(self, batches: IdBatches) -> None:
+        """Take note of all batches of the epoch, once they are planned."""
+        self._flat = batches
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        # The user's sampler must seem to have no state here: StatefulDataLoader would save and restore it beside ours.
+        if name == "batch_sampler" or name.startswith("__") or name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return getattr(self.batch_sampler, name)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while (batch := next(self._batches, None)) is not None:  # not a for loop: remaining() may replace the iterator
+            self._num_asked += 1
+            self._on_their_way.append(batch)
+            yield batch.ids.tolist()
+
+    def arrived(self) -> IdBatch:
+        """Return the ids of the batch that the DataLoader has just returned."""
+        return self._on_their_way.popleft()
+
+    def remaining(self) -> IdBatches:
+        """Return the batches of this epoch that have not arrived yet."""
+        if self._flat is not None:
+            return self._flat.after(self._num_asked - len(self._on_their_way))
+        rest = list(self._batches)
+        self._batches = iter(rest)
+        return IdBatches.join([*self._on_their_way, *rest])
+
+
+class StreamSource(Source):
+    """Reads any other iterable of batches, which have no ids."""
+
+    def __init__(
+        self, loader: Iterable[Any], device: torch.device, transform: Callable[..., Any] | None, stats: Stats
+    ) -> None:
+        super().__init__(loader, device, transform, stats)
+        self._stateful = _keeps_its_place(self.user_loader)
+        self._has_offered = False  # whether any epoch has had a batch
+        self._finished = False  # whether the last epoch went to its end
+        self._ended: dict[str, Any] | None = None  # the loader's own state at the end of the epoch before a resume
+        self._resumed_stream: Any = None  # one that remembers the place at which it was resumed
+
+    def begin(self, epoch: int) -> None:
+        """Start the next epoch."""
+        self._epoch, self._position, self._total, self._finished = epoch, 0, self._num_loader_batches(), False
+        ended, self._ended = self._ended, None
+        if self._resumed_stream is not None:
+            self._resumed_stream.load_state_dict(None)
+            self._resumed_stream = None
+        elif ended is not None:
+            self._batches = self._checked(self._next_epoch(ended))
+            return
+        self._batches = self._checked(iter(self.user_loader))
+
+    def resume(self, place: dict[str, Any], epoch: int) -> None:
+        """Go on with an epoch from the place that was saved."""
+        self._epoch, self._position, self._total = epoch, place["position"], self._num_loader_batches()
+        # A stream of `datasets` would begin all later epochs, too, at the place that is loaded here.
+        self._resumed_stream = _stream_of_datasets(self.user_loader)
+        if place["finished"]:
+            self._ended = place["inner"] if self._resumed_stream is None else None
+            self._batches = iter(())  # iter() of a loader that saves its own state would start the next epoch
+            return
+        if place["inner"] is not None:
+            if self._stateful is None:
+                raise ValueError(
+                    "the state has the place of a loader that saves it, but your "
+                    f"{type(self.user_loader).__name__} has no load_state_dict: resume with the same kind of loader"
+                )
+            self._stateful.load_state_dict(place["inner"])
+        with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
+            batches: Iterator[Any] = iter(self.user_loader)
+            if place["inner"] is None:
+                for passed in range(self._position):  # batches can only be loaded and dropped to get there
+                    if next(batches, _NO_BATCH) is _NO_BATCH:
+                        raise ValueError(
+                            f"the loader ended after {passed} batches, but it had offered {self._position} when the "
+                            "state was saved: it is another loader, or its data changed. Resume with the same data"
+                        )
+        self._batches = self._checked(batches)
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Hand on the batches. Raises if there are none because the loader can be used only once."""
+        for batch in batches:
+            self._has_offered = True
+            yield batch
+        self._finished = True
+        if not self._position and self._has_offered and iter(self.user_loader) is self.user_loader:
             raise ValueError(
-                f"the state was saved with {len(state['generators'])} random generators in the DataLoader and its "
-                f"samplers, but your DataLoader has {len(generators)}: make it the same way as in the saved run"
+                f"your loader is an iterator (a {type(self.user_loader).__name__}), which can be used only once, and "
+                "an earlier epoch used it up. Pass something that starts anew for every epoch, such as a DataLoader, a "
+                "list, or an object whose __iter__ makes a new generator"
             )
-        for generator, saved in zip(generators, state["generators"], strict=True):
+
+    def _next_epoch(self, ended: dict[str, Any]) -> Iterator[Any]:
+        """Begin an epoch with a loader that keeps its own place, from its state at the end of the epoch before."""
+        assert self._stateful is not None
+        self._stateful.load_state_dict(ended)
+        generators = [(generator, generator.get_state()) for generator in self.generators()]
+        states = random_states(torch.device("cpu"))
+        batches = iter(self.user_loader)
+        if (first := next(batches, _NO_BATCH)) is not _NO_BATCH:
+            return itertools.chain([first], batches)
+        # The loader was still at that end, and its next epoch begins now. A run that never stopped did not begin twice,
+        # so what the first beginning drew is undone.
+        set_random_states(states, torch.device("cpu"))
+        for generator, saved in generators:
             generator.set_state(saved)
-        self._resume_from = state if "position" in state else None
-        self._ended = state.get("ended") if self._stateful is not None else None
-        self.position = state.get("position", 0)
+        return iter(self.user_loader)
+
+    def place(self) -> dict[str, Any]:
+        inner = self._stateful.state_dict() if self._stateful is not None else None
+        return {"position": self._position, "finished": self._finished, "inner": inner}
+
+    def between_epochs(self) -> dict[str, Any] | None:
+        """Return what a loader that keeps its own place must know to begin the next epoch; None if nothing."""
+        if self._ended is not None:
+            return self._ended
+        if self._stateful is None or not self._finished or _stream_of_datasets(self.user_loader) is not None:
+            return None
+        state: dict[str, Any] = self._stateful.state_dict()
+        return state
+
+    def load_between_epochs(self, state: dict[str, Any] | None) -> None:
+        """Begin the next epoch from this state of the loader."""
+        self._ended = state if self._stateful is not None else None
+
+
+AnySource = IndexedSource | StreamSource
+
+
+def make_source(
+    loader: Any,
+    device: torch.device,
+    transform: Callable[..., Any] | None,
+    stats: Stats,
+    keep: Tensor | None,
+) -> AnySource:
+    """Make the source for this loader: with ids if it draws batches of indices from a map-style data set."""
+    if has_ids(loader.loader if isinstance(loader, WithLength) else loader):
+        return IndexedSource(loader, device, transform, stats, keep)
+    return StreamSource(loader, device, transform, stats)
 
 
 def _stream_of_datasets(loader: Any) -> Any:

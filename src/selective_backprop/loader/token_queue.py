@@ -36,34 +36,26 @@ class TokenQueue(Queue):
         super().__init__(batch_tokens, pad, None, device)
         self._tokens, self._trim = batch_tokens, pad
         self._by_length: dict[int, Queue] = {}
+        self._is_over = False
 
     def __len__(self) -> int:
         return super().__len__() + sum(map(len, self._by_length.values()))
 
     @property
-    def empty(self) -> bool:
-        return not len(self)
-
-    @property
     def num_ready(self) -> int:
-        return super().num_ready + sum(queue.num_ready for queue in self._by_length.values())
+        ready = super().num_ready + sum(queue.num_ready for queue in self._by_length.values())
+        return ready + (self._num_rest_batches if self._is_over else 0)
 
     @property
-    def rest(self) -> int:
-        return sum(queue.rest for queue in self._by_length.values())
-
-    @property
-    def num_rest_batches(self) -> int:
+    def _num_rest_batches(self) -> int:
+        """Number of smaller batches that remain after the full ones."""
         count = left = 0
         for _, queue in sorted(self._by_length.items()):
             assert queue.batch_size is not None
-            if queue.rest:
-                full, left = divmod(left + queue.rest, queue.batch_size)
+            if rest := len(queue) % queue.batch_size:
+                full, left = divmod(left + rest, queue.batch_size)
                 count += full
         return count + (left > 0)
-
-    def waiting_ids(self) -> Tensor:
-        return torch.cat([super().waiting_ids(), *(queue.waiting_ids() for queue in self._by_length.values())])
 
     def set_batch_size(self, batch_size: int) -> None:
         """Do nothing: the number of examples in a batch follows from their lengths."""
@@ -101,22 +93,26 @@ class TokenQueue(Queue):
         self._by_length[number].layout = self.layout
         return self._by_length[number]
 
-    def add_weight(self, weight: float) -> None:
-        super().add_weight(weight)
-        for queue in self._by_length.values():
-            queue.add_weight(weight)
-
     def pop(self) -> Batch | None:
-        if (batch := super().pop()) is not None:  # a batch that was put back
+        if (batch := super().pop()) is not None:  # a batch that passes unchanged
             return batch
-        return next((queue.pop() for queue in self._by_length.values() if queue.num_ready), None)
+        ready = next((queue.pop() for queue in self._by_length.values() if queue.num_ready), None)
+        return self._pop_rest() if ready is None and self._is_over else ready
 
-    def flush(self) -> Batch | None:
-        """Take what is left. Call this until it returns None."""
+    def finish(self, *, drop_last: bool) -> int:
+        """Prepare what is left for the end of the epoch: it would wait long for others of its length."""
+        self._is_over = True
+        return 0
+
+    def _pop_rest(self) -> Batch | None:
+        """Take a batch of what is left; None if nothing is."""
         numbers = sorted(number for number, queue in self._by_length.items() if len(queue))
         for number, longer in zip(numbers, [*numbers, None][1:], strict=True):
             queue = self._by_length[number]
-            batch = queue.pop() if queue.num_ready else queue.flush()
+            batch = queue.pop()
+            if batch is None:
+                queue.finish(drop_last=False)
+                batch = queue.pop()
             assert batch is not None and self.layout is not None
             if longer is None or len(batch) == queue.batch_size:
                 # Cut, because examples on their way through several queues were padded to the longest in each.
@@ -132,12 +128,13 @@ class TokenQueue(Queue):
 
     def state_dict(self) -> dict[str, Any]:
         by_length = {str(number): queue.state_dict() for number, queue in self._by_length.items()}
-        return super().state_dict() | {"by_length": by_length}
+        return super().state_dict() | {"by_length": by_length, "is_over": self._is_over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "by_length" not in state:
             raise ValueError("the state was saved without batch_tokens=: leave it out here too, or start a new run")
         super().load_state_dict(state)
+        self._is_over = state["is_over"]
         self._by_length = {}
         for number, saved in state["by_length"].items():
             self._queue_of(int(number)).load_state_dict(saved)

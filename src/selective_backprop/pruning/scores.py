@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from selective_backprop.batches.layout import move
 from selective_backprop.functional import softmax_distance
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap
-from selective_backprop.loader.source import Source
+from selective_backprop.loader.source import IndexedSource
+from selective_backprop.loader.stats import Stats
+from selective_backprop.loader.user_samplers import generator_owners, has_ids, untouched_generators
 from selective_backprop.losses import default_forward, require_finite
+from selective_backprop.sampler.id_batches import IdBatch
 from selective_backprop.types import Forward
 
 Measure = Literal["el2n", "grand"]
@@ -156,27 +159,26 @@ def _run_all(
 
     store: called with the ids of a batch, what was found on the CPU, and the size of the data set.
     """
-    source = Source(loader)
-    if source.num_examples is None:
+    if not has_ids(loader):
         raise ValueError(
             "scores are stored by id, and only a DataLoader over a map-style data set, with automatic batching, has "
             f"ids: this {type(loader).__name__} has none"
         )
-    guard, device, is_empty = NoTrace(model), device_of(model), True
-    generators = source.state_dict(in_epoch=False)
-    try:
-        with preserved_rng(device):  # loading draws too
-            for chunk, data in source.epoch(None):
-                assert chunk is not None
-                with guard():
-                    found = compute(move(data, device))
-                if len(found) != len(chunk.ids):
-                    raise ValueError(f"the model gave {len(found)} outputs for a batch of {len(chunk.ids)} examples")
-                # Waits for the GPU once a batch, to name a bad example at once.
-                store(chunk.ids, found.to("cpu", torch.float32), source.num_examples)
-                is_empty = False
-    finally:
-        source.load_state_dict(generators)
+    no_trace, device, is_empty = NoTrace(model), device_of(model), True
+    source = IndexedSource(loader, device, None, Stats())  # type: ignore[arg-type]
+    with untouched_generators(generator_owners(loader)), preserved_rng(device):  # loading draws too
+        source.begin(map(IdBatch, source.candidate_batches()), 0, None)
+        while (loaded := source.next()) is not None:
+            ids, data = loaded.candidates.ids, loaded.candidates.data
+            assert ids is not None and source.num_examples is not None
+            with no_trace():
+                found = compute(data)
+            if len(found) != len(ids):
+                raise ValueError(f"the model gave {len(found)} outputs for a batch of {len(ids)} examples")
+            # Waits for the GPU once a batch, to name a bad example at once.
+            store(ids, found.to("cpu", torch.float32), source.num_examples)
+            is_empty = False
+        source.end()
     if is_empty:
         raise ValueError(f"the loader is empty: it offered no batch to {what}")
 

@@ -14,15 +14,15 @@ from selective_backprop.types import Needs, Scorer
 
 
 class PredictedScorer(Wrapping):
-    """Predicts the score of each example as an exponentially weighted average of its past scores.
+    """Scores candidates anew in every n-th epoch. In between, it predicts each score from the example's past scores.
 
-    An example without recent scores is loaded and scored.
+    The prediction is their exponentially weighted average.
 
     Args:
         fresh: scores loaded candidates.
         decay: the weight of each past score relative to the next newer one.
         past_scores: H, the number of past scores to predict from.
-        max_age: number of epochs after which an example is scored anew.
+        max_age: n. With 1, every epoch has selection passes.
     """
 
     def __init__(self, fresh: Scorer, *, decay: float = 0.5, past_scores: int = 4, max_age: int = 3) -> None:
@@ -37,7 +37,7 @@ class PredictedScorer(Wrapping):
         self.needs = Needs(ids=True, selection_pass=True, past_scores=past_scores)
 
     def plans(self, epoch: int) -> bool:
-        return True
+        return epoch % self.max_age != 0
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         scores, epochs = rows.scores, rows.score_epochs  # (N, H), the newest first; epoch -1 where there is none

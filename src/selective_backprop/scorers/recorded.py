@@ -17,9 +17,6 @@ class RecordedScorer(Scorer):
         record: a record of the same data set, at least as long as the run.
     """
 
-    is_final = True
-    """True, because only examples in the record are trained on."""
-
     def __init__(self, record: SelectionRecord) -> None:
         if not isinstance(record, SelectionRecord):
             raise TypeError(f"record must be a SelectionRecord, got {type(record).__name__}")

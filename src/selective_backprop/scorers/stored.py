@@ -12,7 +12,7 @@ from selective_backprop.types import Needs, Scorer
 class StoredScorer(Wrapping):
     """Scores candidates anew in every n-th epoch. In between, their last scores are used, before loading.
 
-    An example that has no score yet is loaded and scored: a sampler may offer new examples at any time.
+    An example that has no score yet is trained on: a sampler may offer new examples at any time.
 
     Args:
         fresh: scores loaded candidates.

@@ -37,8 +37,6 @@ class TrainingLossScorer(Scorer):
         self._forgetting = None if most_rise is None else ForgettingCheck(most_rise)
         if most_rise is not None:
             self.needs = dataclasses.replace(self.needs, earlier_losses=max(1, self.needs.earlier_losses))
-        # An example whose loss is too old must be trained on in the same epoch, not in a later one.
-        self.must_train = max_age is not None
 
     def plans(self, epoch: int) -> bool:
         return True

@@ -1,0 +1,1 @@
+"""Planned epochs: which ids an epoch loads, decided at its start from the ledger."""

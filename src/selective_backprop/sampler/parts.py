@@ -1,0 +1,117 @@
+"""The parts of a method in a run: its own scorer, policy and schedule, and the generator that they draw from.
+
+# N = candidates
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.distributed.team import Team
+from selective_backprop.losses import require_finite, require_not_negative
+from selective_backprop.method import Method
+from selective_backprop.sampler.id_batches import NO_IDS
+from selective_backprop.sampler.share_check import ShareCheck
+from selective_backprop.types import Selection
+
+
+class Parts:
+    """A run's own copies of a method's scorer, policy and schedule.
+
+    Args:
+        method: the method.
+        num_epochs: length of the run; None if not known.
+        seed: seed of the generator. Ranks that train together draw the same numbers from it.
+        team: the ranks that train together.
+    """
+
+    def __init__(self, method: Method, *, num_epochs: int | None, seed: int, team: Team) -> None:
+        self.method = method
+        self.num_epochs = num_epochs
+        self.scorer = copy.deepcopy(method.scorer)
+        self.policy = copy.deepcopy(method.policy)
+        self.schedule = copy.deepcopy(method.schedule)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.share_check = ShareCheck(method, quiet=not team.is_first)
+
+    @property
+    def learns_losses(self) -> bool:
+        """Whether selection depends on training losses."""
+        return self.scorer.needs.training_losses or self.schedule.observes_losses
+
+    def is_on(self, epochs_done: float, batch_idx: int) -> bool:
+        """Whether selection is on at this place of the run."""
+        return self.schedule.is_on(epochs_done, batch_idx, self.num_epochs)
+
+    def is_on_in(self, epoch: int, num_batches: int | None) -> bool:
+        """Whether selection is on anywhere in this epoch."""
+        return self.schedule.on_in_epoch(epoch, num_batches, self.num_epochs)
+
+    def select(self, scores: Tensor, groups: Tensor | None) -> Selection:
+        """Let the policy select among candidates of all ranks. Every rank makes the same selection."""
+        if not scores.numel():
+            return Selection(NO_IDS, torch.empty(0), torch.empty(0, dtype=torch.float64))
+        self.schedule.observe(scores)
+        if groups is None:
+            selection = self.policy.select(scores, self.generator)
+        else:
+            selection = self.policy.select_in_groups(scores, self.generator, groups)
+        self.share_check.count(scores.numel(), selection.positions.numel(), self.policy.why_all)
+        return selection
+
+    def require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
+        """Raise if the method cannot work with these scores, and name the examples."""
+        what = f"{self.scorer.score_name} in a selection pass"
+        require_finite(scores, ids, what)
+        if not self.policy.takes_negative_scores:
+            require_not_negative(scores, ids, what)
+
+    def groups_of(self, data: Any, ids: Tensor | None, size: int) -> Tensor | None:
+        """Return the group of each of `size` examples, by their ids or by the user's function of the batch."""
+        groups = self.method.groups
+        if groups is None:
+            return None
+        if isinstance(groups, Tensor):
+            return groups[NO_IDS if ids is None else ids]
+        if not size:
+            return NO_IDS
+        found = torch.as_tensor(groups(data)).to("cpu", torch.int64)
+        if found.shape != (size,):
+            raise ValueError(
+                f"your function of classes returned a tensor of shape {tuple(found.shape)} for {size} examples: it "
+                f"must return one whole number per example, of shape ({size},)"
+            )
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy.state_dict(),
+            "scorer": self.scorer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise if a saved state does not fit. It is tried on copies, so nothing changes."""
+        parts = {name: getattr(self.method, name) for name in ("policy", "scorer", "schedule")}
+        for name, part in {**parts, "generator": None}.items():
+            try:
+                if part is None:
+                    torch.Generator().set_state(state[name])
+                else:
+                    copy.deepcopy(part).load_state_dict(state[name])
+            except Exception as error:  # any error: the part may be the user's own class
+                raise ValueError(
+                    f"the saved state of the {name} does not fit {part or 'a generator'}: it was saved by another one, "
+                    f"or it is damaged ({type(error).__name__}: {error})"
+                ) from error
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.policy.load_state_dict(state["policy"])
+        self.scorer.load_state_dict(state["scorer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.generator.set_state(state["generator"])

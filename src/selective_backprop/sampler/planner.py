@@ -1,0 +1,179 @@
+"""The planner: decides at the start of an epoch which ids to load, by scores that the ledger already has.
+
+# n = candidates of this rank, k = number of ranks
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selective_backprop import functional
+from selective_backprop.distributed.balance import even_columns
+from selective_backprop.distributed.ledger import AnyLedger
+from selective_backprop.distributed.team import Team
+from selective_backprop.sampler.id_batches import IdBatches
+from selective_backprop.sampler.parts import Parts
+from selective_backprop.sampler.plan import Plan
+from selective_backprop.types import Selection
+
+
+class Planner:
+    """Plans epochs. Ids without a score are loaded: training on them is how their score becomes known.
+
+    Args:
+        parts: the scorer that recalls scores, the policy that selects and the schedule.
+        ledger: what is known about each example.
+        team: the ranks that train together. They select from the candidates of all of them.
+    """
+
+    def __init__(self, parts: Parts, ledger: AnyLedger, team: Team) -> None:
+        self._parts, self._ledger, self._team = parts, ledger, team
+
+    def plan(self, candidates: IdBatches, epoch: int, *, at_least: int = 1, drop_last: bool = False) -> Plan:
+        """Plan an epoch. All ranks must call this.
+
+        Args:
+            candidates: the user's batches of ids for this epoch, in their order.
+            epoch: number of the epoch, from 0.
+            at_least: an epoch that would load next to nothing loads this many ids on each rank: those with the highest
+                scores.
+            drop_last: whether fewer ids than `at_least` are nothing, because a batch that is not full is dropped.
+        """
+        ids, parts = candidates.ids, self._parts
+        parts.policy.begin_epoch(epoch, parts.num_epochs)
+        on = self._is_on(candidates.sizes, epoch)
+        loads: list[_Loads] = []
+        for block in self._team.blocks(len(ids)):
+            # Large epochs are planned in blocks: a decision takes some 90 bytes of memory per candidate.
+            loads.append(self._decide(ids[block], None if on is None else on[block], epoch))
+        found = loads[0] if len(loads) == 1 else _Loads.join(loads)
+        everyone = self._team.ranks.share([len(found.ids), found.is_plain])
+        counts = [int(count) for count, _ in everyone]
+        fewest = at_least if drop_last else min(2, at_least)  # BatchNorm cannot train on a single example
+        if sum(counts) < fewest * self._team.size:
+            found = found.topped_up(at_least, weight=0.0 if parts.policy.unbiased else 1.0)
+            counts = [int(kept) for (kept,) in self._team.ranks.share([len(found.ids)])]
+        keeps_all = all(plain for _, plain in everyone)
+        if max(counts) - min(counts) > 1:
+            found, keeps_all = found.evened(self._team, counts), False
+        most = max(counts) if keeps_all else -(-sum(counts) // len(counts))
+        return Plan(found.ids, found.weights, found.probabilities, len(ids), most, keeps_all)
+
+    def _is_on(self, sizes: Tensor, epoch: int) -> Tensor | None:
+        """Return (n,) bool: whether selection is on for each candidate. None if it is on for all of them."""
+        parts, count = self._parts, len(sizes)
+        on = torch.tensor([parts.is_on(epoch + i / count, i) for i in range(count)], dtype=torch.bool)
+        return None if bool(on.all()) else on.repeat_interleave(sizes)
+
+    def _decide(self, ids: Tensor, on: Tensor | None, epoch: int) -> _Loads:
+        """Decide about the candidates of one block. All ranks must call this."""
+        scores = self._parts.scorer.recall(ids, self._ledger.rows(ids), epoch)
+        is_open = ~scores.isnan() if on is None else on & ~scores.isnan()
+        places = is_open.nonzero().flatten()
+        # index_select and index_copy_ are faster than indexing.
+        scores, open_ids = scores.index_select(0, places), ids.index_select(0, places)
+        selection = self._select(scores, open_ids)
+        self._ledger.record_probabilities(open_ids, selection.probabilities)
+        chosen = places.index_select(0, selection.positions)
+        if self._parts.policy.with_replacement:
+            loaded = torch.cat([(~is_open).nonzero().flatten(), chosen]).sort(stable=True).values
+        else:
+            loaded = is_open.logical_not_().index_fill_(0, chosen, True).nonzero().flatten()
+        weights = None
+        if not bool((selection.weights == 1).all()):
+            weights = torch.ones(len(ids)).index_copy_(0, chosen, selection.weights).index_select(0, loaded)
+        probabilities = None
+        if not bool((selection.probabilities == 1).all()):
+            chances = torch.ones(len(ids), dtype=torch.float64).index_copy_(0, places, selection.probabilities)
+            probabilities = chances.index_select(0, loaded)
+        skipped = torch.ones(len(places), dtype=torch.bool).index_fill_(0, selection.positions, False)
+        others = _Skipped(open_ids, scores, selection.probabilities, skipped)
+        is_plain = weights is None and len(loaded) == len(ids) and selection.keeps_all(len(places))
+        return _Loads(ids.index_select(0, loaded), weights, probabilities, others, is_plain)
+
+    def _select(self, scores: Tensor, ids: Tensor) -> Selection:
+        """Select among this rank's candidates, together with those of the other ranks. All ranks must call this."""
+        parts, team = self._parts, self._team
+        with team.failing_together("could not plan this epoch"):
+            parts.require_valid(scores, ids)
+            groups = parts.groups_of(None, ids, len(ids))
+        counts = team.count(len(scores))
+        everyone = team.pool(scores, counts)
+        return team.own_part(parts.select(everyone, None if groups is None else team.pool(groups, counts)), counts)
+
+
+@dataclass(frozen=True)
+class _Skipped:
+    """The candidates of a block that the policy decided about, to find more of them if too few were selected."""
+
+    ids: Tensor
+    scores: Tensor
+    probabilities: Tensor
+    mask: Tensor
+    """Whether each of them was not selected."""
+
+    def best(self, count: int) -> Tensor:
+        """Return the ids of `count` skipped candidates: the highest scores that could have been selected come first.
+
+        Outliers come last: the policy gives them a low chance on purpose.
+        """
+        places = self.mask.nonzero().flatten()
+        scores = self.scores[places]
+        preference = 1 + (self.probabilities[places] > 0).to(torch.int64)
+        preference[functional.is_outlier(functional.loss_above_smallest(scores))] = 0
+        order = scores.argsort(descending=True, stable=True)
+        order = order[preference[order].argsort(descending=True, stable=True)]
+        return self.ids[places[order[:count]]]
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """What to load of a block, or of the whole epoch; see `Plan`."""
+
+    ids: Tensor
+    weights: Tensor | None
+    probabilities: Tensor | None
+    skipped: _Skipped
+    """The candidates that are not loaded; of the last block only."""
+    is_plain: bool
+    """Whether every candidate is loaded once and with weight 1."""
+
+    @staticmethod
+    def join(parts: list[_Loads]) -> _Loads:
+        flat = [(part.ids, part.weights, part.probabilities) for part in parts]
+        ids = torch.cat([ids for ids, *_ in flat])
+
+        def column(values: list[Tensor | None], dtype: torch.dtype) -> Tensor | None:
+            if all(value is None for value in values):
+                return None
+            ones = (torch.ones(len(part.ids), dtype=dtype) for part in parts)
+            return torch.cat([one if value is None else value for one, value in zip(ones, values, strict=True)])
+
+        weights = column([weights for _, weights, _ in flat], torch.float32)
+        chances = column([chances for *_, chances in flat], torch.float64)
+        return _Loads(ids, weights, chances, parts[-1].skipped, all(part.is_plain for part in parts))
+
+    def topped_up(self, at_least: int, *, weight: float) -> _Loads:
+        """Load further ids until there are `at_least`. They have the probability 1.
+
+        weight: 0 if the weights of the others already make up for what is skipped.
+        """
+        added = self.skipped.best(max(0, at_least - len(self.ids)))
+        count, more = len(self.ids), len(added)
+        weights = torch.ones(count) if self.weights is None else self.weights
+        chances = torch.ones(count, dtype=torch.float64) if self.probabilities is None else self.probabilities
+        weights = torch.cat([weights, torch.full((more,), weight)])
+        chances = torch.cat([chances, torch.ones(more, dtype=torch.float64)])
+        same = bool((weights == 1).all())
+        return _Loads(torch.cat([self.ids, added]), None if same else weights, chances, self.skipped, is_plain=False)
+
+    def evened(self, team: Team, counts: list[int]) -> _Loads:
+        """Move ids between ranks until all load equally many, give or take one. All ranks must call this."""
+        count = len(self.ids)
+        weights = torch.ones(count) if self.weights is None else self.weights
+        chances = torch.ones(count, dtype=torch.float64) if self.probabilities is None else self.probabilities
+        ids, weights, chances = even_columns([self.ids, weights, chances], counts, team.ranks)
+        return _Loads(ids, weights, chances, self.skipped, is_plain=False)
