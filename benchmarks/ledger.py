@@ -10,11 +10,11 @@ import platform
 import time
 
 import torch
+from selective_backprop.loader.index_stream import joined
+from selective_backprop.loader.planning import id_blocks, plan_epoch
 
 import selective_backprop as sb
 from selective_backprop.ledger import Ledger
-from selective_backprop.loader.index_stream import joined
-from selective_backprop.loader.planning import id_blocks, plan_epoch
 
 BATCH = 128
 METHODS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
 
 from selective_backprop.checkpoint.reshard import redeal
-from selective_backprop.loader.index_stream import Chunk, chunks_from_state, chunks_to_state
 from selective_backprop.loader.stats import COMBINATIONS, Stats
 
 

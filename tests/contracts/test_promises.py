@@ -257,11 +257,9 @@ def test_6_batches_are_full_and_nothing_is_lost_or_repeated(make):
     assert loader.stats.offered == EPOCHS * int(kept.sum())
     assert dataset.loaded == loader.stats.offered - loader.stats.skipped_before_loading
     for sizes in per_epoch:
-        if sum(sizes) == kept.sum():  # as plain training
-            assert all(size == loader.batch_size for size in sizes[:-1])
-        else:
-            assert all(size == loader.batch_size for size in sizes[:-2])
-            assert all(2 * size >= loader.batch_size for size in sizes[-2:])
+        assert all(size == loader.batch_size for size in sizes[:-2])
+        is_plain = sum(sizes) == kept.sum() and sizes[-2] == loader.batch_size
+        assert is_plain or all(2 * size >= loader.batch_size for size in sizes[-2:])
 
 
 @every_method

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from selective_backprop.loader.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -9,7 +10,6 @@ import selective_backprop as sb
 from selective_backprop.distributed.ledger import ShardedLedger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Team
-from selective_backprop.loader.runner import Runner
 from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.distributed.numbers import Losses, cut, go_through, make

@@ -5,12 +5,12 @@ import itertools
 
 import pytest
 import torch
+from selective_backprop.loader.sampler_place import batches_with_place
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
-from selective_backprop.loader.sampler_place import batches_with_place
 from tests.helpers import digits, make_model
 
 HUGE = 10**10  # as minGPT's trainer asks for

@@ -195,7 +195,7 @@ def test_progress_needs_a_length():
     loader, model = iterable_loader()
     scheduler = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD(model.parameters(), lr=0.1), lambda step: 1.0)
     next(iter(loader))
-    with pytest.raises(ValueError, match="has no length: pass sb.WithLength"):
+    with pytest.raises(ValueError, match=r"has no length: pass sb\.WithLength"):
         sb.step_by_progress(scheduler, loader, total_steps=26)
 
 

@@ -118,12 +118,11 @@ def test_explicit_batch_size_with_selectivity_1_makes_the_plain_batches_of_that_
 
 def test_an_epoch_gives_out_all_that_it_selects():
     loader = make_loader(sb.selective_backprop(0.3))
-    for epoch in range(1, 4):
+    for _ in range(3):
         sizes = [len(inputs) for inputs, _ in loader]
         assert set(sizes[:-2]) == {16} and min(sizes) >= 8
         assert loader.stats.queued == 0
         assert int(loader.ledger.selected.sum()) == loader.stats.trained
-    assert epoch == loader.epoch
 
 
 @pytest.mark.parametrize("method", [sb.selective_backprop(0.3), sb.random_backprop(0.3)])

@@ -62,9 +62,7 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
         "stats": _stats([state["stats"] for state in states], rank, size, queued=queued),
         "reported": _reported([state["reported"] for state in states], rank, size),
         "losses": deal([step for state in states for step in state["losses"]], size)[rank],
-        "dynamics": None
-        if first["dynamics"] is None
-        else divide([state["dynamics"] for state in states], rank, size),
+        "dynamics": None if first["dynamics"] is None else divide([state["dynamics"] for state in states], rank, size),
     }
 
 

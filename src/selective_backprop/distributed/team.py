@@ -87,14 +87,8 @@ class Team:
         """
         if self.size == 1:  # the same as below, without messages
             return Meeting([mine.size], mine.is_over, mine.fraction, mine.on, mine.probing)
-        everyone = [Contribution(*numbers) for numbers in self.ranks.share(list(mine))]
-        return Meeting(
-            sizes=[int(other.size) for other in everyone],
-            is_over=all(other.is_over for other in everyone),
-            fraction=min(other.fraction for other in everyone),
-            on=bool(everyone[0].on),
-            probing=bool(everyone[0].probing),
-        )
+        sizes, over, fractions, on, probing = zip(*self.ranks.share(list(mine)), strict=True)
+        return Meeting(list(map(int, sizes)), all(over), min(fractions), bool(on[0]), bool(probing[0]))
 
     def start_pooling(self, scores: Tensor, counts: list[int]) -> Callable[[], Tensor]:
         """Begin to send this rank's scores to all others. Call the result to get the scores of all ranks, joined.

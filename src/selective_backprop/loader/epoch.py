@@ -119,6 +119,7 @@ class Epoch(ABC):
         self._run.selector.submit(None)  # no thread may be at work when a DataLoader forks its workers
         self._run.observer.stats.queued = 0
 
+    @abstractmethod
     def move(self, device: torch.device) -> None:
         """Move what waits to this device."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selective_backprop.loader.source import Source
+from selective_backprop.loader.source import AnySource
 
 
 class _OfTheLoader:
@@ -29,7 +29,7 @@ class LoaderAttributes:
     batches.
     """
 
-    _source: Source
+    _source: AnySource
 
     dataset = _OfTheLoader()
     sampler = _OfTheLoader()

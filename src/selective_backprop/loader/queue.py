@@ -265,7 +265,9 @@ class Queue:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         def load(pieces: list[list[Any]]) -> deque[Piece]:
-            return deque(Piece([move(column, self._device) for column in columns], *notes) for columns, *notes in pieces)
+            return deque(
+                Piece([move(column, self._device) for column in columns], *notes) for columns, *notes in pieces
+            )
 
         self.layout = Layout.from_state_dict(state["layout"]) if state["layout"] else None
         self._whole, self._pieces = load(state["whole"]), load(state["pieces"])

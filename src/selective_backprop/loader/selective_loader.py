@@ -256,7 +256,9 @@ class SelectiveLoader(LoaderAttributes):
     def dynamics(self) -> Dynamics:
         """What `audit=True` has recorded. With several ranks, all must read this: it is the log of all ranks."""
         if self._run.observer.recorder is None:
-            raise RuntimeError("this loader recorded no dynamics: pass audit=True to SelectiveLoader when the run begins")
+            raise RuntimeError(
+                "this loader recorded no dynamics: pass audit=True to SelectiveLoader when the run begins"
+            )
         return self._run.observer.recorder.whole(self.team.ranks)
 
     @property
@@ -474,4 +476,3 @@ class SelectiveLoader(LoaderAttributes):
         check_state(state, self.method, self._source, batch_size=self._run.batch_size, team=self.team)
         self._run.parts.check_state_dict(state["parts"])
         self._run.observer.check_state_dict(state)
-

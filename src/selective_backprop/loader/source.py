@@ -72,9 +72,7 @@ class Source(ABC):
     num_examples: int | None = None
     """Size of the data set, which is the number of rows of a ledger; None if the loader has no ids."""
 
-    def __init__(
-        self, loader: Any, device: torch.device, transform: Callable[..., Any] | None, stats: Stats
-    ) -> None:
+    def __init__(self, loader: Any, device: torch.device, transform: Callable[..., Any] | None, stats: Stats) -> None:
         self._told_length: int | None = None  # batches per epoch according to the user
         if isinstance(loader, WithLength):
             loader, self._told_length = loader.loader, loader.num_batches
@@ -296,15 +294,16 @@ class IndexedSource(Source):
         """Raise if an id is outside the data set."""
         if not ids.numel():
             return
+        size = self.num_examples or 0
         lowest, highest = torch.aminmax(ids)
-        if 0 <= int(lowest) <= int(highest) < (self.num_examples or 0):
+        if 0 <= int(lowest) <= int(highest) < size:
             return
-        wrong = ids[(ids < 0) | (ids >= self.num_examples)]
+        wrong = ids[(ids < 0) | (ids >= size)]
         shown = ", ".join(map(str, wrong[:5].tolist())) + (", ..." if len(wrong) > 5 else "")
         raise ValueError(
-            f"the sampler yields the indices {shown}, but the data set had {self.num_examples} examples when the "
-            f"SelectiveLoader was made: indices serve as ids and must be from 0 to {(self.num_examples or 0) - 1}. Do "
-            "not use negative indices, and make a new SelectiveLoader when the data set has grown"
+            f"the sampler yields the indices {shown}, but the data set had {size} examples when this loader was made: "
+            f"indices serve as ids and must be from 0 to {size - 1}. Do not use negative indices, and make a new "
+            "SelectiveLoader when the data set has grown"
         )
 
     # ---- an epoch

@@ -30,7 +30,7 @@ def has_ids(loader: Any) -> bool:
 
 
 def require_torchs_order(loader: Any) -> None:
-    """Raise if the loader is a subclass of DataLoader that may return batches in another order than it asks for them."""
+    """Raise if the loader is a subclass of DataLoader that may return batches in another order than it asks for."""
     for name in ("__iter__", "_get_iterator"):
         method = getattr(type(loader), name, None)
         if (getattr(method, "__module__", None) or "").partition(".")[0] not in _TORCH:

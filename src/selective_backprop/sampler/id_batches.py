@@ -63,7 +63,7 @@ class IdBatches:
                 [None] * len(sizes) if column is None else torch.split(column[begin:end], sizes.tolist())
                 for column in (self.ids, self.weights, self.probabilities)
             ]
-            yield from map(IdBatch, *columns)  # type: ignore[arg-type]
+            yield from map(IdBatch, *columns)
             begin = end
 
     def after(self, num_batches: int) -> IdBatches:
@@ -84,9 +84,7 @@ class IdBatches:
             ones = (torch.ones(len(batch.ids), dtype=dtype) for batch in batches)
             return torch.cat([one if value is None else value for one, value in zip(ones, values, strict=True)])
 
-        return IdBatches(
-            flat.ids, flat.sizes, column("weights", torch.float32), column("probabilities", torch.float64)
-        )
+        return IdBatches(flat.ids, flat.sizes, column("weights", torch.float32), column("probabilities", torch.float64))
 
     def state_dict(self) -> dict[str, Any]:
         # clone: a slice would be saved with the whole tensor that it belongs to.

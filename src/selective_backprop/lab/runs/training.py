@@ -156,7 +156,7 @@ class Training:
             device=device,
             num_epochs=settings.epochs,
             seed=seed,
-            record=settings.record,
+            audit=settings.record is not None,
         )
         self.dynamics: Dynamics | None = None
         """What was recorded on all ranks up to the end of the last epoch, if the settings ask for it."""
