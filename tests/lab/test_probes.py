@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from selective_backprop.lab.data.datasets import flip_labels
 from selective_backprop.lab.probes import (
-    AtEpochs,
+    AtThreeEpochs,
     ConfidenceProbe,
     ExampleProbe,
     GradientProbe,
@@ -123,30 +123,18 @@ def test_larger_parts_agree_better(tmp_path):
         assert cosines[-1] > 0.6
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_batches": 0}, "num_batches must be at least 1, got 0"),
-        ({"fractions": (0.5, 1.5)}, r"fractions must be in \(0, 1\], got 1.5"),
-    ],
-)
-def test_bad_options_of_the_gradient_probe(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        GradientProbe(tmp_path, **options)
-
-
 # ---- confidence
 
 
 def test_confidence_in_the_true_class_and_correctness(tmp_path):
     training, expected = Training(settings_with_dropout(), DIGITS, CPU), []
     for _ in range(3):
-        advance(training, observers=[AtEpochs(ConfidenceProbe(tmp_path), [0, 2])])
+        advance(training, observers=[ConfidenceProbe(tmp_path)])
         model = copy.deepcopy(training.model).eval()
         expected.append(model(training.normalise(DIGITS.test_images)).detach().softmax(1))
     probed = read_confidence(tmp_path)
-    assert probed.epochs == [0, 2]
-    assert probed.confidence.shape == probed.correct.shape == (2, 360)
+    assert probed.epochs == [0, 1, 2]
+    assert probed.confidence.shape == probed.correct.shape == (3, 360)
     assert probed.confidence.dtype == np.float16 and probed.correct.dtype == np.bool_
     for row, epoch in enumerate(probed.epochs):
         target = [float(expected[epoch][i, label]) for i, label in enumerate(DIGITS.test_labels)]
@@ -173,18 +161,10 @@ def test_examples_are_followed_through_every_epoch(method, tmp_path):
     assert len({state.loss for state in states}) > 5
 
 
-def test_chosen_examples_and_those_never_seen(tmp_path):
-    training = Training(settings_for(), DIGITS, CPU)
-    ExampleProbe(tmp_path, [3, 1])(training, {"epoch": 0})
-    assert [(state.id, state.loss, state.probability) for state in read_examples(tmp_path)] == [
-        (3, None, None),
-        (1, None, None),
-    ]
-    with pytest.raises(ValueError, match="there is no example 1437 to probe: ids go from 0 to 1436"):
-        ExampleProbe(tmp_path, [1437])(training, {"epoch": 0})
-    for ids in ([-1], []):
-        with pytest.raises(ValueError, match="ids of examples must be 0 or more"):
-            ExampleProbe(tmp_path, ids)
+def test_examples_that_were_never_seen(tmp_path):
+    ExampleProbe(tmp_path)(Training(settings_for(), DIGITS, CPU), {"epoch": 0})
+    states = read_examples(tmp_path)
+    assert len(states) == 5 and all((state.loss, state.probability) == (None, None) for state in states)
 
 
 # ---- all together
@@ -207,7 +187,7 @@ def test_a_run_is_the_same_with_probes_as_without_also_when_resumed(tmp_path):
     settings = settings_with_dropout()
 
     def observers(path):
-        return [LedgerLog(path), GradientProbe(path, num_batches=2), *make_probes(ALL[1:], path, [0, 1, 2])]
+        return [LedgerLog(path), GradientProbe(path, num_batches=2), *make_probes(ALL[1:], path)]
 
     with RunFolder(tmp_path / "bare", settings.as_json()) as folder:
         train(settings, DIGITS, folder=folder, device=CPU)
@@ -235,7 +215,7 @@ def test_a_run_is_the_same_with_probes_as_without_also_when_resumed(tmp_path):
 
 def test_by_default_first_middle_and_last(tmp_path):
     seen = []
-    observers = [AtEpochs(lambda training, record: seen.append(record["epoch"])), *make_probes(ALL, tmp_path)]
+    observers = [AtThreeEpochs(lambda training, record: seen.append(record["epoch"])), *make_probes(ALL, tmp_path)]
     train(settings_with_dropout(epochs=5), DIGITS, device=CPU, observers=observers)
     assert seen == [0, 2, 4]
     assert sorted({row.epoch for row in read_gradients(tmp_path)}) == read_confidence(tmp_path).epochs == [0, 2, 4]
@@ -243,18 +223,15 @@ def test_by_default_first_middle_and_last(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "message"),
+    ("names", "message"),
     [
-        (["gradient"], {}, r"there is no probe 'gradient': did you mean gradients\?"),
-        (["xyz"], {}, "there is no probe 'xyz': there are gradients, confidence, examples"),
-        (ALL, {"at": [0, 10], "epochs": 10}, "epochs to probe must be 0 to 9, got 10"),
-        (ALL, {"at": [-1]}, "epochs to probe must be 0 or more, got -1"),
-        (ALL, {"at": [], "epochs": 3}, "epochs to probe must be 0 to 2, got none"),
+        (["gradient"], r"there is no probe 'gradient': did you mean gradients\?"),
+        (["xyz"], "there is no probe 'xyz': there are gradients, confidence, examples"),
     ],
 )
-def test_what_cannot_be_probed(names, options, message, tmp_path):
+def test_what_cannot_be_probed(names, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        make_probes(names, tmp_path, **options)
+        make_probes(names, tmp_path)
 
 
 def test_names_given_twice_are_probed_once(tmp_path):
@@ -299,5 +276,5 @@ def test_a_crash_within_the_observers_loses_nothing(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             train(settings, DIGITS, folder=folder, device=CPU, observers=[ExampleProbe(tmp_path), crash_at(1)])
         assert [state.epoch for state in read_examples(tmp_path)] == [0] * 5 + [1] * 5
-        train(settings, DIGITS, folder=folder, device=CPU, observers=[ExampleProbe(tmp_path, [8])])
-    assert [(state.epoch, state.id) for state in read_examples(tmp_path)][5:] == [(1, 8)]
+        train(settings, DIGITS, folder=folder, device=CPU, observers=[ExampleProbe(tmp_path)])
+    assert [state.epoch for state in read_examples(tmp_path)] == [0] * 5 + [1] * 5

@@ -89,9 +89,7 @@ def compare(
     screen, chosen = Screen(output), options.chosen()
     lengths, specs = options.lengths(chosen), checked_methods(method or DEFAULT_METHODS, chosen)
     factors = check_targets(target)
-    more: dict[str, object] = {"label_noise": label_noise, "validation": options.validation}
-    more["record"] = options.recorded()
-    design = Design(specs, chosen, lengths, not no_baselines, more)
+    design = Design(specs, chosen, lengths, not no_baselines, options.more_settings() | {"label_noise": label_noise})
     if no_baselines and not design.methods:
         raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
     observers, load = options.observers(), cached_loader(options.data_dir)

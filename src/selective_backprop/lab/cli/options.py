@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,9 +68,6 @@ class RunOptions(ModelOptions):
     probe: Annotated[
         str | None, typer.Option(help="What to record, such as gradients,confidence,examples. Its time is not counted.")
     ] = None
-    probe_at: Annotated[
-        str | None, typer.Option(help="Epochs to probe, from 0, such as 0,5,9. Default: first, middle, last.")
-    ] = None
     log: Annotated[
         str | None,
         typer.Option(
@@ -78,22 +75,21 @@ class RunOptions(ModelOptions):
             "offline, and MLFLOW_TRACKING_URI is a file such as sqlite:///mlflow.db."
         ),
     ] = None
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", metavar="", help="Short for --log tensorboard.")] = False
     record: Annotated[
         str | None, typer.Option(help="`dynamics` records what training says about each example, for `audit`.")
     ] = None
 
-    def recorded(self) -> str | None:
-        """What to record beside the ledger. A wrong name fails."""
+    def more_settings(self) -> dict[str, Any]:
+        """Settings of all runs besides the recipe and the method. A wrong one fails."""
         if self.record not in (None, "dynamics"):
             raise ValueError(f"--record takes dynamics, got {self.record!r}")
-        return self.record
+        return {"validation": self.validation, "record": self.record}
 
-    @property
-    def observes(self) -> str:
-        """The options given that need a folder to write to; "" if there are none."""
-        given = {"--probe": self.probe, "--log": self.log, "--tensorboard": self.tensorboard}
-        return " and ".join(name for name, asked in given.items() if asked)
+    def require_folder(self, out: Path | None) -> None:
+        """Raise if an option was given that needs a folder to write to, and there is none."""
+        given = {"--probe": self.probe, "--log": self.log, "--record": self.record}
+        if out is None and (asked := " and ".join(name for name, value in given.items() if value)):
+            raise ValueError(f"{asked} needs --out, the folder to write to")
 
     def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
         """A function that makes the observers of a run from its folder and settings. Wrong options fail at once."""
@@ -101,20 +97,16 @@ class RunOptions(ModelOptions):
         from selective_backprop.lab.runs.dashboards import check_names, make_dashboards
         from selective_backprop.lab.runs.ledger_log import LedgerLog
 
-        if self.probe_at is not None and self.probe is None:
-            raise ValueError("--probe-at needs --probe: one says when to probe, the other what to probe")
-        try:
-            at = None if self.probe_at is None else [int(epoch) for epoch in self.probe_at.split(",")]
-        except ValueError:
-            raise ValueError(f"--probe-at takes epochs such as 0,5,9, got {self.probe_at!r}") from None
-        probes = self.probe.split(",") if self.probe is not None else []
-        make_probes(probes, Path(), at)
-        dashboards = [*(self.log.split(",") if self.log else []), *(["tensorboard"] if self.tensorboard else [])]
+        probes, dashboards = (text.split(",") if text else [] for text in (self.probe, self.log))
+        make_probes(probes, Path())
         check_names(dashboards)
 
         def observers(folder: Path, settings: Settings) -> Sequence[Observer]:
-            own: list[Observer] = [LedgerLog(folder), *make_probes(probes, folder, at, epochs=settings.epochs)]
-            return [*own, *make_dashboards(dashboards, folder, settings)]
+            return [
+                LedgerLog(folder),
+                *make_probes(probes, folder),
+                *make_dashboards(dashboards, folder, settings),
+            ]
 
         return observers
 

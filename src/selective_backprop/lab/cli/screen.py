@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from selective_backprop.lab.runs.torchrun import is_first_process
 
-_GAP = "  "
+_NO_LIMIT = 100_000  # columns
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class OutputOptions:
     ] = False
 
 
+def console(*, stderr: bool = False) -> Console:
+    """A terminal of its own width; elsewhere, one without a limit, so that a line stays a line."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _NO_LIMIT
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
 class Screen:
     """The two streams of a command."""
 
@@ -49,7 +57,7 @@ class Screen:
     def say(self, text: str = "") -> None:
         """Print a result for people, one paragraph. With --json nothing is printed."""
         if not self.options.json:
-            _write(text, sys.stdout)
+            _write(text)
 
     def table(self, title: str, heading: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> None:
         """Print a table of results for people. With --json nothing is printed.
@@ -58,8 +66,15 @@ class Screen:
         """
         if self.options.json:
             return
-        print(_bold(title, sys.stdout))
-        print("\n".join(layout(heading, rows, width_of(sys.stdout), words)), end="\n\n", flush=True)
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for place, name in enumerate(heading):
+            table.add_column(name, justify="left" if place < words else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        screen = console()
+        screen.print(title, style="bold")
+        screen.print(table)
+        screen.print()
 
     def result(self, content: Mapping[str, Any]) -> None:
         """Print the results for programs, if --json asks for them."""
@@ -69,12 +84,12 @@ class Screen:
     def note(self, text: str) -> None:
         """Print progress or advice on stderr. With --quiet nothing is printed."""
         if not self.quiet:
-            _write(text, sys.stderr)
+            _write(text, stderr=True)
 
 
 def warn(text: str) -> None:
     """Print on stderr what a user must know, also with --quiet."""
-    _write(text, sys.stderr)
+    _write(text, stderr=True)
 
 
 def plain(value: Any) -> Any:
@@ -92,74 +107,10 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def width_of(stream: IO[str]) -> int | None:
-    """Columns of the terminal that this stream goes to. None, for no limit, if it goes elsewhere."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
-
-
-def layout(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, words: int = 1) -> list[str]:
-    """Lay out a table, the first columns left and the others right, so that every line fits in the width.
-
-    If rows are too wide for one line, the first cell gets a line of its own. If that is too wide, every cell does.
-
-    >>> for line in layout(["method", "error"], [["ledger", "1.25%"], ["sb", "10.50%"]], None):
-    ...     print(line)
-    method   error
-    ------  ------
-    ledger   1.25%
-    sb      10.50%
-    >>> for line in layout(["method", "error", "M"], [["repeated_random", "1.25%", "0.97"]], 16):
-    ...     print(line)
-    method
-      error     M
-    -------------
-    repeated_random
-      1.25%  0.97
-    """
-    widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
-    if width is None or sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
-        rule = _GAP.join("-" * size for size in widths)
-        return [_row(heading, widths, words), rule, *(_row(row, widths, words) for row in rows)]
-    rest = len(_GAP) + sum(widths[1:]) + len(_GAP) * (len(widths) - 2)
-    if rest <= width:
-        first, *others = (
-            [row[0], _GAP + _row(["", *row[1:]], [0, *widths[1:]], words).removeprefix(_GAP)]
-            for row in (heading, *rows)
-        )
-        return [*first, "-" * rest, *(line for pair in others for line in pair)]
-    names = max(map(len, heading[1:]))
-    return [
-        line
-        for row in rows
-        for line in (
-            row[0],
-            *(f"{_GAP}{name:<{names}}{_GAP}{cell}" for name, cell in zip(heading[1:], row[1:], strict=True)),
-        )
-    ]
-
-
-def _row(cells: Sequence[str], widths: Sequence[int], words: int) -> str:
-    padded = [
-        f"{cell:<{size}}" if place < words else f"{cell:>{size}}"
-        for place, (cell, size) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return _GAP.join(padded).rstrip()
-
-
-def _bold(text: str, stream: IO[str]) -> str:
-    colours = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return typer.style(text, bold=True) if colours else text
-
-
-def _write(text: str, stream: IO[str]) -> None:
-    width = width_of(stream)
+def _write(text: str, *, stderr: bool = False) -> None:
+    screen = console(stderr=stderr)
     for paragraph in text.split("\n"):
+        indent = " " * (len(paragraph) - len(paragraph.lstrip(" -")))
         # Words longer than a line, such as paths and addresses, stay whole: a terminal can still copy them.
-        lines = [paragraph] if width is None else _wrapped(paragraph, width)
-        print("\n".join(lines), file=stream)
-    stream.flush()
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    indent = " " * (len(text) - len(text.lstrip(" -")))
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+        whole = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+        print("\n".join(textwrap.wrap(paragraph, screen.width, **whole)), file=screen.file, flush=True)  # type: ignore[arg-type]

@@ -60,8 +60,9 @@ def sweep(
     screen, chosen = Screen(output), options.chosen()
     specs = checked_methods(method or DEFAULT_METHODS, chosen)
     combinations = list(grid([Vary.parse(text) for text in vary]))
-    more = {"validation": options.validation, "record": options.recorded()}
-    by_seed = [sweep_entries(specs, chosen, combinations, seed=seed, **more) for seed in range(seeds)]
+    by_seed = [
+        sweep_entries(specs, chosen, combinations, seed=seed, **options.more_settings()) for seed in range(seeds)
+    ]
     observers, load = options.observers(), cached_loader(options.data_dir)
     live = LiveReport(out, [entry for entries in by_seed for entry in entries], load)
     curves: Curves = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,56 +23,32 @@ if TYPE_CHECKING:
 NAMES = ("gradients", "confidence", "examples")
 
 
-@dataclass(frozen=True)
-class AtEpochs:
-    """An observer that is called only at some epochs.
+class AtThreeEpochs:
+    """Calls an observer in the first, the middle and the last epoch of a run."""
 
-    Args:
-        observer: the observer to call.
-        epochs: epochs counted from 0; None: the first, the middle and the last epoch of the run.
-    """
-
-    observer: Observer
-    epochs: Sequence[int] | None = None
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
 
     def __call__(self, training: Training, record: Record) -> None:
         length = training.settings.epochs
-        if record["epoch"] in ((0, length // 2, length - 1) if self.epochs is None else self.epochs):
+        if record["epoch"] in (0, length // 2, length - 1):
             self.observer(training, record)
 
 
-def make_probes(
-    names: Sequence[str],
-    folder: Path,
-    at: Sequence[int] | None = None,
-    *,
-    epochs: int | None = None,
-    examples: Sequence[int] | None = None,
-) -> list[Observer]:
+def make_probes(names: Sequence[str], folder: Path) -> list[Observer]:
     """Make probes by name. They write to `folder / "probes"`.
 
-    Args:
-        names: some of `NAMES`.
-        folder: folder of the run.
-        at: epochs, from 0, at which to probe gradients and confidence; None: first, middle, last. Examples are cheap
-            and probed in every epoch.
-        epochs: length of the run, if known. An epoch in `at` beyond it is then an error.
-        examples: ids of training examples; None: five, spread evenly over the data set.
+    Gradients and confidence are probed in three epochs. Examples are cheap, and probed in every epoch.
 
-    >>> len(make_probes(["gradients", "examples"], Path("run"), [0, 5, 9], epochs=10))
+    >>> len(make_probes(["gradients", "examples"], Path("run")))
     2
     """
     for name in names:
         if name not in NAMES:
             raise unknown("probe", name, NAMES)
-    if at is not None:
-        wrong = [epoch for epoch in at if epoch < 0 or (epochs is not None and epoch >= epochs)]
-        if wrong or not at:
-            span = f"0 to {epochs - 1}" if epochs is not None else "0 or more"
-            raise ValueError(f"epochs to probe must be {span}, got {wrong[0] if wrong else 'none'}")
     makers: dict[str, Callable[[], Observer]] = {
-        "gradients": lambda: AtEpochs(GradientProbe(folder), at),
-        "confidence": lambda: AtEpochs(ConfidenceProbe(folder), at),
-        "examples": lambda: ExampleProbe(folder, examples),
+        "gradients": lambda: AtThreeEpochs(GradientProbe(folder)),
+        "confidence": lambda: AtThreeEpochs(ConfidenceProbe(folder)),
+        "examples": lambda: ExampleProbe(folder),
     }
     return [makers[name]() for name in dict.fromkeys(names)]

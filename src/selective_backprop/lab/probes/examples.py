@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,23 +31,18 @@ class ExampleState:
 
 
 class ExampleProbe:
-    """Records the loss and selection probability of a few training examples at the end of every epoch.
+    """Records loss and selection probability of five examples, spread over the data set, at the end of every epoch.
 
     Args:
         folder: folder of the run; rows go to probes/examples.jsonl.
-        ids: ids of the examples; None: five, spread evenly over the data set.
     """
 
-    def __init__(self, folder: Path, ids: Sequence[int] | None = None) -> None:
-        if ids is not None and (not ids or min(ids) < 0):
-            raise ValueError(f"ids of examples must be 0 or more, and there must be at least one, got {list(ids)}")
-        self.folder, self.ids = folder, ids
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __call__(self, training: Training, record: Record) -> None:
         ledger, epoch = training.ledger, record["epoch"]
-        ids = spread(len(ledger)) if self.ids is None else self.ids
-        if max(ids) >= len(ledger):
-            raise ValueError(f"there is no example {max(ids)} to probe: ids go from 0 to {len(ledger) - 1}")
+        ids = spread(len(ledger))
         losses, probabilities = last_known_loss(ledger)[ids].tolist(), ledger.probability[ids].tolist()
         states = [
             ExampleState(epoch=epoch, id=id, loss=_known(loss), probability=_known(probability))

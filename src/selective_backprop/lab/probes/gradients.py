@@ -55,18 +55,10 @@ class GradientProbe:
         folder: folder of the run; rows go to probes/gradients.jsonl.
         num_batches: number of batches, each of the run's batch size; fewer if the data set is smaller.
         fractions: sizes of the parts; a part has at least one example.
-        seed: seed of the batches and the random parts.
     """
 
-    def __init__(
-        self, folder: Path, *, num_batches: int = 8, fractions: Sequence[float] = FRACTIONS, seed: int = 0
-    ) -> None:
-        if num_batches < 1:
-            raise ValueError(f"num_batches must be at least 1, got {num_batches}")
-        for fraction in fractions:
-            if not 0 < fraction <= 1:
-                raise ValueError(f"fractions must be in (0, 1], got {fraction}")
-        self.folder, self.num_batches, self.fractions, self.seed = folder, num_batches, tuple(fractions), seed
+    def __init__(self, folder: Path, *, num_batches: int = 8, fractions: Sequence[float] = FRACTIONS) -> None:
+        self.folder, self.num_batches, self.fractions = folder, num_batches, fractions
 
     def __call__(self, training: Training, record: Record) -> None:
         rows = [dataclasses.asdict(row) for row in self._look(training, record["epoch"])]
@@ -75,7 +67,7 @@ class GradientProbe:
     def _look(self, training: Training, epoch: int) -> Iterator[Agreement]:
         # Bypasses the loader, because its random numbers belong to the run.
         dataset = training.dataset
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(dataset), generator=generator)
         batches = torch.split(order, training.settings.recipe.batch_size)[: self.num_batches]
         with NoTrace(training.model, "eval")():
