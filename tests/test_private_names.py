@@ -27,7 +27,6 @@ ALLOWED = {
     ("integrations/transformers.py", "_load_rng_state"): "a hook of Trainer, called when it resumes",
     ("integrations/transformers.py", "_init_training_state"): "a hook of Trainer, which decides where to resume",
     ("integrations/trl/sft.py", "_prepare_dataset"): "a hook of SFTTrainer, which tokenizes and packs",
-    ("lab/interrupts.py", "_exit"): "documented by Python: ends a process at once",
     ("lab/runs/launch.py", "_exit"): "documented by Python: ends a process at once",
     ("lab/runs/launch.py", "_run_exitfuncs"): "what Python calls at its end, which os._exit leaves out",
     ("tests/checkpoint/test_folders.py", "_exit"): "documented by Python: ends a process at once",

@@ -2,22 +2,20 @@
 
 import sys
 
-from selective_backprop.lab.interrupts import quiet_interrupts
 from selective_backprop.lab.runs.torchrun import number_of_processes
 
 
 def main() -> None:
     """Run the command line, or say what to install for it."""
-    with quiet_interrupts():
-        try:
-            from selective_backprop.lab.cli import app
-        except ImportError as error:
-            sys.exit(f"the command line needs the extra `lab` ({error}): pip install 'selective-backprop[lab]'")
-        if number_of_processes() > 1:
-            from selective_backprop.lab.runs.launch import joined, leave
+    try:
+        from selective_backprop.lab.cli import app
+    except ImportError as error:
+        sys.exit(f"the command line needs the extra `lab` ({error}): pip install 'selective-backprop[lab]'")
     if number_of_processes() == 1:
         app()
         return
+    from selective_backprop.lab.runs.launch import joined, leave
+
     try:
         with joined():
             app()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selective_backprop.lab.cli import completion
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.options import DataDir, cached_loader
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
@@ -53,7 +52,7 @@ def audit(
     ] = 0.01,
     model: Annotated[
         str | None,
-        typer.Option(help="For --redundancy: a cheaper model. Default: the run's.", autocompletion=completion.models),
+        typer.Option(help="For --redundancy: a cheaper model. Default: the run's."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import typer
 
 from selective_backprop.lab.cli.screen import warn
-from selective_backprop.lab.interrupts import INTERRUPTED, quiet_interrupts
+from selective_backprop.lab.runs.torchrun import INTERRUPTED
 
 
 class CommandFailed(typer.Exit):
@@ -46,9 +46,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             name: group(**{item.name: values.pop(item.name) for item in fields(group)})
             for name, group in groups.items()
         }
-        with quiet_interrupts():
-            import torch  # noqa: F401, here because it takes seconds
         try:
+            import torch  # noqa: F401, here because it takes seconds
+
             with told_plainly():
                 function(**made, **values)
         except KeyboardInterrupt:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selective_backprop.lab.cli import completion
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.options import ComparisonOptions, LabelNoise, RunsFolder, Seeds, cached_loader
 from selective_backprop.lab.cli.report import finish_report
@@ -28,7 +27,6 @@ Methods = Annotated[
         metavar="METHOD",
         help="A method by name, such as ledger, sb@0.25 or stale:every=2, or with a label of your own, such as "
         "mine=ledger:loss_share=0.8; repeatable; see `list`. Default: well-known ones.",
-        autocompletion=completion.methods,
     ),
 ]
 
@@ -80,9 +78,9 @@ def compare(
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.ranks import is_first
+    from selective_backprop.lab.runs.records import read_records
     from selective_backprop.lab.study.comparison import Design
     from selective_backprop.lab.study.comparison import compare as run_comparison
-    from selective_backprop.lab.study.estimate import in_words, seconds_left
     from selective_backprop.lab.study.standing import alerts, standings, winner
     from selective_backprop.lab.study.tables import READING, SPEED_READING, standing_table
 
@@ -95,11 +93,8 @@ def compare(
     observers, load = options.observers(), cached_loader(options.data_dir)
     entries = [entry for seed in range(seeds) for entry in design.entries(seed)]
     num_test = len(load(entries[0].settings).test_labels)
-    epochs_left, seconds = seconds_left(entries, load, out)
-    screen.note(
-        f"{len(entries)} runs. At most {epochs_left:.0f} epochs of compute are left to do. That takes "
-        f"{in_words(seconds)}, as estimated from a few measured steps"
-    )
+    done = sum(len(read_records(out / entry.folder)) for entry in entries)
+    screen.note(f"{len(entries)} runs, {sum(entry.settings.epochs for entry in entries) - done} epochs are left to do")
     live = LiveReport(out, entries, load)
     with Bars(screen, seeds) as bars, stopping_says(f"run the same command to go on: {out}"):
         show = live.after(bars.show)

@@ -12,7 +12,6 @@ import typer
 
 from selective_backprop.lab.cli.command import command
 from selective_backprop.lab.cli.compare import interval_as_json
-from selective_backprop.lab.cli.completion import names_in
 from selective_backprop.lab.cli.screen import OutputOptions, Screen, warn
 
 if TYPE_CHECKING:
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
     from selective_backprop.lab.leaderboard.tuning import Chosen
     from selective_backprop.lab.leaderboard.workloads import Workload
 
-_WORKLOADS = names_in("lab/leaderboard/workloads.py", "WORKLOADS")  # read, not imported: --help must be quick
-
 leaderboard_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Tune and run every method on the same workloads."
 )
-WorkloadName = Annotated[str, typer.Argument(help=f"One of {', '.join(_WORKLOADS)}; or digits, to try it out.")]
+WorkloadName = Annotated[
+    str, typer.Argument(help="A workload of the leaderboard, such as mnist; or digits, to try it out.")
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option(envvar="SELECTIVE_BACKPROP_DATA", help="Folder with the data sets. The digits need none."),
@@ -211,9 +210,10 @@ def read_standings(records: Path) -> list[Standing]:
     """The standing of every workload that has runs on the test set."""
     from selective_backprop.lab.leaderboard.records import Store
     from selective_backprop.lab.leaderboard.standing import standing
+    from selective_backprop.lab.leaderboard.workloads import WORKLOADS
 
     found = []
-    for name in (*_WORKLOADS, "digits"):
+    for name in (*WORKLOADS, "digits"):
         chosen = _read_chosen(records / f"{name}.chosen.json")
         outcomes = Store(records / f"{name}.jsonl").outcomes.values()
         current = [one for one in outcomes if chosen.get(one.cell.arm) == one.cell.setting]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selective_backprop.lab.cli import completion
 from selective_backprop.lab.runs.recipes import Recipe, find_recipe
 
 if TYPE_CHECKING:
@@ -29,15 +28,10 @@ RunsFolder = Annotated[Path, typer.Option("--out", help="Folder for all runs, th
 class DataOptions:
     """Options of every command that needs data."""
 
-    recipe: Annotated[
-        str, typer.Option(help="Training setup by name; see `list`.", autocompletion=completion.recipes)
-    ] = "digits"
+    recipe: Annotated[str, typer.Option(help="Training setup by name; see `list`.")] = "digits"
     dataset: Annotated[
         str | None,
-        typer.Option(
-            help="Data set by name, path of a folder, or package:name. Default: the recipe's.",
-            autocompletion=completion.datasets,
-        ),
+        typer.Option(help="Data set by name, path of a folder, or package:name. Default: the recipe's."),
     ] = None
     data_dir: DataDir = None
 
@@ -54,9 +48,7 @@ class ModelOptions(DataOptions):
 
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Model by name, or package.module:function. Default: the recipe's.", autocompletion=completion.models
-        ),
+        typer.Option(help="Model by name, or package.module:function. Default: the recipe's."),
     ] = None
 
 

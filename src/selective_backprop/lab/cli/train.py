@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selective_backprop.lab.cli import completion
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.options import LabelNoise, TrainingOptions
 from selective_backprop.lab.cli.report import finish_report
@@ -27,8 +26,7 @@ def train(
         str | None,
         typer.Option(
             help="Method of selection as NAME[@SELECTIVITY][:OPTION=VALUE,...], such as ledger or sb@0.25; see `list`. "
-            "Default: the recipe's, which is ledger unless the recipe repeats a published setup.",
-            autocompletion=completion.methods,
+            "Default: the recipe's, which is ledger unless the recipe repeats a published setup."
         ),
     ] = None,
     selectivity: Annotated[float | None, typer.Option(help="Fraction of candidates to train on, in (0, 1].")] = None,

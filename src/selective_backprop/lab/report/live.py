@@ -19,7 +19,6 @@ from selective_backprop.lab.report.runs import Run, find_runs
 from selective_backprop.lab.runs.experiment import Entry, Show
 from selective_backprop.lab.runs.ranks import is_first
 from selective_backprop.lab.runs.training import Record, Settings
-from selective_backprop.lab.study.estimate import in_words
 
 _LEAST_SECONDS = 5.0  # between two pages
 _LARGEST_SHARE = 0.05  # of the time of an experiment
@@ -168,3 +167,14 @@ def _state(entry: Entry, run: Run | None) -> State:
     seconds = None if run is None else fmean(sum(record["seconds"].values()) for record in run.records)
     done = 0 if run is None else len(run.records)
     return State(entry.label, entry.settings.seed, done, entry.settings.epochs, seconds)
+
+
+def in_words(seconds: float) -> str:
+    """A duration as people say it.
+
+    >>> in_words(40), in_words(200), in_words(9000)
+    ('less than a minute', 'about 3 minutes', 'about 2.5 hours')
+    """
+    if seconds < 60:
+        return "less than a minute"
+    return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"

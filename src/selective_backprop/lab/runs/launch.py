@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from selective_backprop.distributed.ranks import current_ranks, lost_another
-from selective_backprop.lab.interrupts import INTERRUPTED
-from selective_backprop.lab.runs.torchrun import number_of_processes
+from selective_backprop.lab.runs.torchrun import INTERRUPTED, number_of_processes
 
 _PATIENCE = timedelta(seconds=5)  # how long to wait for rank 0 to meet the same error
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended, as in a shell."""
+
 
 def number_of_processes() -> int:
     """How many processes torchrun started; 1 without it."""
