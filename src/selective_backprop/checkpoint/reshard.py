@@ -104,7 +104,7 @@ def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) ->
     remaining = [_remaining(epoch) for epoch in epochs]
     turns = max(map(len, remaining))
     in_turn = [batches[turn] for turn in range(turns) for batches in remaining if turn < len(batches)]
-    loaded = sum(epoch["place"]["position"] - (epoch.get("ahead") is not None) for epoch in epochs)
+    loaded = sum(epoch["place"]["position"] - len(_loaded_ahead(epoch)) for epoch in epochs)
     place: State = {"position": loaded // size}
     began_with = _stats([epoch["began_with"] for epoch in epochs], rank, size, queued=0)
     if first["kind"] == "planned":
@@ -117,7 +117,7 @@ def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) ->
             for name in ("offered", "counted")
         }
         planned = None if first["planned"] is None else place["total"]
-        return {**first, "place": place, "began_with": began_with, "planned": planned, **counts}
+        return {**first, "place": place, "began_with": began_with, "planned": planned, "ready": [], **counts}
     totals = [epoch["place"]["total"] for epoch in epochs]
     total = None if None in totals else -(-sum(totals) // size)
     place |= {"total": total, "batches": IdBatches.join(in_turn[rank::size]).state_dict()}
@@ -127,9 +127,14 @@ def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) ->
 
 
 def _remaining(epoch: State) -> list[IdBatch]:
-    """List the batches that are left, with the one that was loaded ahead, which is loaded again."""
-    ahead = [] if epoch.get("ahead") is None else list(IdBatches.from_state_dict(epoch["ahead"]["asked"]))
-    return ahead + list(IdBatches.from_state_dict(epoch["place"]["batches"]))
+    """List the batches that are left, with those that were loaded ahead, which are loaded again."""
+    return _loaded_ahead(epoch) + list(IdBatches.from_state_dict(epoch["place"]["batches"]))
+
+
+def _loaded_ahead(epoch: State) -> list[IdBatch]:
+    if epoch["kind"] == "planned":
+        return [IdBatch(batch["ids"], batch["weights"], batch["probabilities"]) for batch in epoch["ready"]]
+    return [] if epoch["ahead"] is None else list(IdBatches.from_state_dict(epoch["ahead"]["asked"]))
 
 
 def _cut_anew(left: IdBatches, rank: int, size: int, batch_size: int | None) -> IdBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -13,11 +14,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from selective_backprop.integrations import is_missing
-from selective_backprop.integrations.pacing import PacedLoader
-from selective_backprop.loader.checks import check_reporting
+from selective_backprop.integrations.pacing import Slots
+from selective_backprop.loader.checks import check_on_stats
 from selective_backprop.loader.reporting import OnStats
+from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.loader.stats import Stats
-from selective_backprop.losses import Reducer, default_forward
+from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.method import Method, require_method
 from selective_backprop.types import Forward
 
@@ -45,10 +47,10 @@ class SelectiveBackprop(Callback):
 
     Args:
         method: how to select, for example `sb.selective_backprop(selectivity=1/3)`.
-        loss_fn: the loss of the training step: an nn loss module, a function that takes `reduction=`, or a callable
-            that returns one loss per example.
-        batch_size, forward, transform, reducer, seed, on_stats, stats_every: as for `SelectiveLoader`; the model is
-            the LightningModule. What an epoch did also goes to the trainer's own logger, as selection/...
+        loss_fn: the loss of the training step: an nn loss module, a function that takes `reduction=`, a callable that
+            returns one loss per example, or a `PerExampleLoss` of one of these.
+        batch_size, forward, transform, seed, on_stats: as for `SelectiveLoader`; the model is the LightningModule. What
+            an epoch did also goes to the trainer's own logger, as selection/...
         num_epochs: length of the run; by default the trainer's max_epochs.
         random_state: also save torch's random state in checkpoints. Lightning does not save it, but shuffling and
             dropout depend on it, so no run could be resumed exactly.
@@ -61,19 +63,18 @@ class SelectiveBackprop(Callback):
     def __init__(
         self,
         method: Method,
-        loss_fn: Callable[..., Tensor],
+        loss_fn: Callable[..., Tensor] | PerExampleLoss,
         *,
         batch_size: int | None = None,
         forward: Forward | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        reducer: str | Reducer | None = None,
+        transform: Callable[..., Any] | None = None,
         num_epochs: int | None = None,
         seed: int = 0,
         random_state: bool = True,
         on_stats: OnStats | None = None,
-        stats_every: int | None = None,
     ) -> None:
         require_method(method)
+        check_on_stats(on_stats)
         self._filters: list[Any] = []  # of warnings, while a fit goes on
         self.method = method
         self.loss_fn = loss_fn
@@ -81,20 +82,23 @@ class SelectiveBackprop(Callback):
         self.num_epochs = num_epochs
         self.seed = seed
         self.random_state = random_state
-        check_reporting(on_stats, stats_every)
-        self._options: dict[str, Any] = {"batch_size": batch_size, "transform": transform, "reducer": reducer}
-        self._options |= {"on_stats": on_stats, "stats_every": stats_every}
+        self._options: dict[str, Any] = {"batch_size": batch_size, "transform": transform, "on_stats": on_stats}
         self._trainer: Trainer | None = None
-        self._loader: PacedLoader | None = None
+        self._slots: Slots | None = None
+        self._follows_empty_slot = False
         self._saved: dict[str, Any] | None = None
         self._epoch_began_with = Stats()
 
     @property
-    def loader(self) -> PacedLoader:
+    def loader(self) -> SelectiveLoader:
         """The loader, with its stats, ledger and progress. It exists once `Trainer.fit` has begun."""
-        if self._loader is None:
+        return self._begun.loader
+
+    @property
+    def _begun(self) -> Slots:
+        if self._slots is None:
             raise RuntimeError("selection begins in Trainer.fit, with callbacks=[selection] and selection.wrap(loader)")
-        return self._loader
+        return self._slots
 
     def wrap(self, loader: Iterable[Any]) -> SelectedBatches:
         """Wrap the training loader. Pass the result to `Trainer.fit`, or return it from `train_dataloader`."""
@@ -153,12 +157,18 @@ class SelectiveBackprop(Callback):
             _restore(self._saved, pl_module)
         self._saved = None
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # Lightning clears gradients only in the first slot of those that it accumulates over, which may be empty.
+        if self._follows_empty_slot and pl_module.automatic_optimization:
+            pl_module.optimizer_zero_grad(trainer.current_epoch, batch_idx, trainer.optimizers[0])
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.loader.end_step()
+        self.loader.stepper.end_step()
+        self._follows_empty_slot = batch is None
         if trainer.is_last_batch:
-            self.loader.end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
+            self._begun.end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
         if batch is None:
             # Lightning leaves this out, and could not tell from a checkpoint saved now where to go on.
             trainer.fit_loop.epoch_loop.batch_progress.increment_started()
@@ -169,15 +179,15 @@ class SelectiveBackprop(Callback):
             # batch_size: the last slot may have no batch to tell it
             pl_module.log(f"selection/{name}", value, prog_bar=in_bar, sync_dist=on_ranks, batch_size=1)
         self._epoch_began_with = self.loader.stats.copy()
-        self.loader.report_stats()
+        self.loader.stepper.report_stats()
 
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return all ranks' states. It goes into every checkpoint. Lightning loads no loader's state between epochs."""
-        if self._loader is None or self._trainer is None:
+        if self._slots is None or self._trainer is None:
             return {}
-        state = {"loader": self._loader.state_dict(), "epoch_began_with": self._epoch_began_with.state_dict()}
+        state = {"slots": self._slots.state_dict(), "epoch_began_with": self._epoch_began_with.state_dict()}
         if self.random_state:
             state["random"] = _random_state(self._trainer.strategy.root_device)
         if self._trainer.world_size == 1:
@@ -201,13 +211,13 @@ class SelectiveBackprop(Callback):
 
     # ---- the loader inside
 
-    def build_loader(self, loader: Iterable[Any]) -> PacedLoader:
-        """Make the loader with selection, around the one that Lightning prepared. The trainer must have its devices."""
+    def select_from(self, loader: Iterable[Any]) -> Slots:
+        """Make the loader that selects, around the one that Lightning prepares. The trainer must have its devices."""
         if (trainer := self._trainer) is None:
             raise RuntimeError("selection begins in Trainer.fit, and the trainer needs callbacks=[selection]")
         inner: Any = _process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, loader)
         max_epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-        self._loader = PacedLoader(
+        selective = SelectiveLoader(
             inner,
             trainer.lightning_module,
             self.loss_fn,
@@ -217,14 +227,16 @@ class SelectiveBackprop(Callback):
             device=trainer.strategy.root_device,
             num_epochs=self.num_epochs or max_epochs,
             seed=self.seed,
-            window=trainer.accumulate_grad_batches,
-            loss_call="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
-            weights_name="loader.batch.weights of your SelectiveBackprop",
         )
+        selective.stepper.call_in_errors(
+            loss="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
+            weights="loader.weights() of your SelectiveBackprop",
+        )
+        self._slots = Slots(selective, trainer.accumulate_grad_batches)
         if self._saved is not None:
-            self._loader.load_state_dict(self._saved["loader"])
+            self._slots.load_state_dict(self._saved["slots"])
             self._epoch_began_with.load_state_dict(self._saved["epoch_began_with"])
-        return self._loader
+        return self._slots
 
     def _forward(self, model: torch.nn.Module, batch: Any) -> tuple[Any, Any]:
         """Run the model in the precision of the training step, and return outputs in float32 for the loss."""
@@ -245,20 +257,17 @@ class SelectedBatches:
     def __init__(self, selection: SelectiveBackprop, loader: Iterable[Any]) -> None:
         self.selection = selection
         self._user_loader = loader
-        self._paced: PacedLoader | None = None
 
-    @property
-    def _loader(self) -> PacedLoader:
+    @functools.cached_property
+    def _slots(self) -> Slots:
         # Ranks and devices are not known before Lightning first asks for batches.
-        if self._paced is None:
-            self._paced = self.selection.build_loader(self._user_loader)
-        return self._paced
+        return self.selection.select_from(self._user_loader)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._slots)
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._loader
+        return iter(self._slots)
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Do the same as the callback's `loss`, for modules without it: `self.trainer.train_dataloader.loss(...)`."""
@@ -267,7 +276,7 @@ class SelectedBatches:
     @property
     def sampler(self) -> Any:
         """The user's sampler, so that Lightning can tell it the epoch."""
-        return getattr(self._loader, "sampler", None)
+        return getattr(self._slots.loader, "sampler", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing, because the callback saves everything. It tells Lightning that this loader can be resumed."""

@@ -1,119 +1,117 @@
-"""A loader for frameworks that count batches. It yields as many slots per epoch as plain training has batches."""
+"""Slots, for frameworks that count batches: as many per epoch as plain training has batches."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
-from selective_backprop.loader.feedback import LOSS_CALL, WEIGHTS_NAME
 from selective_backprop.loader.selective_loader import SelectiveLoader
 
+_logger = logging.getLogger(__name__)
 
-class PacedLoader(SelectiveLoader):
-    """Gives out exactly len() slots per epoch, one for each candidate batch. A slot is a full training batch or None.
+
+class Slots:
+    """Gives out a loader's batches in exactly len() slots per epoch. A slot is a training batch or None.
 
     Selection depends on the weights after each training step, so nobody knows beforehand which batch of an epoch is the
     last. Frameworks need to know, for validation, gradient accumulation and learning rates. They fetch a batch ahead to
     find out, or stop at len(). There are as many slots as plain training has batches, so they can be counted, and all
-    ranks have equally many.
+    ranks have equally many. Batches come in step with the candidates offered.
 
     Args:
+        loader: the loader that selects.
         window: number of slots that belong together, such as those between two optimizer steps. Either all of them have
-            a batch, or none has. The last window of an epoch may be shorter, and may begin with slots without a batch.
-        loss_call, weights_name: what errors tell the framework's users to call instead of `loader.loss`, and to read
-            instead of `loader.batch.weights`.
-        options: those of SelectiveLoader.
+            a batch, or none has. Only an epoch's last batches may begin in the middle of a window.
 
     >>> import torch, selective_backprop as sb
     >>> data = [(torch.randn(4), i % 2) for i in range(64)]
     >>> train_loader = torch.utils.data.DataLoader(data, batch_size=8)
     >>> loss_fn = torch.nn.CrossEntropyLoss()
-    >>> loader = PacedLoader(train_loader, torch.nn.Linear(4, 2), loss_fn, sb.random_backprop(0.5), num_epochs=1)
-    >>> slots = list(loader)
+    >>> loader = sb.SelectiveLoader(train_loader, torch.nn.Linear(4, 2), loss_fn, sb.random_backprop(0.5))
+    >>> slots = list(Slots(loader))
     >>> len(slots), None in slots, sum(len(slot[1]) for slot in slots if slot is not None) == loader.stats.trained
     (8, True, True)
     """
 
-    puts_back = False  # a slot counts even if the caller did not train on it
-
-    def __init__(
-        self,
-        *arguments: Any,
-        window: int = 1,
-        loss_call: str = LOSS_CALL,
-        weights_name: str = WEIGHTS_NAME,
-        **options: Any,
-    ) -> None:
+    def __init__(self, loader: SelectiveLoader, window: int = 1) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
-        super().__init__(*arguments, **options)
-        self.call_in_errors(loss=loss_call, weights=weights_name)
-        self.slot = 0
-        """Number of slots of this epoch given out."""
-        self._window = window
-        self._pending: list[bool] = []  # slots of the window under way: whether each has a batch
-        self._loaded = False
+        self.loader = loader
+        self.window = window
+        self._length = len(loader)  # in the midst of a planned epoch, the loader's own length is the number planned
+        self._given = 0  # slots of this epoch given out
+        self._next: list[bool] = []  # slots that are decided: whether each has a batch
 
-    def epoch_batches(self) -> Iterator[Any]:
-        loaded, self._loaded = self._loaded, False
-        if loaded and not self.in_epoch and 0 < self.slot < len(self):
-            yield from self._last_slots()  # the state was saved after the last candidates, before the last slots
-            return
-        if not loaded or self.slot == len(self):
-            self.slot, self._pending = 0, []
-        self.begin_epoch()
-        yield from self._windows()
-        while self.offer():
-            yield from self._windows()
-        yield from self._windows()
-        super().end_epoch()
-        yield from self._last_slots()
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give out the slots of one epoch, or the rest of the one that was under way when the state was saved."""
+        stepper = self.loader.stepper
+        if stepper.epoch is not None:
+            self.end_epoch()  # the iteration before this one was left early
+        stepper.begin()
+        epoch = stepper.epoch
+        while stepper.epoch is epoch and self._given < len(self):
+            yield self._slot()
+            stepper.end_step()
+        if stepper.epoch is epoch:
+            self.end_epoch()
 
     def end_epoch(self) -> None:
         """End the epoch. Slots that have not been given out are dropped."""
-        super().end_epoch()
-        self.slot, self._pending = len(self), []
+        self.loader.stepper.end_epoch()
+        self._given, self._next = 0, []
 
-    def _last_slots(self) -> Iterator[Any]:
-        """Give out the slots that are left after the last candidates. Those with a batch come last."""
-        yield from self._windows(is_over=True)
-        if self.ends_with_rest:
-            self.queue.even_out()
-        size = len(self) - self.slot
-        count = min(size, self.num_left)
-        self._pending = [False] * (size - count) + [True] * count  # the last one counts as the end of a window
-        yield from self._slots()
+    def _slot(self) -> Any:
+        if not self._next:
+            self._next = self._decide()
+        self._given += 1
+        batch = self.loader.stepper.take() if self._next.pop(0) else None
+        return None if batch is None else batch.data
 
-    def _windows(self, *, is_over: bool = False) -> Iterator[Any]:
-        """Give out all windows but the epoch's last that have their batches, or whose candidates have been offered."""
-        yield from self._slots()
-        offered = 1.0 if is_over else self.epochs_done - self.epoch
-        end = (len(self) - 1) // self._window * self._window
-        while self.slot < end:
-            ready = self.num_ready >= self._window
-            # The small number corrects the rounding of the fraction.
-            if not ready and offered * len(self) + 1e-6 < self.slot + self._window:
-                return
-            self._pending = [ready] * self._window
-            yield from self._slots()
+    def _decide(self) -> list[bool]:
+        """Offer candidates until it is known whether the next slots have batches."""
+        stepper, window = self.loader.stepper, self.window
+        assert stepper.epoch is not None
+        has_more = True
+        while has_more:
+            if self._given < self._last_window:
+                if stepper.num_ready >= window:
+                    return [True] * window
+                # Slots may stay empty only if those after them suffice, even if all further candidates are selected.
+                # The small number corrects the rounding of the fraction.
+                offered = stepper.fraction * len(self) + 1e-6
+                if offered >= self._given + window + stepper.epoch.most_ready:
+                    return [False] * window
+            has_more = stepper.offer()
+        return self._last_slots(stepper.num_ready)
 
-    def _slots(self) -> Iterator[Any]:
-        while self._pending:
-            self.slot += 1
-            if not self._pending.pop(0):
-                yield None
-            elif (batch := self.take(rest=True)) is not None:
-                yield batch.data
-                self.end_step()
+    @property
+    def _last_window(self) -> int:
+        """The slot with which the epoch's last window begins, which may be shorter."""
+        return (len(self) - 1) // self.window * self.window
+
+    def _last_slots(self, num_batches: int) -> list[bool]:
+        """Decide about the rest of the epoch, when all its candidates have been offered.
+
+        Whole windows come first. What remains comes last, because frameworks make a step after the last slot.
+        """
+        left = len(self) - self._given
+        if num_batches > left:
+            _logger.warning(
+                "%d training batches are dropped at the end of this epoch: more were selected than your loader has "
+                "batches, because its batches are of different sizes. Pass batch_size=",
+                num_batches - left,
+            )
+            num_batches = left
+        in_windows = min(num_batches, self._last_window - self._given) // self.window * self.window
+        return [True] * in_windows + [False] * (left - num_batches) + [True] * (num_batches - in_windows)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "slot": self.slot, "pending": list(self._pending)}
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        if not {"slot", "pending"} <= state.keys():
-            raise ValueError("saved by a SelectiveLoader outside of Lightning, which has no slots: load it there")
-        super().check_state_dict(state)
+        return {"loader": self.loader.state_dict(), "given": self._given, "next": list(self._next)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.slot, self._pending, self._loaded = state["slot"], list(state["pending"]), True
+        self.loader.load_state_dict(state["loader"])
+        self._given, self._next = state["given"], list(state["next"])

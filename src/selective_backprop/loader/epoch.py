@@ -19,6 +19,7 @@ from selective_backprop.batches.padding import Pad, PadToLongest, ShapeCheck
 from selective_backprop.distributed.team import Contribution, Share, Team
 from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.queue import Queue
+from selective_backprop.loader.saved_batch import loaded_batch, saved_batch
 from selective_backprop.loader.selector import Selector, keep_all
 from selective_backprop.loader.source import AnySource, IndexedSource, Loaded
 from selective_backprop.loader.token_queue import TokenQueue
@@ -87,6 +88,11 @@ class Epoch(ABC):
     @abstractmethod
     def num_ready(self) -> int:
         """Number of training batches that can be taken now."""
+
+    @property
+    def most_ready(self) -> int:
+        """The most training batches that the examples loaded so far can still make. It is the same on all ranks."""
+        return self.num_ready
 
     @property
     def num_batches(self) -> int | None:
@@ -259,12 +265,14 @@ class PlannedEpoch(Epoch):
 
     def state_dict(self) -> dict[str, Any]:
         counts = {"planned": self._num_planned, "offered": self._num_offered, "counted": self._counted}
-        return super().state_dict() | counts | {"kind": "planned"}
+        ready = [saved_batch(batch) for batch in self._ready]
+        return super().state_dict() | counts | {"kind": "planned", "ready": ready}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._num_planned, self._num_offered = state["planned"], state["offered"]
         self._counted = state["counted"]
+        self._ready.extend(loaded_batch(batch, self._run.source.device) for batch in state["ready"])
 
 
 class ScoredEpoch(Epoch):
@@ -290,6 +298,10 @@ class ScoredEpoch(Epoch):
     @property
     def num_ready(self) -> int:
         return self.queue.num_ready
+
+    @property
+    def most_ready(self) -> int:
+        return self.queue.most_batches
 
     @property
     def num_queued(self) -> int:

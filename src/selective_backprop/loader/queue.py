@@ -83,6 +83,14 @@ class Queue:
         return len(self._whole) + self._num_full
 
     @property
+    def most_batches(self) -> int:
+        """The most batches that the waiting examples can make. It is the same on all ranks, which share them evenly."""
+        if self._last_sizes is not None or self.batch_size is None:
+            return self.num_ready
+        waiting = -(-sum(self.lengths) // self._ranks.size)
+        return len(self._whole) + -(-waiting // self.batch_size)
+
+    @property
     def _num_full(self) -> int:
         if self.batch_size is None:
             return 0

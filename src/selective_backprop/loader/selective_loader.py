@@ -167,7 +167,6 @@ class SelectiveLoader(LoaderAttributes):
         self._reporting = reporting
         self.stepper = Stepper(self._run, reporting, num_epochs, needs_losses=audit or needs.training_losses)
         """Gives out batches one by one, for frameworks that count them."""
-        self._batch: Batch | None = None
         self._iteration: weakref.ref[Generator[Any]] | None = None  # the iteration that gives out batches
 
     # ---- what users read
@@ -264,9 +263,9 @@ class SelectiveLoader(LoaderAttributes):
     @property
     def batch(self) -> Batch:
         """The batch given out last, with its ids, weights and probabilities."""
-        if self._batch is None:
+        if self.stepper.batch is None:
             raise RuntimeError("no batch has been given out yet")
-        return self._batch
+        return self.stepper.batch
 
     def weights(self) -> Tensor:
         """Return the weights of the batch given out last, on its device, for loops that apply them themselves."""
@@ -338,22 +337,16 @@ class SelectiveLoader(LoaderAttributes):
         self._iteration = itself[0]
         is_finalizing = sys.is_finalizing  # at interpreter exit this module's own names are gone
         try:
-            for batch in self._epoch_batches():
-                yield None if batch is None else batch.data
+            self._follow_device()
+            self.stepper.begin()
+            while (batch := self.stepper.next()) is not None:
+                yield batch.data
+                self.stepper.end_step()
+            self.stepper.end_epoch()
             self.stepper.report_stats()
         finally:
             if not is_finalizing():  # at interpreter exit parts of torch are gone already
                 self.stepper.leave()
-
-    def _epoch_batches(self) -> Iterator[Batch | None]:
-        """Give out the batches of one iteration: an epoch, or the rest of one."""
-        self._follow_device()
-        self.stepper.begin()
-        while (batch := self.stepper.next()) is not None:
-            self._batch = batch
-            yield batch
-            self.stepper.end_step()
-        self.stepper.end_epoch()
 
     def _refuse_a_second_iteration(self) -> None:
         other = self._iteration() if self._iteration is not None else None
@@ -467,7 +460,6 @@ class SelectiveLoader(LoaderAttributes):
             run.parts.load_state_dict(state["parts"])
             self._reporting.load_state_dict(state["reported"])
             self.stepper.load_state_dict(state["epochs"], state["parts"])
-            self._batch = None
             # The ledger is written to in place and cannot be undone. check_state_dict has made sure that it fits.
             run.observer.load_state_dict(state)
 

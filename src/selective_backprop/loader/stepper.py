@@ -77,6 +77,8 @@ class Stepper:
         """The epoch under way; None between epochs."""
         self.step: Step | None = None
         """The training step under way; None between steps."""
+        self.batch: Batch | None = None
+        """The batch taken last; None before the first one."""
         # The states of the epoch to go on with and of the parts, until that epoch's first training step is over.
         self._to_resume: dict[str, Any] | None = None
         self._before = run.observer.stats  # the statistics before the first step of the epoch or of its rest
@@ -147,6 +149,7 @@ class Stepper:
         assert self.epoch is not None
         batch = self.epoch.take()
         if batch is not None:
+            self.batch = batch
             self.step = Step(batch, self.epoch.number, needs_losses=self._needs_losses)
             self._run.observer.stats.switch("training")
         return batch
@@ -257,6 +260,6 @@ class Stepper:
 
     def load_state_dict(self, state: dict[str, Any], parts: dict[str, Any]) -> None:
         """Go on from a saved state. parts: the saved state of the method's parts."""
-        self.epoch = self.step = None
+        self.epoch = self.step = self.batch = None
         self.num_done, self._num_silent = state["epoch"], state["silent"]
         self._to_resume = None if state["under_way"] is None else {"epoch": state["under_way"], "parts": parts}

@@ -100,7 +100,7 @@ def training_batch_sizes(count: int, batch_size: int, *, drop_last: bool, most: 
     """Cut `count` examples into batches of B. The last two share what does not fill a batch: none is below half of B.
 
     With drop_last it is left out instead. If ranks have different counts, all of them cut as many batches as the rank
-    with the most needs; counts may differ by one.
+    with the most needs, and cut them alike; counts may differ by one.
 
     Args:
         count: number of examples of this rank.
@@ -113,16 +113,18 @@ def training_batch_sizes(count: int, batch_size: int, *, drop_last: bool, most: 
     >>> training_batch_sizes(11, 4, drop_last=True).tolist(), training_batch_sizes(3, 4, drop_last=False).tolist()
     ([4, 4], [3])
     """
-    full, rest = divmod(count if most is None else most, batch_size)
+    most = count if most is None else most
+    full, rest = divmod(most, batch_size)
     number = full + (rest > 0 and not drop_last)
     if not number:
         return NO_IDS
     count = min(count, number * batch_size)
     sizes = torch.full((number,), batch_size)
-    left = count - batch_size * max(0, number - 2)
+    before = batch_size * max(0, number - 2)
+    left, enough = count - before, batch_size + (batch_size + 1) // 2
     if number == 1:
         sizes[-1] = left
-    elif left >= batch_size + (batch_size + 1) // 2:
+    elif left >= enough and most - before > enough:  # so ranks that differ by one example decide alike
         sizes[-1] = left - batch_size  # the last batch alone is at least half full
     else:
         sizes[-2:] = torch.tensor([left - left // 2, left // 2])
