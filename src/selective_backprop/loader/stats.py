@@ -44,7 +44,7 @@ class Stats:
     skipped_before_loading: int = field(default=0, metadata=_combine("count"))
     """Number of candidates that were skipped by a known score, neither loaded nor augmented."""
     dropped: int = field(default=0, metadata=_combine("count"))
-    """Number of selected examples that filled no batch at the end of an epoch. Your DataLoader's drop_last drops them."""
+    """Number of selected examples that filled no batch at the end of an epoch, and were dropped for drop_last."""
     queued: int = field(default=0, metadata=_combine("queue"))
     """Number of selected examples that wait for their batch to fill."""
     batches: int = field(default=0, metadata=_combine("same"))
