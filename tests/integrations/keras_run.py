@@ -105,6 +105,10 @@ class Watch(keras.callbacks.Callback):
     def __init__(self, dataset):
         super().__init__()
         self.dataset, self.ids, self.weights, self.rates, self.ahead, self.queued = dataset, [], [], [], [], []
+        self.sizes = []  # of each epoch's batches
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.sizes.append([])
 
     def on_train_batch_end(self, batch, logs=None):
         loader = self.dataset.loader
@@ -113,6 +117,11 @@ class Watch(keras.callbacks.Callback):
         self.rates.append(float(self.model.optimizer.learning_rate))
         self.ahead.append(loader.stats.batches - len(self.ids))
         self.queued.append(loader.stats.queued)
+        self.sizes[-1].append(len(self.dataset.batch))
+
+    def gave_full_batches(self):
+        """Whether all batches had 16 examples, except that an epoch's last two share what is left."""
+        return all(set(sizes[:-2]) <= {16} and min(sizes) >= 8 for sizes in self.sizes)
 
 
 class Killer(keras.callbacks.Callback):

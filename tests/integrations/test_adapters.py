@@ -99,10 +99,10 @@ def step(loader, inputs, targets):
 def test_1_scoring_leaves_no_trace_on_adapters(kind, scoring):
     model = make_model(**MODELS[kind])
     loader = make_loader(model, sb.selective_backprop(0.5, scoring=scoring))
-    loader.begin_epoch()
+    loader.stepper.begin()
     before = everything_of(model)
-    while not loader.num_ready:
-        assert loader.offer()
+    while not loader.stepper.num_ready:
+        assert loader.stepper.offer()
         assert same(before, everything_of(model))
 
 
@@ -140,9 +140,9 @@ def test_forward_reuse_has_the_gradients_of_the_selected_examples(kind):
 
 
 def take(loader, count):
-    loader.begin_epoch()
+    loader.stepper.begin()
     for _ in range(count):
-        loader.offer()
+        loader.stepper.offer()
 
 
 @pytest.mark.parametrize("kind", MODELS)

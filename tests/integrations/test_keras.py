@@ -83,12 +83,12 @@ def test_a_pydataset_is_keras_own_run_to_the_bit():
 def test_sb_trains_on_full_batches_selected_by_the_weights_of_now():
     model, dataset, watch = fit("sb", epochs=6)
     stats = dataset.loader.stats
-    assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1)
+    assert watch.gave_full_batches()
     assert len(watch.ids) == stats.batches == int(model.optimizer.iterations)
-    assert stats.offered == stats.scored + stats.skipped_before_loading == 6 * 203 and stats.queued == 0
+    assert stats.offered == stats.scored == 6 * 203 and stats.queued == stats.dropped == 0
     assert abs(stats.selectivity - 0.4) < 0.06  # 4 standard deviations of 1218 draws
     assert set(watch.ahead) == {0}  # no batch was selected before the step of the one before it
-    assert max(watch.queued) < 16  # nor more candidates scored than it took to fill it
+    assert max(watch.queued) < 24  # nor more candidates scored than it took to fill it and half of the next one
     hardest = dataset.loader.ledger.selected.double().topk(60).indices
     assert dataset.loader.ledger.scores[hardest, 0].mean() > dataset.loader.ledger.score.mean()
 
@@ -146,7 +146,7 @@ def test_a_pydataset_in_batches_of_another_size():
     _, dataset, watch = fit("everything", data=(Replay(batches),), epochs=2)
     assert watch.ids == [None] * 24 and dataset.loader.stats.trained == 384
     _, dataset, watch = fit(sb.kath18(3, variable_start=False), candidate_batch_size=48)
-    assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1) and len(watch.ids) == 13
+    assert watch.gave_full_batches() and [len(sizes) for sizes in watch.sizes] == [5] * 3  # a third of 203
 
 
 @pytest.mark.parametrize("by", ["training losses", "scoring now and then"])
@@ -271,20 +271,30 @@ def test_without_a_callback_and_with_a_progress_bar(capsys):
     assert "Epoch 3/3" in capsys.readouterr().out
 
 
-def recorded(*ids_by_epoch):
-    """These of 20 ids in each epoch, and no others, however few they are."""
-    record = sb.SelectionRecord(20)
-    for ids in ids_by_epoch:
-        record.add_ids(torch.tensor(ids, dtype=torch.int64))
-    return sb.recorded_backprop(record)
+class NowAndThen(sb.types.Policy):
+    """Selects everything in some epochs of two candidate batches, and nothing in others."""
+
+    selectivity = 0.5
+
+    def __init__(self, *epochs):
+        self.epochs, self.calls = epochs, 0
+
+    def select(self, scores, generator):
+        kept = torch.arange(len(scores) if self.calls // 2 in self.epochs else 0)
+        self.calls += 1
+        return sb.types.Selection(kept, torch.ones(len(kept)), torch.ones(len(scores), dtype=torch.float64))
 
 
-def test_an_epoch_without_a_full_batch_goes_together_with_the_next():
-    _, dataset, watch = fit(
-        recorded(*[[(6 * epoch + i) % 20 for i in range(6)] for epoch in range(6)]), data=arrays(20), epochs=6
-    )
-    assert dataset.loader.stats.offered == 120 and dataset.loader.stats.queued == 0
-    assert [len(ids) for ids in watch.ids[:-1]] == [16] * (len(watch.ids) - 1) and 0 < len(watch.ids) < 6
+def test_an_epoch_in_which_nothing_is_selected_goes_together_with_the_next():
+    def fit_with(*epochs):
+        method = sb.Method("now and then", sb.scorers.ForwardScorer(), NowAndThen(*epochs))
+        return fit(method, data=arrays(20), epochs=4)
+
+    _, dataset, watch = fit_with(1, 2)
+    assert dataset.loader.stats.offered == 80 and dataset.epoch == 4
+    assert [sum(sizes) for sizes in watch.sizes] == [20, 20, 0]
+    with pytest.raises(ValueError, match="nothing was selected in the whole run"):
+        fit_with()
 
 
 # ---- training losses
@@ -747,8 +757,6 @@ def test_models_and_fits_that_cannot_work_are_refused():
         fit("infobatch", model=small_model(loss=loss))
     with pytest.raises(RuntimeError, match="steps_per_execution above 1"):
         fit("sb", model=small_model(steps_per_execution=2))
-    with pytest.raises(ValueError, match="nothing was selected"):
-        fit(recorded([]), data=arrays(20), epochs=1)
 
 
 def test_a_state_of_another_run_is_refused():

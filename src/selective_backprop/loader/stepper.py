@@ -241,12 +241,13 @@ class Stepper:
         if self._num_silent % 10 != 1 or not self._run.team.is_first:
             return
         stats = self._run.observer.stats
+        dropped = stats.dropped - epoch.began_with.dropped
         _logger.warning(
-            "an epoch gave out no batch: of %d candidates, %d were selected, and with drop_last they were dropped "
-            "because they fill no batch of %s. Use a smaller batch_size= or a higher selectivity",
+            "an epoch gave out no batch: of %d candidates, %s. Use a smaller batch_size= or a higher selectivity",
             stats.offered - epoch.began_with.offered,
-            stats.dropped - epoch.began_with.dropped,
-            self._run.batch_size,
+            f"{dropped} were selected, and drop_last drops them because they fill no batch of {self._run.batch_size}"
+            if dropped
+            else "none was selected",
         )
 
     # ---- saving

@@ -37,9 +37,8 @@ BACKENDS = ("torch", "jax")
 class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     """Scores candidates with the model as it is now, and gives `model.fit` full batches of those selected.
 
-    An epoch of Keras is an epoch of candidates, with as many steps as full batches were selected. Examples that are
-    left over wait for the next epoch; the last epoch gives them out as a smaller batch. An epoch without a full batch
-    is joined with the next one.
+    An epoch of Keras is an epoch of candidates, with as many steps as batches were selected. All are full, except the
+    last two, which share what does not fill a batch. An epoch in which nothing is selected is joined with the next one.
 
     The state of the selection is saved with the model: it is in every file of weights that Keras writes
     (`BackupAndRestore`, `ModelCheckpoint`, `save_weights`, `save`), and `load_weights` restores it.
@@ -59,7 +58,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             Pass them on with `fit(validation_data=dataset.validation_data)`.
         shuffle: offer candidates in a new order in each epoch.
         seed: seed of that order and of selection.
-        on_stats, stats_every: as for `SelectiveLoader`.
+        on_stats: as for `SelectiveLoader`.
 
     >>> import numpy as np, selective_backprop as sb
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -88,7 +87,6 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         shuffle: bool = True,
         seed: int = 0,
         on_stats: OnStats | None = None,
-        stats_every: int | None = None,
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         if (backend := keras.backend.backend()) not in BACKENDS:
@@ -128,10 +126,10 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             num_epochs=num_epochs,
             seed=seed,
             on_stats=on_stats,
-            stats_every=stats_every,
         )
         """The SelectiveLoader inside, with its stats, ledger and progress."""
         self.model = model
+        self._most_batches = len(self.loader)  # in a planned epoch, the loader's own length is the number planned
         self._example = example(source)
         self._weighted = weighted
         self._training_losses: RecordedLoss | None = None
@@ -144,7 +142,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         # Keras on JAX fails after an epoch without a step, if it is the first of fit().
         self._steps = SelectedSteps(self.loader, may_be_empty=backend != "jax")
         self._random: Tensor | None = None  # to go on with
-        self._loaded = self._running = False
+        self._loaded = self._loaded_in_mid_epoch = self._running = False
         self._epoch_began_with = Stats()
         model._selective_backprop = Saved(self)
 
@@ -153,7 +151,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     @property
     def num_batches(self) -> EpochLength:
         """The most batches that an epoch can have. It compares as reached as soon as the epoch has no more batches."""
-        return EpochLength(self)
+        return EpochLength(self, self._most_batches)
 
     def __getitem__(self, index: int) -> Any:
         """Return the batch of the step that begins. The index does not matter, because there is only this batch."""
@@ -178,7 +176,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def on_epoch_begin(self) -> None:
         self._steps.ahead = batches_ahead()
-        if not self._steps.resumed:
+        if not self._loaded_in_mid_epoch:
             self._restore_random()
 
     def on_epoch_end(self) -> None:
@@ -211,7 +209,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             return True
         if step > 0:
             self._random = None
-        elif self._steps.resumed:
+        elif self._loaded_in_mid_epoch:
             self._restore_random()  # Keras begins an epoch by a draw of its own, which this one had long before
         begins = self._steps.begins(step)
         if begins and step > 0:
@@ -222,7 +220,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         if has_batch:
             return True
         self._random = None
-        if self._steps.run_over:
+        if self._steps.run_is_over:
             self.model.stop_training = True  # after a resume, Keras may count an epoch more than there are left
         return False
 
@@ -267,7 +265,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     @property
     def epoch(self) -> int:
         """Number of completed epochs. To resume from a loaded state, use `fit(initial_epoch=dataset.epoch)`."""
-        return self._steps.epoch
+        return self.loader.epoch
 
     @property
     def batch(self) -> Batch:
@@ -301,6 +299,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         """Resume where the state was saved, also in the middle of an epoch."""
         self._steps.load_state_dict(state["steps"])
         self._loaded = self._learned = True
+        self._loaded_in_mid_epoch = self.loader.stepper.in_epoch
         self._epoch_began_with.load_state_dict(state["epoch_began_with"])
         load_seeds(self.model, state["random"])
         self._random = state["random"]["torch"] if keras.backend.backend() == "torch" else None

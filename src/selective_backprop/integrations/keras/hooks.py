@@ -25,9 +25,8 @@ class EpochLength(int):
     takes the weights out of the model. So this is when the next batch is selected.
     """
 
-    def __new__(cls, dataset: SelectiveDataset) -> EpochLength:
-        # One more than the loader says: the last epoch ends with a smaller batch, of what epochs before it left over.
-        length = super().__new__(cls, len(dataset.loader) + 1)
+    def __new__(cls, dataset: SelectiveDataset, most: int) -> EpochLength:
+        length = super().__new__(cls, most)
         length.dataset = dataset
         return length
 
