@@ -257,7 +257,8 @@ def test_len_is_an_upper_bound_and_reached_by_traditional():
 
 
 def test_progress_is_the_fraction_of_candidates_offered():
-    for method in (sb.selective_backprop(0.4), sb.random_backprop(0.4), sb.stale_selective_backprop(0.4)):
+    methods = (sb.selective_backprop(0.4), sb.random_backprop(0.4), sb.stale_selective_backprop(0.4), sb.traditional())
+    for method in methods:
         loader = make_loader(method, num_epochs=3)
         values = [loader.progress]
         for epoch in range(3):
@@ -265,7 +266,7 @@ def test_progress_is_the_fraction_of_candidates_offered():
                 values.append(loader.progress)
             assert loader.progress == pytest.approx((epoch + 1) / 3)
         assert values == sorted(values)
-        assert values[0] == 0
+        assert values[0] == 0 and values[2] > values[1], "it rises within an epoch"
 
 
 def test_leaving_an_epoch_early_starts_the_next_one():

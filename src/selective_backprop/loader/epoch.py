@@ -148,7 +148,7 @@ class Epoch(ABC):
         source = self._run.source
         if not isinstance(source, IndexedSource):
             source.begin(self.number)
-        elif self._run.plans(self.number):
+        elif self._run.plans(self.number) and not self._keeps_the_users_batches(source):
             source.begin(self._planned_batches(source), self.number, None)
         elif source.keep is not None:
             source.begin(self._unpruned_batches(source), self.number, None)
@@ -162,9 +162,6 @@ class Epoch(ABC):
         seed for its workers. Only then may the user's sampler draw, so that it draws what it would without us.
         """
         run = self._run
-        if self._keeps_the_users_batches(source):
-            yield from map(IdBatch, source.candidate_batches())
-            return
         stats = run.observer.stats
         phase = stats.switch("selecting")
         candidates = source.all_candidates()
@@ -313,6 +310,8 @@ class ScoredEpoch(Epoch):
 
     def step(self) -> bool:
         run = self._run
+        if self.queue.is_finished:
+            return False
         loaded, self._ahead = self._ahead or run.source.next(), None
         phase = run.observer.stats.switch("selecting")
         if loaded is not None:

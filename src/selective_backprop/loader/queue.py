@@ -76,6 +76,11 @@ class Queue:
         return waiting + sum(len(rows.weights) for rows in self._whole) if self._whole else waiting
 
     @property
+    def is_finished(self) -> bool:
+        """Whether `finish` has divided what is left into the last batches."""
+        return self._last_sizes is not None
+
+    @property
     def num_ready(self) -> int:
         """Batches that can be taken now."""
         if self._last_sizes is not None:
