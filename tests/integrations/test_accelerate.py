@@ -99,7 +99,7 @@ def train(method):
     return accelerator.unwrap_model(model).state_dict(), sizes
 
 plain, everything, selected = train(None), train(sb.selective_backprop(1.0)), train(sb.selective_backprop(0.4))
-print(f"{same(plain, everything)} {len(selected[1])} {sorted(set(selected[1][:-1]))}\\n", end="", flush=True)
+print(f"{same(plain, everything)} {len(selected[1])} {min(selected[1]) >= 8}\\n", end="", flush=True)
 accelerator.end_training()
 leave()  # as a thread of DDP may abort the process while the interpreter ends
 """
@@ -114,4 +114,4 @@ def test_two_ranks(tmp_path):
     assert result.returncode == 0, result.stderr
     first, second = result.stdout.splitlines()
     assert first == second, "as many batches on each"
-    assert first.startswith("True ") and first.endswith(" [16]"), "plain training at selectivity 1; full batches"
+    assert first.startswith("True ") and first.endswith(" True"), "plain training at selectivity 1; no small batches"

@@ -1,7 +1,6 @@
 """TRL: real training of tiny models on real text, by the trainers of TRL itself and by ours."""
 
 import importlib
-import math
 import subprocess
 import sys
 
@@ -228,7 +227,7 @@ def gradients(trainer, documents, *, weights=None):
     weights = ones if weights is None else weights
     batch = Batch(collate([trainer.documents[i] for i in documents]), torch.tensor(documents), weights, ones.double())
     trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
-    trainer.steps.take = lambda count, length: [batch]
+    trainer.steps.take = lambda count: [batch]
     trainer.current_gradient_accumulation_steps = 1
     samples, num_items = trainer.get_batch_samples(None, 1, torch.device("cpu"))
     trainer.training_step(trainer.model, samples[0], num_items)
@@ -316,77 +315,9 @@ def test_pairs_are_selected(kind, tmp_path):
         assert trainer.selective_loader.stats.offered == 80 and trainer.selective_loader.stats.trained < 80
 
 
-# ---- tokens and lengths
-
-
-def masked_gradients(trainer, documents, share, reference=None):
-    """Slowly: the gradients of the mean over the highest tokens of these documents, scaled as over all tokens."""
-    model, rows = trainer.model, [trainer.documents[i] for i in documents]
-    losses, others = [], []
-    for row in rows:
-        tokens, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"][1:])
-        for kept, each in ((losses, model), (others, reference)):
-            if each is not None:
-                kept.append(torch.nn.functional.cross_entropy(each(tokens).logits[0, :-1], labels, reduction="none"))
-    loss = torch.cat(losses)
-    scores = loss.detach() - (torch.cat(others).detach() if others else 0)
-    count = math.ceil(share * len(loss) - 1e-6)
-    model.zero_grad()
-    loss[scores.argsort(descending=True)[:count]].mean().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("reference", [False, True], ids=["loss", "reference"])
-@pytest.mark.parametrize("options", [{}, PACKED | {"per_device_train_batch_size": 8}], ids=["padded", "packed"])
-def test_only_the_tokens_that_carry_the_loss_are_trained_on(options, reference, tmp_path):
-    chosen, other = [3, 8, 9, 20], texts.make_model(seed=7) if reference else None
-    settings = {"token_share": 0.4, "token_reference": other}
-    trainer = sft(tmp_path, sb.methods.ledger_percentile(0.5), settings=settings, **options)
-    found = gradients(trainer, chosen)
-    for name, expected in masked_gradients(trainer, chosen, 0.4, other).items():
-        assert torch.allclose(found[name], expected, rtol=1e-3, atol=1e-6), name
-    assert other is None or all(p.grad is None for p in other.parameters())
-
-
-def test_all_tokens_are_trl_itself(tmp_path):
-    settings = {"token_share": 1.0}
-    whole, all_tokens = (
-        gradients(sft(tmp_path, sb.methods.ledger_percentile(1.0), settings=each), [1, 2, 3]) for each in ({}, settings)
-    )
-    assert all(torch.allclose(whole[name], all_tokens[name], rtol=1e-5, atol=1e-7) for name in whole)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"settings": {"token_share": 1.5}}, "token_share must be in"),
-        ({"settings": {"token_reference": torch.nn.Linear(1, 1)}}, "pass token_share= too"),
-        ({"settings": {"batch_tokens": 64}}, "batch_tokens= is for loops of your own.* Use packing=True"),
-    ],
-)
-def test_wrong_options_of_tokens_are_refused(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        sft(tmp_path, sb.methods.ledger_percentile(0.5), **options)
-
-
-def test_smoothed_labels_cannot_be_masked(tmp_path):
-    with (
-        pytest.warns(FutureWarning, match="label_smoothing_factor"),
-        pytest.raises(ValueError, match="leave out label_smoothing_factor"),
-    ):
-        sft(tmp_path, sb.methods.ledger_percentile(0.5), settings={"token_share": 0.5}, label_smoothing_factor=0.1)
-
-
-def test_tokens_of_pairs_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="SelectiveRewardTrainer has one loss per pair"):
-        SelectiveRewardTrainer(
-            model=texts.make_classifier(),
-            args=RewardConfig(output_dir=str(tmp_path), **QUIET),
-            train_dataset=texts.preferences(),
-            processing_class=texts.make_tokenizer(),
-            method=sb.methods.ledger_percentile(0.5),
-            token_share=0.5,
-        )
+def test_batches_by_tokens_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"batch_tokens= is for loops of your own.* Use packing=True"):
+        sft(tmp_path, sb.ledger_backprop(), settings={"batch_tokens": 64})
 
 
 # ---- adapters
@@ -525,7 +456,6 @@ def test_fsdp2_of_accelerate_on_two_ranks(tmp_path):
         assert same(found["weights"], second[name]["weights"]), f"ranks agree on the weights of {name}"
         assert found.get("batches") == second[name].get("batches")
     assert same(first["plain"]["weights"], first["everything"]["weights"]), "selectivity 1 is TRL's FSDP2"
-    assert not same(first["everything"]["weights"], first["tokens"]["weights"]), "some tokens are left out"
     assert same(first["trainer"]["weights"], first["trainer, everything"]["weights"]), "and Trainer's"
     for name, expected in (("sb", 0.5), ("packed", 0.75)):
         share = sum(r[name]["trained"] for r in (first, second)) / sum(r[name]["offered"] for r in (first, second))

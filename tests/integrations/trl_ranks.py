@@ -49,9 +49,9 @@ def sharded(trainer):
     return trainer
 
 
-def run(folder, method=None, *, of_trl=True, settings=None, **options):
+def run(folder, method=None, *, of_trl=True, **options):
     """Train; return the whole weights, and the statistics."""
-    tokenizer, settings = texts.make_tokenizer(), (settings or {}) | ({} if method is None else {"method": method})
+    tokenizer, settings = texts.make_tokenizer(), {} if method is None else {"method": method}
     data = texts.text(32)
     if of_trl:
         kind = SFTTrainer if method is None else SelectiveSFTTrainer
@@ -80,7 +80,6 @@ def main():
         "everything": run(folder, sb.methods.ledger_percentile(1.0)),
         "sb": run(folder, sb.selective_backprop(1 / 2)),
         "packed": run(folder, sb.methods.ledger_percentile(1 / 2), packing=True, per_device_train_batch_size=1),
-        "tokens": run(folder, sb.methods.ledger_percentile(1.0), settings={"token_share": 0.5}),
         "trainer": run(folder, of_trl=False),
         "trainer, everything": run(folder, sb.methods.ledger_percentile(1.0), of_trl=False),
     }

@@ -26,10 +26,10 @@ from selective_backprop.files.writing import write_whole
 from selective_backprop.inference import preserved_rng
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
-from selective_backprop.loader.checks import check_reporting, check_token_share
+from selective_backprop.loader.checks import check_on_stats
 from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
-from selective_backprop.losses import Reducer, token_cross_entropy
+from selective_backprop.losses import PerExampleLoss, Reducer, token_cross_entropy
 from selective_backprop.method import Method, require_method
 from selective_backprop.progress import step_by_progress
 from selective_backprop.types import Batch
@@ -73,9 +73,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             "max" or a function, such as `mean_of_largest(8)`.
         pad: how sequences of different lengths are padded to share a batch. By default the tokenizer passed as
             processing_class decides; without one, they are padded on the right.
-        token_share, token_reference: as for `SelectiveLoader`: train only on the tokens of each forward pass that carry
-            the loss. This saves no compute by itself.
-        on_stats, stats_every: as for `SelectiveLoader`. What `report_to` names gets the selectivity anyway.
+        on_stats: as for `SelectiveLoader`. What `report_to` names gets the selectivity anyway.
     """
 
     def __init__(
@@ -85,10 +83,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         reducer: str | Reducer = "mean",
         pad: Pad | None = None,
-        token_share: float | None = None,
-        token_reference: nn.Module | None = None,
         on_stats: OnStats | None = None,
-        stats_every: int | None = None,
         **options: Any,
     ) -> None:
         if "batch_tokens" in options:
@@ -98,12 +93,9 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 "tokens, or SelectiveLoader(..., batch_tokens=) in a loop of your own"
             )
         super().__init__(*args, **options)
-        self.token_share, self.token_reference = token_share, token_reference
-        check_reporting(on_stats, stats_every)
-        self.on_stats, self.stats_every = on_stats, stats_every
+        check_on_stats(on_stats)
         _check(self, method, loss_fn)
-        check_token_share(token_share, token_reference)
-        self.method, self.reducer = method, reducer
+        self.method, self.reducer, self.on_stats = method, reducer, on_stats
         self._by_labels = loss_fn is None
         self._loss_fn = loss_fn or _Smoothed(self.args.label_smoothing_factor)
         self._is_causal = _is_causal(self.model)
@@ -202,17 +194,14 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         loader = SelectiveLoader(
             self.candidate_loader(self._frame),
             self.model,
-            self._loss_fn,
+            PerExampleLoss(self._loss_fn, self.reducer),
             self.method,
             forward=self.score,
-            reducer=self.reducer,
             pad=self.pad,
             device=self.candidate_device,
             num_epochs=None if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs),
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             on_stats=self.on_stats,
-            stats_every=self.stats_every,
-            **self.token_options(),
         )
         steps = OptimizerSteps(loader, self._frame.set_epoch)
         if self._saved_steps is not None:
@@ -220,33 +209,43 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             self._saved_steps = None
         return steps
 
-    def token_options(self) -> dict[str, Any]:
-        """Return the loader's options by which it masks tokens, if the loss comes from the loader."""
-        return {"token_share": self.token_share, "token_reference": self.token_reference}
-
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple[Any, ...]:
         values = super().set_initial_training_values(args, dataloader)
-        num_epochs, self.steps_per_epoch, *_, self._epoch_length, self.max_optimizer_steps = values
+        num_epochs, self.steps_per_epoch, *_, self.max_optimizer_steps = values
         # max_steps is a number of optimizer steps; how many epochs they take is up to the selection.
         return (sys.maxsize if args.max_steps > 0 else num_epochs, *values[1:])
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
-        """Return the batches of the next optimizer step, and the number of labels of the selected examples in them."""
+        """Return the batches of the next optimizer step, and the number of labels of the selected examples in them.
+
+        At the end of an epoch there may be fewer batches than Trainer counts. Then the first ones are empty.
+        """
         self._load_rng_state(self._resumed_from)  # before loading, which may draw from it; Trainer does it after
-        batches = self.steps.take(num_batches, self._epoch_length)
-        for batch in batches:
-            self.check_length(batch.data)
-        self._taken = deque(self.passes(batch) for batch in batches)
+        slots = self.steps.take(num_batches)
+        for batch in slots:
+            if batch is not None:
+                self.check_length(batch.data)
+        self._taken = deque([] if batch is None else self.passes(batch) for batch in slots)
         inputs = [inputs for passes in self._taken for _, inputs in passes]
-        samples = [passes[0][1] if len(passes) == 1 else passes[0][0].data for passes in self._taken]
+        samples = [self._sample(passes) for passes in self._taken]
         return samples, self._get_num_items_in_batch(inputs, device)
+
+    def _sample(self, passes: list[Pass]) -> Any:
+        """Return what Trainer sees of a training batch, to count tokens and operations."""
+        if not passes:
+            return {getattr(self.model, "main_input_name", "input_ids"): torch.empty(0)}
+        return passes[0][1] if len(passes) == 1 else passes[0][0].data
 
     # ---- losses
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        passes = self._taken.popleft()
+        if not passes:
+            self.current_gradient_accumulation_steps -= 1  # Trainer divides the loss by the number of batches
+            return torch.zeros((), device=self.args.device)
         losses = []
         try:
-            for batch, part in self._taken.popleft():
+            for batch, part in passes:
                 self._batch = batch
                 losses.append(super().training_step(model, part, num_items_in_batch))
         finally:
@@ -262,7 +261,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         # A copy, because Trainer takes the labels out.
         loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
-        weighted = self.token_share is not None or bool((batch.weights != 1).any())
+        weighted = bool((batch.weights != 1).any())
         if self._by_labels and isinstance(outputs, Mapping) and outputs.get("logits") is None:
             # A fused loss, such as Liger's, which tells neither logits nor the loss of each example.
             if not (weighted or self.method.scorer.needs.training_losses or self.method.schedule.observes_losses):
@@ -387,7 +386,7 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
         scheduler = trainer.lr_scheduler
         if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
             step_by_progress(scheduler, loader, total_steps)
-        # A whole number of epochs ends by itself, with what is left in the queue.
+        # A whole number of epochs ends by itself.
         if args.num_train_epochs % 1 and loader.progress * total_steps + 1e-6 >= trainer.max_optimizer_steps:
             control.should_training_stop = True
 
@@ -395,6 +394,9 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
         self._trainer.steps.end_epoch()
         if self._trainer.steps.run_over:
             control.should_training_stop = True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        self._trainer.selective_loader.stepper.report_stats()  # the last epoch is not iterated to its end
 
 
 class _Smoothed:

@@ -5,22 +5,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selective_backprop.batches.layout import move
 from selective_backprop.batches.padding import Pad, pad_to_longest
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.transformers import SelectiveTrainer
-from selective_backprop.loader.token_share import TokenShare
-from selective_backprop.losses import PerExampleLoss
 from selective_backprop.types import Batch
 
 try:
@@ -59,30 +55,14 @@ class SelectiveTRLTrainer(SelectiveTrainer):
 
     Args:
         args, options: as for the TRL trainer.
-        method, reducer, pad, token_share, token_reference: as for SelectiveTrainer.
+        method, reducer, pad: as for SelectiveTrainer.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options.setdefault("loss_fn", Losses())
         super().__init__(*args, **options)
-        if self.token_share is None:
-            return
-        if not self.masks_tokens:
-            raise ValueError(
-                f"token_share= masks losses of tokens, and {type(self).__name__} has one loss per pair: leave it out"
-            )
-        if self.args.label_smoothing_factor or self.compute_loss_func is not None:
-            raise ValueError(
-                "token_share= masks the log-probabilities of TRL's own loss: leave out label_smoothing_factor and "
-                "compute_loss_func, or token_share="
-            )
-        loss = PerExampleLoss(Losses(), "mean")
-        self._tokens = TokenShare(self.token_share, self.token_reference, _losses_of_reference, loss)
 
     # ---- what subclasses change
-
-    masks_tokens = True
-    """Whether the loss is a sum over tokens, of which `token_share` can leave some out."""
 
     def to_inputs(self, examples: Any) -> dict[str, Any]:
         """Make the model's inputs from a batch with one row per example."""
@@ -129,8 +109,7 @@ class SelectiveTRLTrainer(SelectiveTrainer):
         batch = self.batch
         if batch is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        weighted = self.token_share is not None or bool((batch.weights != 1).any())
-        weigh = functools.partial(self._weigh, batch, dict(inputs)) if weighted else None
+        weigh = functools.partial(self._weigh, batch) if bool((batch.weights != 1).any()) else None
         # self.model is inside `model` if DDP wraps it. Both would hear the same pass.
         with listening([self.model, *self.references()], weigh) as outputs:
             # Past SelectiveTrainer, which would ask for the logits, and TRL would compute them by a second pass.
@@ -143,27 +122,13 @@ class SelectiveTRLTrainer(SelectiveTrainer):
         """Return other models that the trainer's loss calls, besides the one being trained."""
         return []
 
-    def token_options(self) -> dict[str, Any]:
-        return {}  # the loss is TRL's, and the gradients of its tokens are masked here
-
-    def _weigh(self, batch: Batch, inputs: dict[str, Any], output: Any) -> None:
-        """Multiply the gradients that flow into this output by the weights of its examples, and of its tokens."""
+    def _weigh(self, batch: Batch, output: Any) -> None:
+        """Multiply the gradients that flow into this output by the weights of its examples."""
         for name in ("log_probs", "logits"):
             found = getattr(output, name, None)
             if isinstance(found, Tensor) and found.requires_grad:
                 spread = self.spread(batch.weights.to(found), found, batch.data)
-                if self.token_share is not None and name == "log_probs":
-                    targets = torch.where(output.label_mask, 0, -100)
-                    raw = -found.detach()
-                    spread = spread * self._tokens.weights(raw, targets, dataclasses.replace(batch, data=inputs))
                 found.register_hook(functools.partial(torch.mul, spread))  # type: ignore[no-untyped-call]
-
-
-def _losses_of_reference(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Run a model without a fused head. Returns the loss of each token from the second on, and their targets."""
-    rest = {name: value for name, value in inputs.items() if name not in ("labels", "use_cache")}
-    logits, targets = model(**rest, use_cache=False).logits[:, :-1], inputs["labels"][:, 1:]
-    return F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none"), targets
 
 
 @contextmanager

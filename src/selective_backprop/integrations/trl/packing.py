@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from selective_backprop.integrations.steps import rows_of
+from selective_backprop.batches.layout import Layout
 from selective_backprop.types import Batch
 
 LENGTHS = "seq_lengths"
@@ -73,7 +74,7 @@ class _MemberSampler:
     def __init__(self, batch_sampler: Any, members: list[Any], documents_per_row: float) -> None:
         self.batch_sampler = batch_sampler
         self._members = members
-        self.batch_size = max(1, round(batch_sampler.batch_size * documents_per_row))
+        self.batch_size = math.ceil(batch_sampler.batch_size * documents_per_row)
         """Documents in a training batch: as many as a batch of packed rows has on average."""
 
     def __len__(self) -> int:
@@ -169,7 +170,14 @@ def parts_within(batch: Batch, budget: int, num_parts: int | None = None) -> lis
         bounds.insert(widest + 1, (bounds[widest] + bounds[widest + 1]) // 2)
     if len(bounds) == 2:
         return [batch]
-    return [rows_of(batch, slice(begin, end)) for begin, end in itertools.pairwise(bounds)]
+    return [_rows_of(batch, slice(begin, end)) for begin, end in itertools.pairwise(bounds)]
+
+
+def _rows_of(batch: Batch, rows: slice) -> Batch:
+    layout = Layout.of(batch.data, len(batch))
+    data = layout.batch([column[rows] for column in layout.columns(batch.data, len(batch))])
+    ids = None if batch.ids is None else batch.ids[rows]
+    return Batch(data, ids, batch.weights[rows], batch.probabilities[rows])
 
 
 def _counts(packed: Dataset) -> Any:

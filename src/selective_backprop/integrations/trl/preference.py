@@ -50,8 +50,6 @@ def unpaired(pairs: Tensor) -> Tensor:
 
 
 class _SelectivePairs(SelectiveTRLTrainer):
-    masks_tokens = False
-
     def get_train_dataloader(self) -> Any:
         collator: Any = self.data_collator  # type: ignore[has-type]
         self.data_collator = PairCollator(collator)

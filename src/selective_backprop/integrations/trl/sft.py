@@ -44,8 +44,6 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
         method: how to select, for example `ledger_backprop()`.
         reducer: how the losses of a document's tokens become its score: "mean" (the default), "sum", "max" or a
             function, such as `mean_of_largest(8)`.
-        token_share, token_reference: as for `SelectiveLoader`: train only on the tokens of each forward pass that carry
-            the loss. The loss in the log stays the mean of all tokens. This saves no compute by itself.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
