@@ -36,7 +36,7 @@ def test_outputs_that_the_loss_does_not_take_name_forward(kind):
 
 def test_targets_of_tokens_name_token_cross_entropy():
     data = TensorDataset(torch.randn(32, 7, 4), torch.randint(9, (32, 7)))
-    with pytest.raises(ValueError, match=r"sb\.token_cross_entropy as loss_fn, with reducer='mean'"):
+    with pytest.raises(ValueError, match=r"PerExampleLoss\(sb\.token_cross_entropy, reducer='mean'\)"):
         next(iter(make_loader(sb.selective_backprop(0.5), model=nn.Linear(4, 9), dataset=data)))
 
 

@@ -47,10 +47,28 @@ def test_full_batches_in_order_without_loss_or_repetition(batch_size, masks, dat
             check(batch)
             got += batch.ids.tolist()
     assert len(queue) == len(expected) - len(got) < batch_size
-    if (last := queue.flush()) is not None:
+    assert queue.finish(drop_last=False) == 0
+    if (last := queue.pop()) is not None:
         check(last)
         got += last.ids.tolist()
-    assert got == expected
+    assert got == expected and queue.pop() is None
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 20), max_size=12), st.booleans())
+def test_the_last_two_batches_share_what_is_left(batch_size, sizes, drop_last):
+    queue, taken, start = Queue(batch_size), [], 0
+    queue.holds_back = True
+    for size in sizes:
+        add(queue, start, size, list(range(size)))
+        start += size
+        while (batch := queue.pop()) is not None:
+            taken.append(len(batch))
+    dropped = queue.finish(drop_last=drop_last)
+    while (batch := queue.pop()) is not None:
+        taken.append(len(batch))
+    assert sum(taken) + dropped == start and set(taken[:-2]) <= {batch_size}
+    assert dropped == (start % batch_size if drop_last else 0)
+    assert not taken or start < batch_size / 2 or all(2 * size >= batch_size for size in taken)
 
 
 def test_a_batch_that_fits_is_not_copied():

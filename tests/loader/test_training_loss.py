@@ -53,7 +53,8 @@ def plain_run(loss_fn, epochs):
 def selective_run(loss_fn, method, epochs):
     model = make_model()
     train_loader = DataLoader(digits(), batch_size=16, shuffle=True)
-    loader = sb.SelectiveLoader(train_loader, model, loss_fn, method, num_epochs=epochs, reducer="mean")
+    per_example = sb.losses.PerExampleLoss(loss_fn, reducer="mean")
+    loader = sb.SelectiveLoader(train_loader, model, per_example, method, num_epochs=epochs)
     train(loader, model, epochs, optimizer=torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9))
     return model, loader
 

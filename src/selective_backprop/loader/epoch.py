@@ -353,7 +353,7 @@ class ScoredEpoch(Epoch):
             run.batch_size = max(1, round(largest * run.parts.method.batch_scale))
             self.queue.set_batch_size(run.batch_size)
         columns = self.queue.columns_of(candidates.data, candidates.size)
-        mixes = run.pad is None and not run.parts.schedule.never_on
+        mixes = run.pad is None and not run.parts.schedule.never_on and run.parts.policy.selectivity != 1
         if mixes and columns and (problem := self._shapes_differ(columns)) is not None:
             raise problem
         return columns

@@ -36,6 +36,10 @@ class Reporting:
         """An epoch begins, or goes on after a resume: it is to be reported."""
         self._due = True
 
+    def forget_epoch(self) -> None:
+        """The epoch does not count: it is not to be reported."""
+        self._due = False
+
     def step_is_over(self, epochs_done: float) -> None:
         """Report if n training batches have passed since the last report."""
         if self.on_stats is not None and self.every and self._stats.batches - self._told.batches >= self.every:

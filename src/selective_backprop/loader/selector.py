@@ -165,7 +165,7 @@ def _explained(error: Exception) -> ValueError:
         f"the first selection pass failed in the model or in loss_fn, with {type(error).__name__}: {error}\n"
         "If the model returns a tuple, a dict or a ModelOutput, or takes its batch another way, pass forward=, "
         "such as forward=lambda model, batch: (model(batch[0]).logits, batch[1]). For targets of tokens with the "
-        "classes last, use sb.token_cross_entropy in a PerExampleLoss with reducer='mean' as loss_fn"
+        "classes last, pass loss_fn=sb.losses.PerExampleLoss(sb.token_cross_entropy, reducer='mean')"
     )
 
 

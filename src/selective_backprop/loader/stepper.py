@@ -211,6 +211,7 @@ class Stepper:
         self._run.observer.stats.switch("")
         epoch.end()
         self._run.observer.forget(self._before)
+        self._reporting.forget_epoch()
         if self._to_resume is not None:
             self._run.parts.load_state_dict(self._to_resume["parts"])
 
