@@ -271,6 +271,16 @@ def test_without_a_callback_and_with_a_progress_bar(capsys):
     assert "Epoch 3/3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["arrays", "PyDataset"])
+def test_drop_last_leaves_one_shape(kind):
+    data = arrays() if kind == "arrays" else (Replay(np.split(np.arange(203), range(16, 203, 16))),)
+    _, dataset, watch = fit("sb", data=data, drop_last=True)
+    stats = dataset.loader.stats
+    assert {size for sizes in watch.sizes for size in sizes} == {16}
+    assert stats.dropped > 0 and stats.trained == 16 * stats.batches
+    assert stats.offered == 3 * (192 if kind == "arrays" else 203)  # torch's DataLoader leaves out 11 rows
+
+
 class NowAndThen(sb.types.Policy):
     """Selects everything in some epochs of two candidate batches, and nothing in others."""
 

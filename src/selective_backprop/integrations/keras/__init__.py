@@ -58,6 +58,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             Pass them on with `fit(validation_data=dataset.validation_data)`.
         shuffle: offer candidates in a new order in each epoch.
         seed: seed of that order and of selection.
+        drop_last: leave out what does not fill a batch at the end of an epoch. Then all batches have the same shape,
+            which JAX compiles only once.
         on_stats: as for `SelectiveLoader`.
 
     >>> import numpy as np, selective_backprop as sb
@@ -86,6 +88,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         validation_split: float | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        drop_last: bool = False,
         on_stats: OnStats | None = None,
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
@@ -108,6 +111,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             validation_split=validation_split,
             shuffle=shuffle,
             seed=seed,
+            drop_last=drop_last,
         )
         """validation_data: the rows that validation_split keeps out of training, for `fit(validation_data=)`."""
         needs, schedule, weighted = method.scorer.needs, method.schedule, method.policy.gives_weights

@@ -112,10 +112,12 @@ def split_off_validation(data: tuple[Any, ...], fraction: float) -> tuple[tuple[
     return train, keras.tree.map_structure(lambda array: array[end:], arrays)
 
 
-def rows_loader(data: Any, batch_size: int, shuffle: bool, seed: int) -> DataLoader[Any]:
+def rows_loader(data: Any, batch_size: int, *, shuffle: bool, seed: int, drop_last: bool) -> DataLoader[Any]:
     """Make a loader of batches of rows. Their order depends only on the seed."""
     generator = torch.Generator().manual_seed(seed)
-    return DataLoader(Rows(data), batch_size, shuffle=shuffle, collate_fn=_as_is, generator=generator)
+    return DataLoader(
+        Rows(data), batch_size, shuffle=shuffle, collate_fn=_as_is, generator=generator, drop_last=drop_last
+    )
 
 
 def example(source: DataLoader[Any] | PyDatasetBatches) -> Batch:
@@ -134,6 +136,7 @@ def candidates_of(
     validation_split: float | None,
     shuffle: bool,
     seed: int,
+    drop_last: bool,
 ) -> tuple[DataLoader[Any] | PyDatasetBatches, int | None, tuple[Any, ...] | None]:
     """Read the arguments of SelectiveDataset about data.
 
@@ -150,7 +153,7 @@ def candidates_of(
             raise ValueError("the PyDataset's own batches are the candidates: leave out candidate_batch_size")
         if validation_split is not None:
             raise ValueError("validation_split splits arrays: make two PyDatasets, one of them for validation_data")
-        return PyDatasetBatches(x, shuffle, seed, class_weight), batch_size, None
+        return PyDatasetBatches(x, shuffle, seed, class_weight, drop_last=drop_last), batch_size, None
     if y is None:
         raise ValueError("examples are scored by their loss, which needs y=; for an autoencoder y=x")
     columns: tuple[Any, ...] = (x, y) if sample_weight is None else (x, y, sample_weight)
@@ -162,7 +165,8 @@ def candidates_of(
             raise ValueError(BOTH_WEIGHTS)
         columns = (*columns, sample_weights(columns[1], class_weight))
     batch_size = 32 if batch_size is None else batch_size
-    loader = rows_loader(columns, candidate_batch_size or batch_size, shuffle, seed)
+    size = candidate_batch_size or batch_size
+    loader = rows_loader(columns, size, shuffle=shuffle, seed=seed, drop_last=drop_last)
     # If the sizes are the same, batches pass as they are as long as everything is kept.
     return loader, None if candidate_batch_size in (None, batch_size) else batch_size, validation
 
@@ -175,7 +179,13 @@ class PyDatasetBatches:
     """Yields the batches of a PyDataset. Their order depends only on the seed, and it can resume at any batch."""
 
     def __init__(
-        self, dataset: keras.utils.PyDataset, shuffle: bool, seed: int, class_weight: dict[int, float] | None = None
+        self,
+        dataset: keras.utils.PyDataset,
+        shuffle: bool,
+        seed: int,
+        class_weight: dict[int, float] | None = None,
+        *,
+        drop_last: bool = False,
     ) -> None:
         if dataset.workers > 1 or dataset.use_multiprocessing:
             raise ValueError(
@@ -187,6 +197,7 @@ class PyDatasetBatches:
             raise ValueError(f"the PyDataset needs a number of batches, above 0, got {dataset.num_batches}")
         self.dataset = dataset
         self.shuffle = shuffle
+        self.drop_last = drop_last  # what is selected and fills no batch; the PyDataset's own batches all come
         self.generator = torch.Generator().manual_seed(seed)
         self._class_weight = class_weight
         self._order = torch.empty(0, dtype=torch.int64)
