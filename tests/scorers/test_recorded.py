@@ -149,7 +149,9 @@ def test_epochs_that_were_missed_or_counted_twice_are_told():
 def test_an_epoch_left_early_is_recorded_as_far_as_it_went():
     model, record = make_model(), sb.SelectionRecord(NUM_DIGITS)
     loader = make_loader(sb.selective_backprop(0.3), model=model)
-    next(iter(loader))
+    for number, _ in enumerate(loader):
+        if number == 1:  # one that is left at its first batch does not count
+            break
     assert 0 < loader.epochs_done < 1
     record.add(loader)
     assert torch.equal(record.mask(0), loader.ledger.selected > 0)
