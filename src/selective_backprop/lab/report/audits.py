@@ -92,8 +92,8 @@ def _map(comparison: Comparison, run: Run, found: Audit) -> Figure:
     return Figure(f"map-{comparison.id}", title, f"The data are {shares}.", spec, rows, comparison.id)
 
 
-def _cells(shown: Shown, id: int) -> list[str]:
-    return [show(id) for show in shown.columns.values()]
+def _cells(shown: Shown, id: int, label: int) -> list[str]:
+    return [str(id), *(show(id) for show in shown.columns.values()), shown.class_name(int(label))]
 
 
 def _groups(
@@ -119,16 +119,11 @@ def _suspects(comparison: Comparison, found: Audit, shown: Shown) -> list[Part]:
     heading = ["id", *shown.columns, "label", "suggested", "probability that it is wrong"]
     cells = []
     for id in ids[:_LISTED]:
-        labels = [shown.class_name(int(label)) for label in (found.label[id], found.suggested[id])]
-        cells.append([str(id), *_cells(shown, int(id)), *labels, f"{found.wrong[id]:.0%}"])
-    every = [
-        [int(id), int(found.label[id]), int(found.suggested[id]), rounded(float(found.wrong[id]))]
-        for id in found.ranked()
-    ]
-    exported = ["id", "label", "suggested", "wrong"], every
+        suggested = shown.class_name(int(found.suggested[id]))
+        cells.append([*_cells(shown, int(id), found.label[id]), suggested, f"{found.wrong[id]:.0%}"])
     title = f"{len(ids):,} labels that are probably wrong"
     note = "By the dynamics of one run; see the guide on audits."
-    return [Table(f"wrong-{comparison.id}", title, heading, cells, comparison.id, note, exported)]
+    return [Table(f"wrong-{comparison.id}", title, heading, cells, comparison.id, note)]
 
 
 def _duplicates(comparison: Comparison, found: Audit, shown: Shown) -> list[Part]:
@@ -151,23 +146,13 @@ def _duplicates(comparison: Comparison, found: Audit, shown: Shown) -> list[Part
         other = next((int(id) for id in ids[1:] if found.label[id] != found.label[first]), int(ids[1]))
         cells.append(
             [str(len(ids))]
-            + [
-                cell
-                for id in (first, other)
-                for cell in (str(id), *_cells(shown, id), shown.class_name(int(found.label[id])))
-            ]
+            + [cell for id in (first, other) for cell in _cells(shown, id, found.label[id])]
             + ["two labels" if found.label[first] != found.label[other] else ""]
         )
     if cells:
         heading = ["examples", *(["id", *shown.columns, "label"] * 2), ""]
-        columns = ["id", "duplicate", "nearest", "similarity", "conflict", "label"]
-        every = [
-            [rounded(getattr(found, name)[id].item()) for name in columns]
-            for id in np.flatnonzero(found.duplicate >= 0)
-        ]
         note = "Two examples of each group, those with different labels first."
-        title = "Near-duplicates"
-        parts.append(Table(f"duplicates-{comparison.id}", title, heading, cells, comparison.id, note, (columns, every)))
+        parts.append(Table(f"duplicates-{comparison.id}", "Near-duplicates", heading, cells, comparison.id, note))
     return parts
 
 
@@ -176,20 +161,8 @@ def _estimate(comparison: Comparison, found: Audit) -> list[Part]:
         return []
     words = (
         f"**Estimate** of what was not needed, from this run alone: {(found.redundant == 1).mean():.0%} of the "
-        "examples were never wrong after the first epoch."
-    )
-    (first, firsts), (still, gaps) = found.first_looks, found.gaps
-    if firsts:
-        words += (
-            f" {first / firsts:.0%} of {firsts:,} were right before the run had trained on them for the first time."
-        )
-    if gaps:
-        words += (
-            f" Of {gaps:,} looks at examples that had been skipped while right, {still / gaps:.0%} were still right."
-        )
-    words += (
-        " This is about each example alone. What leaving many out together costs can only be measured, with "
-        "selective-backprop audit RUN --redundancy 0.25,0.5,0.75."
+        "examples were never wrong after the first epoch. This is about each example alone. What leaving many out "
+        "together costs can only be measured, with selective-backprop audit RUN --redundancy 0.25,0.5,0.75."
     )
     return [Text(words, comparison.id)]
 
@@ -222,19 +195,7 @@ def _curve(comparison: Comparison, curve: Curve) -> list[Part]:
         f"Networks trained again on a part of the data, with as many steps as on everything, and tested on the "
         f"{curve.split} ({curve.held_out:,} examples). Bands are 90% intervals over seeds and held-out examples."
     )
-    parts: list[Part] = [
+    return [
         Figure(f"redundancy-{comparison.id}", title, f"Held-out error: {alt}.", spec, rows, comparison.id, note=note),
         Text(f"**Measured:** {curve.verdict()}", comparison.id),
     ]
-    point, everything = curve.smallest(AUDIT), curve.of(AUDIT)[-1]
-    if point is not None:
-        cells = [
-            [name, f"{kept:.0%}", f"{before:.1%}", f"{after:.1%}"]
-            for name, kept, before, after in zip(
-                curve.classes, point.kept, everything.by_class, point.by_class, strict=True
-            )
-        ]
-        heading = ["class", "kept", "error with everything", f"error with {point.share:.0%}"]
-        title = f"What keeping {point.share:.0%} by the audit does to each class"
-        parts.append(Table(f"kept-{comparison.id}", title, heading, cells, comparison.id))
-    return parts

@@ -55,11 +55,6 @@ class Comparison:
         return len({run.hardware for run in self.runs}) == 1
 
     @cached_property
-    def same_hardware_by_seed(self) -> bool:
-        """Whether seconds of runs with the same seed can be compared."""
-        return len({(run.seed, run.hardware) for run in self.runs}) == len({run.seed for run in self.runs})
-
-    @cached_property
     def test_examples(self) -> int | None:
         """Size of the test set; None where no run says it."""
         return next((run.test_examples for run in self.runs if run.test_examples), None)

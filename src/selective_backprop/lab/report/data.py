@@ -20,8 +20,7 @@ from selective_backprop.lab.report.logs import Log, highest, lowest, mean_loss, 
 from selective_backprop.lab.report.pruning import pruning_parts
 
 READING = (
-    "Easy examples are learned early, hard ones keep a high loss (small curves are losses by epoch), and among the "
-    "hardest are those whose label is wrong."
+    "Easy examples are learned early, hard ones keep a high loss, and among the hardest are those whose label is wrong."
 )
 _PER_CLASS, _MOST_CLASSES, _LISTED = 8, 10, 24
 
@@ -53,8 +52,7 @@ class Examples:
         return "" if self.labels is None else self.shown.class_name(int(self.labels[id]))
 
     def picture(self, id: int) -> Picture:
-        losses = [float(loss) for loss in self.log.history.loss[:, id]]
-        return Picture(id, f"example {id}, labelled {self.name(id)}", losses, self.shown.image(id))
+        return Picture(id, f"example {id}, labelled {self.name(id)}", self.shown.image(id))
 
 
 def about_data(

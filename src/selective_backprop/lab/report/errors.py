@@ -88,7 +88,7 @@ def errors(comparisons: Sequence[Comparison], palette: Palette) -> Section:
         rows = curve_rows(comparison)
         alt = "Final errors: " + "; ".join(f"{row['run']} {row['error']:.2%}" for row in rows if row["last"])
         for column, (title, label) in _X.items():
-            if is_flat(rows, "error") or (column == "seconds" and not comparison.same_hardware_by_seed):
+            if is_flat(rows, "error") or (column == "seconds" and not comparison.same_hardware):
                 continue
             spec = _curves(axis(column, label, format=",.3~f"), rows, palette)
             parts.append(Figure(f"error-by-{column}-{comparison.id}", title, f"{alt}.", spec, rows, comparison.id))

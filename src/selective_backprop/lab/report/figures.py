@@ -57,11 +57,10 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An example with its image, as a data URI if there is one, and its loss by epoch."""
+    """An example with its image, as a data URI if there is one."""
 
     id: int
     title: str
-    losses: list[float]
     image: str = ""
 
 
@@ -73,14 +72,6 @@ class Gallery:
     title: str
     rows: dict[str, list[Picture]]
     comparison: str = ""
-
-    @property
-    def highest(self) -> float:
-        """Highest loss without outliers: the top of the vertical axis."""
-        losses = sorted(
-            loss for row in self.rows.values() for picture in row for loss in picture.losses if loss == loss
-        )
-        return losses[int(0.99 * (len(losses) - 1))] if losses else 1.0
 
 
 @dataclass(frozen=True, eq=False)

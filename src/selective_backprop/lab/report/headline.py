@@ -7,21 +7,16 @@ from collections.abc import Sequence
 from selective_backprop.lab.report.comparisons import Comparison, apart
 from selective_backprop.lab.report.figures import Cell, Matrix, Notes, Part, Section, Table
 from selective_backprop.lab.report.runs import Run, split_label
-from selective_backprop.lab.study.curves import FACTORS, Axis, SpeedUp
-from selective_backprop.lab.study.frontier import Bound, Interval, Multiple, Verdict, says_anything
+from selective_backprop.lab.study.curves import FACTORS, Axis
+from selective_backprop.lab.study.frontier import Bound, Verdict, says_anything
 from selective_backprop.lab.study.standing import PLAIN, RANDOM, Standing, alerts, cheapest_lossless, error_of, winner
-from selective_backprop.lab.study.tables import cost, final_error
+from selective_backprop.lab.study.tables import cost, final_error, standing_table
 
 READING = (
     "The compute multiplier is how many times more compute plain training needs for a method's error, its learning "
     "rate decayed within that compute: above 1 the method is cheaper."
 )
-_KINDS = {
-    Verdict.BETTER: "better",
-    Verdict.SAME: "same",
-    Verdict.WORSE: "worse",
-    Verdict.NOT_CHECKED: "unknown",
-}
+_KINDS = {Verdict.BETTER: "better", Verdict.SAME: "same", Verdict.WORSE: "worse", Verdict.NOT_CHECKED: "unknown"}
 LEGEND = {
     "better": "better than plain training and random subsets",
     "same": "not told apart from one of them",
@@ -96,9 +91,8 @@ def _cell(arms: Sequence[Standing]) -> Cell:
     if not says_anything(found):
         why = "so little" if found.multiple.bound is Bound.LESS else "so much"
         return Cell("not checked", f"plain: never {why} compute", "unknown", hint)
-    low, high = found.low, found.high
-    span = "one seed" if low is None or high is None else f"{short(low, '')} to {short(high, '')}"
-    return Cell(short(found.multiple), span, _KINDS[best.verdict], f"{hint}; {best.verdict}")
+    value, _, span = found.short().partition(" (")
+    return Cell(value, span.removesuffix(")"), _KINDS[best.verdict], f"{hint}; {best.verdict}")
 
 
 def best_arm(arms: Sequence[Standing]) -> Standing:
@@ -109,15 +103,6 @@ def best_arm(arms: Sequence[Standing]) -> Standing:
         return (found is not None and says_anything(found), found.multiple.value if found is not None else 0.0)
 
     return max(arms, key=rank)
-
-
-def short(multiple: Multiple, unit: str = "x") -> str:
-    """
-    >>> short(Multiple(1.9, Bound.MORE)), short(Multiple(1.25)), short(Multiple(2.0, Bound.LESS), "")
-    ('> 1.90x', '1.25x', '< 2.00')
-    """
-    sign = {Bound.EXACT: "", Bound.MORE: "> ", Bound.LESS: "< "}[multiple.bound]
-    return f"{sign}{multiple.value:.2f}{unit}"
 
 
 def alerts_of(comparison: Comparison) -> list[str]:
@@ -158,7 +143,7 @@ def numbers(comparisons: Sequence[Comparison]) -> Section:
             parts.append(arms_table(comparison))
         if comparison.reference is not None:
             parts.append(speed_table(comparison, "compute"))
-            if comparison.same_hardware_by_seed:
+            if comparison.same_hardware:
                 parts.append(speed_table(comparison, "seconds"))
     return Section("numbers", "All arms", _NUMBERS, list(parts))
 
@@ -170,45 +155,21 @@ _NUMBERS = (
 
 def arms_table(comparison: Comparison) -> Table:
     """Every arm with its error, its compute and its multipliers."""
-    clock = any(standing.runs.seconds is not None for standing in comparison.standings)
-    cells = []
-    for standing in comparison.standings:
-        arm = standing.runs.compute
-        row = [standing.label, error_of(arm), str(len(arm.errors)), f"{arm.cost:.2f}"]
-        row += [_words(standing.plain, standing.is_plain)]
-        row += [_words(standing.random, standing.is_random)]
-        row += [{True: "yes", False: "no", None: "unknown"}[standing.lossless]]
-        if clock:
-            seconds = standing.runs.seconds
-            row += ["unknown" if seconds is None else f"{seconds.cost:,.0f}"]
-            row += [_words(standing.seconds, standing.is_plain)]
-        words = _SHORT.get(standing.verdict, str(standing.verdict))
-        cells.append([*row, "baseline" if standing.is_plain else words])
-    size = comparison.test_examples
-    heading = ["method", "error" if size is None else f"error on {size:,} test examples", "seeds", "compute"]
-    heading += ["M against plain", "M against random", "lossless"]
-    heading += ["seconds", "M in seconds"] if clock else []
+    found, size = comparison.standings, comparison.test_examples
+    clock = any(standing.runs.seconds is not None for standing in found)
+    table = standing_table(found, clock=clock)
+    method, error, *rest = table.heading
+    heading = [method, error if size is None else f"{error} on {size:,} test examples", *rest, "seeds", "verdict"]
+    cells = [
+        [*row, str(len(standing.runs.compute.errors)), "baseline" if standing.is_plain else str(standing.verdict)]
+        for row, standing in zip(table.rows, found, strict=True)
+    ]
     note = (
         "Error: mean ± standard deviation over seeds. Compute: forward passes 1, backward passes 2, in epochs of plain "
         "training. Lossless: an error within 2% of the best of plain training. Better: than both plain training and "
-        "random subsets."
-        + ("" if size else " The size of the test set was not kept by these runs.")
-        + ("" if clock else " Seconds are left out: the runs were not all made on the same hardware.")
+        "random subsets." + ("" if clock else " Seconds are left out: the runs were not all made on the same hardware.")
     )
-    return Table(f"arms-{comparison.id}", "All arms", [*heading, "verdict"], cells, comparison.id, note=note)
-
-
-_SHORT = {Verdict.BETTER: "better"}
-
-
-def _words(interval: Interval | None, is_itself: bool) -> str:
-    if interval is None:
-        return "—" if is_itself else "not run"
-    if not says_anything(interval):
-        return "not checked"
-    if interval.low is None or interval.high is None:
-        return f"{short(interval.multiple)} (one seed)"
-    return f"{short(interval.multiple)} ({short(interval.low, '')} to {short(interval.high, '')})"
+    return Table(f"arms-{comparison.id}", "All arms", heading, cells, comparison.id, note=note)
 
 
 def speed_table(comparison: Comparison, axis: Axis) -> Table:
@@ -217,17 +178,11 @@ def speed_table(comparison: Comparison, axis: Axis) -> Table:
     for label, runs in comparison.finished.items():
         ups = [comparison.speed_up(label, factor, axis) for factor in FACTORS]
         curves = [run.curve for run in runs]
-        cells.append([label, final_error(curves), cost(curves, axis), *(_speed(up, len(runs)) for up in ups)])
+        words = ("no common seed" if up is None else str(up) for up in ups)
+        cells.append([label, final_error(curves), cost(curves, axis), *words])
     heading = ["method", "final error", _COST[axis], *(f"to {factor}x" for factor in FACTORS)]
     title = f"Speed-up in {axis}, against {comparison.reference}"
     return Table(f"speed-up-{axis}-{comparison.id}", title, heading, cells, comparison.id, note=_NOTES[axis])
-
-
-def _speed(up: SpeedUp | None, seeds: int) -> str:
-    """Without a range where there is one seed."""
-    if up is None:
-        return "no common seed"
-    return f"{up.median:.2f}" if seeds == 1 and up.median is not None else str(up)
 
 
 _NOTES = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -39,8 +38,9 @@ class LiveReport:
         self._next = 0.0
 
     def _data_of(self, run: Run) -> ImageSet:
+        label = run.config.get("label") or run.method  # without what tells it from others on the page
         for entry in self._planned:
-            if (entry.label, entry.settings.seed) == (run.label, run.seed):
+            if (entry.label, entry.settings.seed) == (label, run.seed):
                 return self._load(entry.settings)
         raise ValueError(f"{run.path} is not one of the runs under way")
 
@@ -61,9 +61,8 @@ class LiveReport:
 
     def _write(self) -> None:
         runs = find_runs([self.folder])
-        progress = progress_of(self._planned, runs)
         made = build_report(runs, load=self._data_of)
-        sections = [progress.section(), *made.sections]
+        sections = [progress(self._planned, runs), *made.sections]
         page = render(made.comparisons, made.palette, sections, written=datetime.now().astimezone())
         write_whole({self.file: page.encode()})
 
@@ -77,96 +76,43 @@ class LiveReport:
 READING = "Time left is estimated from the epochs that are done, those of the same method first."
 
 
-@dataclass(frozen=True)
-class State:
-    """How far one run has come."""
+def progress(planned: Sequence[Entry], runs: Sequence[Run]) -> Section:
+    """For the top of the page: a sentence, and a row for each arm that is not finished.
 
-    label: str
-    seed: int
-    done: int
-    epochs: int
-    seconds_per_epoch: float | None
-    """With evaluation; None before the first epoch."""
-
-    @property
-    def finished(self) -> bool:
-        return self.done >= self.epochs
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far all runs have come, in the order in which they are made."""
-
-    runs: list[State]
-
-    @property
-    def finished(self) -> bool:
-        return all(run.finished for run in self.runs)
-
-    @property
-    def by_label(self) -> dict[str, list[State]]:
-        """Runs of each arm."""
-        return {
-            label: [run for run in self.runs if run.label == label]
-            for label in dict.fromkeys(run.label for run in self.runs)
-        }
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimate of the time that all missing epochs take, one after the other; None before the first epoch."""
-        known = [run for run in self.runs if run.seconds_per_epoch is not None]
-        if not known:
-            return None
-        return sum((run.epochs - run.done) * self._seconds_per_epoch(run) for run in self.runs if not run.finished)
-
-    def _seconds_per_epoch(self, run: State) -> float:
-        alike = [other for other in self.runs if _method(other) == _method(run)]
-        for group in ([run], alike, self.runs):
-            if known := [other.seconds_per_epoch for other in group if other.seconds_per_epoch is not None]:
-                return fmean(known)
-        raise AssertionError("at least one run has an epoch")
-
-    def sentence(self) -> str:
-        """What is done and what is left, in words."""
-        done, total = sum(run.done for run in self.runs), sum(run.epochs for run in self.runs)
-        if self.finished:
-            count = len(self.runs)
-            return f"All runs are finished: {count} run{'' if count == 1 else 's'}, {total} epochs."
-        words = [f"**{done} of {total} epochs** are done"]
-        words[0] += f", and {sum(run.finished for run in self.runs)} of {len(self.runs)} runs are finished."
-        if self.seconds_left is not None:
-            words.append(f"Estimated time left: **{in_words(self.seconds_left)}**.")
-        if to_come := [label for label, states in self.by_label.items() if not any(run.done for run in states)]:
-            words.append(f"Arms to come: {'; '.join(to_come)}.")
-        return " ".join(words)
-
-    def section(self) -> Section:
-        """For the top of the page: a sentence, and a row for each arm that is not finished."""
-        cells = []
-        for label, mine in self.by_label.items():
-            done, total = sum(run.done for run in mine), sum(run.epochs for run in mine)
-            if done < total:
-                seeds = f"{sum(run.finished for run in mine)} of {len(mine)}"
-                cells.append([label, "under way" if done else "to come", f"{done} of {total}", seeds])
-        heading = ["arm", "state", "epochs done", "seeds finished"]
-        tables = [Table("progress-of-arms", "Arms that are not finished", heading, cells)] if cells else []
-        return Section("progress", "Progress", READING, [Text(self.sentence()), *tables], overview=True)
+    Args:
+        planned: all runs that will be made.
+        runs: those that have a finished epoch.
+    """
+    done = {(run.label, run.seed): len(run.records) for run in runs}
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        for name in (_method(run.label), ""):
+            seconds.setdefault(name, []).extend(sum(record["seconds"].values()) for record in run.records)
+    arms: dict[str, list[tuple[int, int]]] = {}  # epochs done and epochs in all, for each seed
+    left = 0.0
+    for entry in planned:
+        finished, epochs = done.get((entry.label, entry.settings.seed), 0), entry.settings.epochs
+        arms.setdefault(entry.label, []).append((finished, epochs))
+        left += (epochs - finished) * fmean(seconds.get(_method(entry.label)) or seconds[""])
+    cells, ended = [], 0
+    for label, seeds in arms.items():
+        finished, epochs = map(sum, zip(*seeds, strict=True))
+        whole = sum(one == of for one, of in seeds)
+        ended += whole
+        if finished < epochs:
+            state = "under way" if finished else "to come"
+            cells.append([label, state, f"{finished} of {epochs}", f"{whole} of {len(seeds)}"])
+    words = (
+        f"**{sum(done.values())} of {sum(entry.settings.epochs for entry in planned)} epochs** are done, and "
+        f"{ended} of {len(planned)} runs are finished. Estimated time left: **{in_words(left)}**."
+    )
+    heading = ["arm", "state", "epochs done", "seeds finished"]
+    table = Table("progress-of-arms", "Arms that are not finished", heading, cells)
+    return Section("progress", "Progress", READING, [Text(words), table], overview=True)
 
 
-def _method(run: State) -> str:
-    return run.label.partition(", ")[0]
-
-
-def progress_of(planned: Sequence[Entry], runs: Sequence[Run]) -> Progress:
-    """How far these runs have come, with those that have no finished epoch yet."""
-    found = {(run.label, run.seed): run for run in runs}
-    return Progress([_state(entry, found.get((entry.label, entry.settings.seed))) for entry in planned])
-
-
-def _state(entry: Entry, run: Run | None) -> State:
-    seconds = None if run is None else fmean(sum(record["seconds"].values()) for record in run.records)
-    done = 0 if run is None else len(run.records)
-    return State(entry.label, entry.settings.seed, done, entry.settings.epochs, seconds)
+def _method(label: str) -> str:
+    return label.partition(", ")[0]
 
 
 def in_words(seconds: float) -> str:

@@ -15,7 +15,7 @@ from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.charts import DASHES, Palette
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Figure, Picture, Row, Section, columns_of, rounded
+from selective_backprop.lab.report.figures import Figure, Row, Section, columns_of, rounded
 from selective_backprop.lab.report.runs import split_label
 
 _FOLDER = Path(__file__).parent / "template"
@@ -34,7 +34,7 @@ def render(
     environment = jinja.Environment(
         loader=jinja.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"of_comparison": _of_comparison, "sparkline": sparkline}
+    environment.filters["of_comparison"] = _of_comparison
     page: str = environment.get_template("page.html").render(
         title=_title(comparisons),
         summary=_summary(comparisons),
@@ -117,21 +117,6 @@ def _compact(rows: Sequence[Row]) -> dict[str, Any]:
         else:
             columns[name] = values
     return columns
-
-
-def sparkline(picture: Picture, highest: float, width: int = 48, height: int = 18) -> str:
-    """Points of a line through the losses, for SVG.
-
-    >>> sparkline(Picture(0, "", [2.0, 1.0, 0.0]), 2.0, 10, 10)
-    '0.0,1.0 5.0,5.0 10.0,9.0'
-    """
-    step = width / max(1, len(picture.losses) - 1)
-    scale = (height - 2) / (highest or 1)
-    return " ".join(
-        f"{i * step:.1f},{height - 1 - scale * min(loss, highest):.1f}"
-        for i, loss in enumerate(picture.losses)
-        if loss == loss  # not NaN: before the first loss there is nothing to draw
-    )
 
 
 # ---- the JavaScript that draws the charts

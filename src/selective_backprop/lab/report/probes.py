@@ -1,7 +1,8 @@
-"""Sections 5 and 6: what probes saw of gradients and of the network's confidence."""
+"""What probes saw of gradients and of the network's confidence."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -67,15 +68,17 @@ def _probed(comparison: Comparison, files: str) -> dict[str, list[Run]]:
     return {label: runs for label, runs in found.items() if runs}
 
 
-def _read(left_out: LeftOut, what: str, run: Run, read: Callable[[Path], T]) -> T | None:
-    return left_out.unless_damaged(f"{what}, seed {run.seed}", lambda: read(run.path))
+def _read(left_out: LeftOut, what: str, runs: Sequence[Run], read: Callable[[Path], T]) -> list[T]:
+    """What probes wrote in these runs, without damaged files."""
+    found = [left_out.unless_damaged(f"{what}, seed {run.seed}", functools.partial(read, run.path)) for run in runs]
+    return [one for one in found if one is not None]
 
 
 def gradient_rows(comparison: Comparison, left_out: LeftOut) -> list[Row]:
     """Rows of how well parts agree with their batch, as means over batches and seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "gradients.jsonl").items():
-        read = [_read(left_out, f"gradients of {label}", run, read_gradients) or [] for run in runs]
+        read = _read(left_out, f"gradients of {label}", runs, read_gradients)
         seen = [row for rows_of_run in read for row in rows_of_run]
         for epoch, part, fraction in sorted({(row.epoch, row.part, row.fraction) for row in seen}):
             mine = [row for row in seen if (row.epoch, row.part, row.fraction) == (epoch, part, fraction)]
@@ -131,10 +134,8 @@ def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -
     """Rows by percentile of the confidence in the true class: mean confidence and accuracy, pooled over seeds."""
     rows: list[Row] = []
     for label, runs in _probed(comparison, "confidence-*.npz").items():
-        read = [_read(left_out, f"confidence of {label}", run, read_confidence) for run in runs]
-        if not (seen := [one for one in read if one is not None]):
-            continue
-        for epoch in sorted(set.intersection(*(set(one.epochs) for one in seen))):
+        seen = _read(left_out, f"confidence of {label}", runs, read_confidence)
+        for epoch in sorted(set.intersection(*(set(one.epochs) for one in seen))) if seen else ():
             places = [one.epochs.index(epoch) for one in seen]
             values = np.concatenate([one.confidence[i] for one, i in zip(seen, places, strict=True)]).astype(np.float64)
             correct = np.concatenate([one.correct[i] for one, i in zip(seen, places, strict=True)])

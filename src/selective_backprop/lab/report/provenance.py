@@ -1,8 +1,9 @@
-"""Section 9: how the runs were made."""
+"""How the runs were made."""
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,39 +19,22 @@ _KEYS = (
 
 def provenance(comparisons: Sequence[Comparison]) -> Section:
     """Distinct commands and environments, with the number of runs of each."""
-    commands: dict[str, int] = {}
-    machines: dict[tuple[str, ...], int] = {}
-    for run in (run for comparison in comparisons for run in comparison.runs):
-        command = command_of(run.environment)
-        commands[command] = commands.get(command, 0) + 1
-        machine = tuple(_word(run.environment, key) for key in _KEYS)
-        machines[machine] = machines.get(machine, 0) + 1
-    runs = [
-        [
-            comparison.title,
-            str(len(comparison.runs)),
-            ", ".join(map(str, sorted({run.seed for run in comparison.runs}))),
-            ", ".join(map(str, sorted({run.epochs for run in comparison.runs if not run.is_baseline}))),
-            ", ".join(sorted({run.data_hash or "unknown" for run in comparison.runs})),
-            ", ".join(sorted({str(run.recipe.get("batch_size")) for run in comparison.runs})),
-            ", ".join(sorted({str(run.recipe.get("lr")) for run in comparison.runs})),
-        ]
-        for comparison in comparisons
-    ]
+    all_runs = [run for comparison in comparisons for run in comparison.runs]
+    commands = Counter(command_of(run.environment) for run in all_runs)
+    machines = Counter(tuple(_word(run.environment, key) for key in _KEYS) for run in all_runs)
+    rows = []
+    for comparison in comparisons:
+        runs = comparison.runs
+        columns: list[set[Any]] = [{run.seed for run in runs}, {run.epochs for run in runs if not run.is_baseline}]
+        columns += [{run.data_hash or "unknown" for run in runs}]
+        columns += [{str(run.recipe.get(name)) for run in runs} for name in ("batch_size", "lr")]
+        rows.append([comparison.title, str(len(runs)), *(", ".join(map(str, sorted(column))) for column in columns)])
+    heading = ["workload", "runs", "seeds", "epochs", "data (SHA-256)", "batch size", "learning rate"]
+    keys = [key.replace("_", "-") for key in _KEYS]
     parts = [
-        Table(
-            "runs",
-            "Runs",
-            ["workload", "runs", "seeds", "epochs", "data (SHA-256)", "batch size", "learning rate"],
-            runs,
-        ),
+        Table("runs", "Runs", heading, rows),
         Table("commands", "Commands", ["command", "runs"], [[text, str(count)] for text, count in commands.items()]),
-        Table(
-            "environment",
-            "Versions and hardware",
-            [*(key.replace("_", "-") for key in _KEYS), "runs"],
-            [[*machine, str(count)] for machine, count in machines.items()],
-        ),
+        Table("environment", "Versions and hardware", [*keys, "runs"], [[*m, str(n)] for m, n in machines.items()]),
     ]
     return Section("provenance", "How it was made", READING, list(parts))
 

@@ -131,7 +131,7 @@ def pruned_parts(comparison: str, scores: Ranking, fraction: float, name_of: Wor
     parts: list[Part] = []
     if ids and image_of(ids[0]):
         pictures = [
-            Picture(id, f"example {id}, labelled {name_of(id)}, score {values[id]:.3f}", [], image_of(id)) for id in ids
+            Picture(id, f"example {id}, labelled {name_of(id)}, score {values[id]:.3f}", image_of(id)) for id in ids
         ]
         groups = [pictures[start : start + _IN_A_ROW] for start in range(0, len(pictures), _IN_A_ROW)]
         rows = {f"from {number * _IN_A_ROW + 1}": group for number, group in enumerate(groups)}

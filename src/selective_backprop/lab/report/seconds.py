@@ -6,17 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
-from selective_backprop.lab.report.charts import (
-    HIDDEN,
-    SHOWN,
-    Palette,
-    axis,
-    bars,
-    colors,
-    layer,
-    of_methods,
-    tooltip,
-)
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, bars, colors, layer, of_methods, tooltip
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.runs import Run, names_of, running_means
@@ -55,11 +45,7 @@ _STEP = 0.1
 FACTORS = [round(1 + _STEP * i, 2) for i in range(21)]
 DEFAULT = 1.2
 _BIND = {"input": "range", "min": FACTORS[0], "max": FACTORS[-1], "step": _STEP}
-CHOSEN: Spec = {
-    "name": "target",
-    "value": DEFAULT,
-    "bind": _BIND | {"name": "target: plain training's final error x"},
-}
+CHOSEN: Spec = {"name": "target", "value": DEFAULT, "bind": _BIND | {"name": "target: plain training's final error x"}}
 """A slider below the chart."""
 AT_TARGET: Spec = {"filter": "datum.from <= target + 0.001 && target + 0.001 < datum.to"}
 """Keeps the rows that hold at the chosen target. The sum makes up for rounding."""

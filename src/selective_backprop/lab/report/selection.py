@@ -242,18 +242,10 @@ def _single_examples(comparison: Comparison, logs: Mapping[str, Log], left_out: 
     }
     tips = {"tooltip": tooltip(example="example", epoch="epoch", chance="chance|.1%")}
     spec = of_one(_choosy_first(chosen), encoding, [{"mark": "line"}, layer("point", tips)])
-    changes = [f"{name} {change:.1%}" for name, log in chosen.items() if (change := mean_change(log)) is not None]
-    note = f"Mean change of all examples' chances from one epoch to the next: {'; '.join(changes)}." if changes else ""
-    if any(log.run.method == "traditional" for log in chosen.values()):
-        note += " Would-be chances are those that SB would give by the losses of a run that trains on everything."
+    plain = any(log.run.method == "traditional" for log in chosen.values())
+    note = "Would-be chances: what SB would give by the losses of a run that trains on everything." if plain else ""
     title, alt = "Chance of selection of single examples", f"Examples {', '.join(map(str, ids))}."
     return Figure(f"examples-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
-
-
-def mean_change(log: Log) -> float | None:
-    """How much an example's chance changes from one epoch to the next, on average; None after a single epoch."""
-    changes = np.abs(np.diff(log.history.probability.astype(np.float64), axis=0))
-    return None if np.isnan(changes).all() else float(np.nanmean(changes))
 
 
 def _followed(log: Log, size: int, left_out: LeftOut) -> list[int]:

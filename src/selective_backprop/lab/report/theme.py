@@ -108,14 +108,7 @@ def config(theme: str, methods: Sequence[str]) -> Spec:
             "titlePadding": 0,
         },
         "legend": label
-        | {
-            "orient": "top",
-            "offset": 30,
-            "title": None,
-            "labelFontSize": 12,
-            "labelLimit": 0,
-            "symbolStrokeWidth": 2,
-        },
+        | {"orient": "top", "offset": 30, "title": None, "labelFontSize": 12, "labelLimit": 0, "symbolStrokeWidth": 2},
         "line": {"strokeWidth": 2},
         "point": {"filled": True, "size": 28},
         "rule": {"color": quiet},
