@@ -15,8 +15,7 @@ def at_smallest(words, folder):
     """The same command at the smallest size, with its runs in this folder."""
     program, *words = words
     assert program == "selective-backprop"
-    images = folder / "images" if words[0] in ("sweep", "train") else None
-    words = [word.replace("runs/", f"{folder}/runs/") for word in smallest(words, images)]
+    words = [word.replace("runs/", f"{folder}/runs/") for word in smallest(words, folder / "images")]
     # With three epochs the methods reach plain training's error, which the projection needs.
     return [*words, "--epochs", "3"] if words[0] == "compare" else words
 

@@ -8,7 +8,6 @@ from selective_backprop.lab.runs.experiment import Entry
 from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.study.comparison import settings_for
-from tests.lab.command_line import run, text_of
 from tests.lab.report.conftest import small_digits
 from tests.lab.report.made_up import made_up_run
 
@@ -52,13 +51,6 @@ def test_the_page_is_written_after_epochs_but_not_all_the_time(experiment, tmp_p
     assert written == [False, True, False, False, True]
     report.finish()
     assert "data-written" not in report.file.read_text(), "a page of finished runs does not load itself again"
-
-
-def test_train_writes_a_report(tmp_path):
-    done = run("train", "--epochs", "2", "--out", tmp_path / "run")
-    assert done.returncode == 0, text_of(done)
-    assert f"report: {tmp_path / 'run' / 'report.html'}" in done.stdout
-    assert "Which method won" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_an_open_page_loads_itself_again_and_looks_the_same(experiment, tmp_path, visit):

@@ -1,6 +1,7 @@
 """selective-backprop report as a user runs it, and what it writes."""
 
 import csv
+import dataclasses
 import json
 import re
 import shlex
@@ -16,18 +17,12 @@ from tests.lab.command_line import run, text_of
 from tests.lab.report.made_up import made_up_run
 
 
-def test_report_writes_a_page(experiment, tmp_path):
-    result = run("report", experiment, "-o", tmp_path / "new" / "report.html")
-    assert result.returncode == 0, text_of(result)
-    assert f"report: {tmp_path / 'new' / 'report.html'}" in result.stdout
-    page = (tmp_path / "new" / "report.html").read_text()
-    assert page.startswith("<!doctype html>")
-    assert "Which method won" in page
-
-
 def test_figures_and_tables_are_exported(tmp_path):
     errors = {"traditional": [0.4, 0.2, 0.1], "<b>sb</b>": [0.3, 0.1, 0.1]}
     report = build_report([made_up_run(label, values) for label, values in errors.items()])
+    report = dataclasses.replace(
+        report, sections=[s for s in report.sections if s.id in ("headline", "numbers", "errors")]
+    )
     files = export(report, tmp_path)
     figures = [part.id for section in report.sections for part in section.parts if isinstance(part, Figure)]
     for name in figures:
@@ -95,5 +90,7 @@ def test_a_command_that_is_shown_can_be_run(experiment, tmp_path):
     assert program == "selective-backprop"
     result = run(*arguments)
     assert result.returncode == 0, text_of(result)
-    assert (tmp_path / "a b.html").exists()
+    assert f"report: {tmp_path / 'a b.html'}" in result.stdout
+    page = (tmp_path / "a b.html").read_text()
+    assert page.startswith("<!doctype html>") and "Which method won" in page
     assert command_of({}) == "unknown" and command_of({"command": "by hand"}) == "by hand"

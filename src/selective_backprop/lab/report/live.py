@@ -94,6 +94,7 @@ def progress(planned: Sequence[Entry], runs: Sequence[Run]) -> Section:
         finished, epochs = done.get((entry.label, entry.settings.seed), 0), entry.settings.epochs
         arms.setdefault(entry.label, []).append((finished, epochs))
         left += (epochs - finished) * fmean(seconds.get(_method(entry.label)) or seconds[""])
+    all_done, all_epochs = (sum(counts) for counts in zip(*(pair for seeds in arms.values() for pair in seeds), strict=True))
     cells, ended = [], 0
     for label, seeds in arms.items():
         finished, epochs = map(sum, zip(*seeds, strict=True))
@@ -103,8 +104,8 @@ def progress(planned: Sequence[Entry], runs: Sequence[Run]) -> Section:
             state = "under way" if finished else "to come"
             cells.append([label, state, f"{finished} of {epochs}", f"{whole} of {len(seeds)}"])
     words = (
-        f"**{sum(done.values())} of {sum(entry.settings.epochs for entry in planned)} epochs** are done, and "
-        f"{ended} of {len(planned)} runs are finished. Estimated time left: **{in_words(left)}**."
+        f"**{all_done} of {all_epochs} epochs** are done, and {ended} of {len(planned)} runs are finished. "
+        f"Estimated time left: **{in_words(left)}**."
     )
     heading = ["arm", "state", "epochs done", "seeds finished"]
     table = Table("progress-of-arms", "Arms that are not finished", heading, cells)
