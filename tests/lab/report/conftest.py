@@ -15,7 +15,6 @@ from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.study.comparison import settings_for
-from selective_backprop.lab.study.frontier import compute_multiplier
 
 HOSTILE = "<script>alert(1)</script>&\"'`${1}"
 HOSTILE_DATA = '"><img src=x onerror=alert(2)>'
@@ -38,14 +37,6 @@ def train(out, texts, data, *, seeds=1, probes=(), **more):
             out,
             observers=lambda folder, settings: [LedgerLog(folder), *make_probes(probes, folder)],
         )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _fewer_resamples():
-    """Intervals of made-up runs need no 2000 resamples."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(compute_multiplier.__kwdefaults__, "resamples", 200)
-        yield
 
 
 @pytest.fixture(scope="session")

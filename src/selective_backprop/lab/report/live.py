@@ -94,7 +94,9 @@ def progress(planned: Sequence[Entry], runs: Sequence[Run]) -> Section:
         finished, epochs = done.get((entry.label, entry.settings.seed), 0), entry.settings.epochs
         arms.setdefault(entry.label, []).append((finished, epochs))
         left += (epochs - finished) * fmean(seconds.get(_method(entry.label)) or seconds[""])
-    all_done, all_epochs = (sum(counts) for counts in zip(*(pair for seeds in arms.values() for pair in seeds), strict=True))
+    all_done, all_epochs = (
+        sum(counts) for counts in zip(*(pair for seeds in arms.values() for pair in seeds), strict=True)
+    )
     cells, ended = [], 0
     for label, seeds in arms.items():
         finished, epochs = map(sum, zip(*seeds, strict=True))

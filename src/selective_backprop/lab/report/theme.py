@@ -12,6 +12,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "traditional": ("#3a4350", "#c9d1db", "circle"),
     "repeated_random": ("#229988", "#007755", "square"),
     "ledger_backprop": ("#2266cc", "#33aaee", "triangle-up"),
+    "ledger_percentile": ("#110022", "#ffffff", "square"),
     "selective_backprop": ("#cc6600", "#cc9977", "diamond"),
     "stale_selective_backprop": ("#ff4488", "#cc0088", "triangle-down"),
     "infobatch": ("#336644", "#44ee11", "cross"),
