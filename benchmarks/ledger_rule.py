@@ -1,294 +1,358 @@
-"""Compare rules for how many of the hardest examples `ledger_backprop` trains on, by held-out error and compute.
+"""Compare rules for how many of the hardest examples `ledger_backprop` trains on, and for when it stops skipping.
 
-    python benchmarks/ledger_rule.py DATA RESULTS.jsonl
+    python benchmarks/ledger_rule.py DATA RESULTS.jsonl [--checks RULE]
 
-DATA holds mnist/, svhn/ and fashion_mnist/, each with train.parquet and test.parquet. Runs that are already in the
-results file are not repeated. The tables of all runs are printed at the end. No test set is used: a sixth of each
-training set is held out, and a ResNet-8 of half the usual width trains on `--part` of the rest. All rules take the
-hardest examples and differ only in how many. It runs on one thread.
+DATA holds mnist/, svhn/ and cifar10/, each with train.parquet and test.parquet. No test set is used: errors on images
+are on the 10,000 training examples that the leaderboard holds out. All rules take the hardest examples and differ in
+what a loss counts for, so in how many it takes to reach 95% of the total. Runs that are in the results file are not
+repeated. The tables of all runs are printed at the end. How the winner is chosen stands in
+results/2026-11-18-ledger-rule/README.md, written before the runs. It runs on one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from broken_targets import train as train_regression
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
 from selective_backprop import functional
 from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
-from selective_backprop.lab.models.small import small_resnet
-from selective_backprop.lab.runs.recipes import RECIPES
+from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels
+from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
+from selective_backprop.lab.models import make_model
+from selective_backprop.lab.runs.recipes import find_recipe
+from selective_backprop.lab.runs.training import Prepare, make_optimizer
+from selective_backprop.lab.study.frontier import Arm, Frontier
+from selective_backprop.ledger import LedgerRows
 from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import TrainingLossScorer
+from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.types import Policy, Selection
 
-# ---- rules: losses in, number of examples out
+# ---- what a loss counts for: losses >= 0 in falling order in, what they count for out
+
+CAP = 20.0
 
 
-def share(losses: Tensor, kept: float) -> int:
-    """Number of the hardest examples that carry this share of the sum."""
-    ordered = losses.sort(descending=True).values.cumsum(0, dtype=torch.float64)
-    return 1 + int((ordered < (kept - 1e-9) * ordered[-1]).sum())
-
-
-def cap_quantile(quantile: float) -> Callable[[Tensor, float], int]:
-    """The same, with losses cut at one of their quantiles."""
-    return lambda losses, kept: share(losses.clamp(max=float(losses.quantile(quantile))), kept)
-
-
-def capped_by_mean(losses: Tensor, times: float) -> Tensor:
-    """Losses cut so that none is larger than a multiple of the mean of the cut losses."""
-    capped = losses.double()
+def mean_of_capped(losses: Tensor) -> Tensor:
+    """No loss counts for more than 20 times the mean of what counts, as until now."""
+    counted = losses.double()
     for _ in range(200):
-        lower = capped.clamp(max=times * float(capped.mean()))
-        if float(capped.max() - lower.max()) <= 1e-6 * float(capped.max()):
+        lower = counted.clamp(max=CAP * float(counted.mean()))
+        if float(counted.max() - lower.max()) <= 1e-6 * float(counted.max()):
             break
-        capped = lower
-    return capped
+        counted = lower
+    return counted
 
 
-def cap_mean(times: float) -> Callable[[Tensor, float], int]:
-    return lambda losses, kept: share(capped_by_mean(losses, times), kept)
+def plain_mean(losses: Tensor) -> Tensor:
+    """No loss counts for more than 20 times the mean, as documented."""
+    return losses.clamp(max=CAP * float(losses.mean()))
 
 
-def at_least(fraction: float) -> Callable[[Tensor, float], int]:
-    """The plain share, but never fewer than this fraction of the candidates."""
-    return lambda losses, kept: max(share(losses, kept), math.ceil(fraction * len(losses)))
+def trimmed_mean(losses: Tensor) -> Tensor:
+    """No loss counts for more than 20 times the mean of all but the highest hundredth."""
+    return losses.clamp(max=CAP * float(losses[len(losses) // 100 :].mean()))
 
 
-def transformed(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, float], int]:
-    return lambda losses, kept: share(function(losses), kept)
+def median(losses: Tensor) -> Tensor:
+    """No loss counts for more than 100 times the median."""
+    return losses.clamp(max=100 * float(losses.median()))
 
 
-# "default" is the library's own rule. When its results were stored, it was "cap 10 mean" with outliers by lot.
-RULES: dict[str, Callable[[Tensor, float], int]] = {
-    "share": share,
-    "sqrt": transformed(torch.sqrt),
-    "log1p": transformed(torch.log1p),
-    "at least 20%": at_least(0.2),
-    "cap q0.9": cap_quantile(0.9),
-    "cap q0.95": cap_quantile(0.95),
-    "cap 3 mean": cap_mean(3),
-    "cap 5 mean": cap_mean(5),
-    "cap 10 mean": cap_mean(10),
-    "cap 20 mean": cap_mean(20),
+def no_cap(losses: Tensor) -> Tensor:
+    """Every loss counts as it is."""
+    return losses
+
+
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean of capped": mean_of_capped,
+    "plain mean": plain_mean,
+    "trimmed mean": trimmed_mean,
+    "median": median,
+    "no cap": no_cap,
 }
 
 
-class Rule(Policy):
-    """A policy that takes the hardest candidates, as many as the rule says."""
+def fraction_kept(losses: Tensor, rule: str, share: float = 0.95) -> float:
+    """Fraction of the losses (>= 0, falling) that it takes to reach this share of what all count for."""
+    sums = RULES[rule](losses).cumsum(0, dtype=torch.float64)
+    return (1 + int((sums < (share - 1e-9) * sums[-1]).sum())) / len(losses)
 
-    def __init__(self, name: str, kept: float) -> None:
-        self.count, self.kept = RULES[name], kept
+
+class RulePolicy(Policy):
+    """Takes the hardest candidates, as many as the rule says. Outliers do not count, and are taken by lot."""
+
+    def __init__(self, rule: str, skip_at_least: float) -> None:
+        self.rule, self.skip_at_least = rule, skip_at_least
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        count = min(len(scores), self.count(scores, self.kept))
-        positions, chances = functional.highest(scores, count, generator)
-        return Selection(positions, torch.ones(positions.shape), chances)
+        losses = functional.loss_above_smallest(scores)
+        outliers = functional.is_outlier(losses)
+        usual = (~outliers).nonzero().flatten()
+        fraction = max(0.1, fraction_kept(functional.descending(losses[usual]), self.rule))
+        fraction = 1.0 if fraction > 1 - self.skip_at_least else fraction
+        positions, of_usual = functional.highest(scores[usual], math.ceil(fraction * len(usual) - 1e-9), generator)
+        chances = torch.full((len(scores),), fraction, dtype=torch.float64).index_copy_(0, usual, of_usual)
+        chosen = outliers & (torch.rand(len(scores), generator=generator, dtype=torch.float64) < fraction)
+        chosen[usual[positions]] = True
+        selected = chosen.nonzero().flatten()
+        return Selection(selected, torch.ones(selected.shape), chances)
 
 
-def method_of(rule: str, kept: float) -> sb.Method:
-    if rule == "plain":
-        return sb.traditional()
-    if rule == "default":
-        return sb.ledger_backprop()
-    return sb.Method(rule, TrainingLossScorer(max_age=10), Rule(rule, kept), Schedule())
+# ---- what the rise of the losses of left-out examples is compared with: losses >= 0 in, one number out
+
+SCALES: dict[str, Callable[[Tensor], float]] = {
+    "mean": lambda losses: float(losses.mean()),
+    "mean of capped": lambda losses: float(mean_of_capped(losses).mean()),
+    "easiest 95%": lambda losses: float(functional.descending(losses)[len(losses) // 20 :].mean()),
+}
+
+
+class ScaledScorer(TrainingLossScorer):
+    """The training loss, with the rise of left-out examples as a share of another number than the mean loss."""
+
+    def __init__(self, scale: str, most_rise: float | None) -> None:
+        super().__init__(max_age=10, most_rise=most_rise)
+        self.scale = SCALES[scale]
+
+    def _must_come_back(self, check: ForgettingCheck, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        earlier, earlier_epochs = rows.earlier_losses[:, 0], rows.earlier_loss_epochs[:, 0]
+        came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
+        known = functional.loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
+        check.learn(earlier[came_back], rows.loss[came_back], self.scale(known) if len(known) else 0.0)
+        return torch.ones_like(came_back) if check.forgets else comes_back(ids, epoch)
+
+
+class Ledger(NamedTuple):
+    """A candidate for the defaults of `ledger_backprop`."""
+
+    rule: str
+    scale: str = "mean"
+    most_rise: float | None = 0.2
+    skip_at_least: float = 0.3
+
+    def method(self) -> sb.Method:
+        scorer = ScaledScorer(self.scale, self.most_rise)
+        return sb.Method("ledger_rule", scorer, RulePolicy(self.rule, self.skip_at_least), Schedule())
+
+    def __str__(self) -> str:
+        rise = "no check" if self.most_rise is None else f"rise {self.most_rise:g} of {self.scale}"
+        return f"{self.rule}, {rise}, skip {self.skip_at_least:g}"
 
 
 # ---- images
 
 
-def image_data(name: str, data: str, part: float) -> ImageSet:
-    """Half-size images: a sixth is held out, a part of the others is for training, with wrong labels if asked for."""
-    recipe_name, _, noise = name.partition("+")
-    recipe = RECIPES[recipe_name]
-    full = split_validation(load_images(recipe.dataset, data_dir=data, image_size=recipe.image_size), 1 / 6, seed=0)
-    number = round(part * len(full.train_labels))
-    ids = torch.randperm(len(full.train_labels), generator=torch.Generator().manual_seed(1))[:number]
-    images, labels = full.train_images[ids], full.train_labels[ids]
-    if noise:
-        labels, _ = flip_labels(labels, float(noise) / 100, full.num_classes, seed=0)
-    return ImageSet(name, images, labels, full.test_images, full.test_labels, full.classes)
+class Plan(NamedTuple):
+    """What is run on a set of images."""
+
+    workload: Workload
+    rate: float
+    """Factor on the recipe's learning rate, the same for all arms."""
+    plain: tuple[int, ...]
+    ledger: tuple[int, ...]
+    seeds: tuple[int, ...]
 
 
-def train_images(data: ImageSet, method: sb.Method, epochs: float, seed: int) -> tuple[float, float]:
-    """Held-out error in percent, and compute in epochs of plain training."""
-    recipe = RECIPES[data.name.partition("+")[0]]
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        model = small_resnet(data.num_classes, data.train_images.shape[1], width=8)
+def _with_wrong(plan: Plan, share: float) -> Plan:
+    return plan._replace(workload=dataclasses.replace(plan.workload, label_noise=share))
+
+
+_tiny = Plan(find_workload("mnist"), 1.5, (2, 3, 4, 6, 10), (6, 12), (3001, 3002, 3003))
+_resnet_workload = dataclasses.replace(find_workload("mnist"), recipe=find_recipe("mnist_small"))
+_resnet = Plan(_resnet_workload, 1.0, (2, 4, 8), (10,), (3001, 3002))
+_svhn = Plan(find_workload("svhn"), 1.0, (3, 4, 6, 8), (8,), (3001, 3002))
+_cifar10 = Plan(find_workload("cifar10"), 1.0, (18, 30), (30,), (3001, 3002))
+
+IMAGES = {
+    "mnist": _tiny,
+    "mnist, 3% wrong": _with_wrong(_tiny, 0.03),
+    "mnist, 10% wrong": _with_wrong(_tiny, 0.1),
+    "mnist, ResNet-8": _resnet,
+    "mnist, ResNet-8, 3% wrong": _with_wrong(_resnet, 0.03),
+    "svhn": _svhn,
+    "svhn, 10% wrong": _with_wrong(_svhn, 0.1),
+    "cifar10": _cifar10,
+}
+
+
+def train_images(plan: Plan, data: ImageSet, method: sb.Method, epochs: int, seed: int) -> tuple[float, float]:
+    """Held-out error, and compute in epochs of plain training."""
+    recipe, labels = plan.workload.recipe, data.train_labels
+    if plan.workload.label_noise:
+        labels, _ = flip_labels(labels, plan.workload.label_noise, data.num_classes, seed=seed)
+    model = make_model(recipe.model, num_classes=data.num_classes, channels=data.train_images.shape[1], seed=seed)
     model = model.to(memory_format=torch.channels_last)
     normalise = Normalise(*measure_mean_std(data.train_images))
-    augment = Augment(padding=recipe.padding, flip=recipe.flip, seed=seed)
-    dataset = ImageDataset(data.train_images, data.train_labels)
-    order = torch.Generator().manual_seed(seed)
-    candidates = DataLoader(dataset, recipe.batch_size, shuffle=True, generator=order, collate_fn=ImageDataset.collate)
-    loader = sb.SelectiveLoader(
-        candidates,
-        model,
-        nn.CrossEntropyLoss(),
-        method,
-        transform=lambda batch: (augment(normalise(batch[0])), batch[1]),
-        num_epochs=math.ceil(epochs),
-        seed=seed,
+    dataset, order = ImageDataset(data.train_images, labels), torch.Generator().manual_seed(seed)
+    candidates = DataLoader(
+        dataset,
+        recipe.batch_size,
+        sampler=RandomSampler(dataset, generator=order),
+        generator=order,
+        collate_fn=dataset.collate,
+        drop_last=True,
     )
-    options = {"momentum": recipe.momentum, "weight_decay": recipe.weight_decay, "nesterov": recipe.nesterov}
-    optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, **options)
+    prepare = Prepare(Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed), normalise)
+    loader = sb.SelectiveLoader(
+        candidates, model, nn.CrossEntropyLoss(), method, transform=prepare, num_epochs=epochs, seed=seed
+    )
+    optimizer = make_optimizer(recipe, model.parameters(), torch.device("cpu"))
     model.train()
-    for _ in range(math.ceil(epochs)):
+    for _ in range(epochs):
         for images, labels in loader:
-            progress = min(1.0, loader.progress * math.ceil(epochs) / epochs)
-            optimizer.param_groups[0]["lr"] = recipe.lr_at(progress)
+            optimizer.param_groups[0]["lr"] = plan.rate * recipe.lr_at(loader.progress)
             loss = loader.loss(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if progress >= 1:
-                break  # a budget may end within an epoch
     model.eval()
     with torch.no_grad():
         outputs = torch.cat([model(normalise(images)) for images in data.test_images.split(1000)])
-    return 100 * float((outputs.argmax(1) != data.test_labels).float().mean()), loader.stats.trained / len(dataset)
+    return float((outputs.argmax(1) != data.test_labels).float().mean()), loader.stats.trained / len(dataset)
 
 
-# ---- regression with one broken target
+# ---- regressions with broken targets
 
-
-def train_regression(name: str, method: sb.Method, epochs: int, seed: int) -> tuple[float, float]:
-    """Mean squared error on 2,000 other examples, and compute in epochs of plain training.
-
-    The name has the network, the optimizer, its learning rate and the broken target: "linear adam 0.03 300". The
-    learning rate decays to zero, except for the optimizer "constant".
-    """
-    network, optimizer_name, rate, outlier = name.split()
-    draws = torch.Generator().manual_seed(seed)
-    slopes = torch.randn(10, 1, generator=draws)
-
-    def examples() -> tuple[Tensor, Tensor]:
-        inputs = torch.randn(2000, 10, generator=draws)
-        targets = inputs @ slopes + (2 * torch.sin(2 * inputs[:, :1]) if network == "mlp" else 0)
-        return inputs, targets + 0.3 * torch.randn(2000, 1, generator=draws)
-
-    (inputs, targets), (test_inputs, test_targets) = examples(), examples()
-    targets[7] = float(outlier)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        hidden = [nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1)]
-        model = nn.Linear(10, 1) if network == "linear" else nn.Sequential(*hidden)
-    order = torch.Generator().manual_seed(seed)
-    candidates = DataLoader(TensorDataset(inputs, targets), 64, shuffle=True, generator=order)
-    loader = sb.SelectiveLoader(candidates, model, nn.MSELoss(), method, num_epochs=epochs, seed=seed)
-    make_optimizer = torch.optim.Adam if optimizer_name == "adam" else torch.optim.SGD
-    optimizer = make_optimizer(model.parameters(), lr=float(rate))
-    for _ in range(epochs):
-        for batch_inputs, batch_targets in loader:
-            if optimizer_name != "constant":
-                optimizer.param_groups[0]["lr"] = float(rate) * (1 - loader.progress)
-            loss = loader.loss(model(batch_inputs), batch_targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    with torch.no_grad():
-        return float(nn.functional.mse_loss(model(test_inputs), test_targets)), loader.stats.trained / 2000
+REGRESSIONS = {
+    f"{network}, {share:.1%} at {target:g}": (network, share, target)
+    for network in ("linear", "mlp")
+    for share, target in ((0.0, 0.0), (0.005, 30.0), (0.015, 10.0), (0.015, 30.0), (0.03, 10.0), (0.03, 30.0))
+}
+REGRESSION_SEEDS = (3001, 3002, 3003)
 
 
 # ---- what is run
 
-IMAGES = ("mnist_small", "mnist_small+10", "mnist_small+20", "fashion_mnist_small", "svhn_small")
-REGRESSIONS = tuple(
-    f"{setting} {outlier}"
-    for setting in (
-        *("linear adam 0.03", "linear sgd 0.003", "linear constant 0.003", "linear constant 0.01"),
-        *("linear constant 0.03", "mlp adam 0.01", "mlp sgd 0.001"),
-    )
-    for outlier in ("0", "300", "10000")
-)
-Run = tuple[str, str, float, float, int]
-"""Data, rule, share of the loss, epochs, seed."""
+FIRST = tuple(Ledger(rule) for rule in RULES)
+"""The rules, with today's check for forgetting."""
 
 
-def planned_runs() -> Iterator[Run]:
-    for data in REGRESSIONS:
-        rules = ("plain", "share", "at least 20%", "sqrt", "cap 5 mean", "cap 10 mean", "default")
-        yield from ((data, rule, 0.95, 20, seed) for rule in rules for seed in (0, 1, 2))
-    for data in IMAGES:
-        yield from ((data, rule, 0.95, 8, seed) for rule in ("default", "cap 10 mean", "share") for seed in (0, 1))
-    for data in IMAGES:
-        yield from ((data, "plain", 0, epochs, seed) for epochs in (3, 5, 8) for seed in (0, 1))
-        yield from ((data, rule, 0.95, 4, seed) for rule in ("default", "share") for seed in (0, 1))
-        yield from ((data, rule, 0.95, 8, 2) for rule in ("default", "share"))
-    others = ("cap 3 mean", 0.9), ("cap q0.9", 0.9), ("cap q0.95", 0.95), ("at least 20%", 0.95), ("log1p", 0.95)
-    for rule, kept in (
-        *others,
-        ("sqrt", 0.9),
-        ("cap 5 mean", 0.95),
-        ("cap 20 mean", 0.95),
-    ):  # one seed, for a first look
-        yield from ((data, rule, kept, 8, 0) for data in IMAGES)
-    yield from ((data, "cap q0.9", 0.9, 8, 1) for data in IMAGES)  # repeated because it looked as good as the default
+def second(rule: str) -> tuple[Ledger, ...]:
+    """Checks for forgetting and values of `skip_at_least`, with the rule that was chosen."""
+    checks = ("mean", 0.2), ("mean", None), ("mean of capped", 0.2), ("easiest 95%", 0.3), ("easiest 95%", 0.4)
+    return (*(Ledger(rule, *check) for check in checks), Ledger(rule, skip_at_least=0.2))
 
 
-def make(run: Run, data_dir: str, part: float) -> dict[str, Any]:
-    data, rule, kept, epochs, seed = run
-    method = method_of(rule, kept)
-    if data in REGRESSIONS:
-        error, compute = train_regression(data, method, int(epochs), seed)
-    else:
-        error, compute = train_images(image_data(data, data_dir, part), method, epochs, seed)
-    names = ("data", "rule", "kept", "epochs", "seed", "error", "compute")
-    return dict(zip(names, (*run, error, compute), strict=True))
+class Run(NamedTuple):
+    data: str
+    arm: str
+    epochs: int
+    seed: int
 
 
-def print_table(results: list[dict[str, Any]], data: tuple[str, ...], digits: int, *, rules_across: bool) -> None:
-    """Print error and compute as means over seeds, with the number of seeds in brackets."""
-    cells: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for result in results:
-        if result["data"] in data:
-            share = "" if result["rule"] == "plain" else f" {result['kept']}"
-            rule = f"{result['rule']}{share}, {result['epochs']} epochs"
-            cells.setdefault((rule, result["data"]), []).append((result["error"], result["compute"]))
-    rules = sorted({rule for rule, _ in cells}, key=lambda rule: (rule.rpartition(", ")[2], rule))
-    rows, columns = (data, rules) if rules_across else (rules, data)
-    print("| | " + " | ".join(columns) + " |\n| --- |" + " ---: |" * len(columns))
-    for row in rows:
-        texts = []
-        for column in columns:
-            errors, computes = zip(*cells.get((column, row) if rules_across else (row, column), [(0, 0)]), strict=True)
-            text = f"{statistics.mean(errors):.{digits}f} at {statistics.mean(computes):.1f} ({len(errors)})"
-            texts.append(text if computes[0] else "")
-        print(f"| {row} | " + " | ".join(texts) + " |")
+def planned_runs(ledgers: tuple[Ledger, ...]) -> Iterator[tuple[Run, Ledger | None]]:
+    for name, plan in IMAGES.items():
+        for seed in plan.seeds:
+            yield from ((Run(name, "plain", epochs, seed), None) for epochs in plan.plain)
+            yield from ((Run(name, str(ledger), n, seed), ledger) for ledger in ledgers for n in plan.ledger)
+    for name in REGRESSIONS:
+        for seed in REGRESSION_SEEDS:
+            yield Run(name, "plain", 20, seed), None
+            yield from ((Run(name, str(ledger), 20, seed), ledger) for ledger in ledgers)
+
+
+def make(run: Run, ledger: Ledger | None, data: ImageSet | None) -> tuple[float, float]:
+    method = sb.traditional() if ledger is None else ledger.method()
+    if data is None:
+        network, share, target = REGRESSIONS[run.data]
+        return train_regression(network, method, share, target, run.seed, nn.MSELoss())
+    return train_images(IMAGES[run.data], data, method, run.epochs, run.seed)
+
+
+# ---- tables
+
+Results = dict[Run, tuple[float, float]]
+
+
+def arm_of(results: Results, data: str, arm: str, epochs: int) -> Arm | None:
+    found = [value for run, value in results.items() if (run.data, run.arm, run.epochs) == (data, arm, epochs)]
+    return Arm(tuple(error for error, _ in found), tuple(compute for _, compute in found)) if found else None
+
+
+def image_table(results: Results, ledgers: tuple[Ledger, ...]) -> str:
+    """Error, compute and multiplier of every arm at every length, and each ledger's geometric mean of the latter."""
+    lines = ["| | " + " | ".join(IMAGES) + " | geometric mean of M |", "| --- |" + " ---: |" * (len(IMAGES) + 1)]
+    plain = {
+        name: [arm for n in plan.plain if (arm := arm_of(results, name, "plain", n))] for name, plan in IMAGES.items()
+    }
+    points = (", ".join(f"{100 * arm.error:.2f}% at {arm.cost:g}" for arm in plain[name]) for name in IMAGES)
+    lines.append("| plain training | " + " | ".join(points) + " | |")
+    for ledger in ledgers:
+        cells, means = [], []
+        for name, plan in IMAGES.items():
+            arms = [arm for n in plan.ledger if (arm := arm_of(results, name, str(ledger), n))]
+            multiples = [Frontier(plain[name]).multiple(arm) for arm in arms]
+            cells.append(
+                ", ".join(
+                    f"{100 * arm.error:.2f}% at {arm.cost:.2f} ({multiple})"
+                    for arm, multiple in zip(arms, multiples, strict=True)
+                )
+            )
+            means += [statistics.fmean(math.log(multiple.value) for multiple in multiples)] if multiples else []
+        mean = f"{math.exp(statistics.fmean(means)):.2f}" if means else ""
+        lines.append(f"| {ledger} | " + " | ".join(cells) + f" | {mean} |")
+    return "\n".join(lines)
+
+
+def regression_table(results: Results, ledgers: tuple[Ledger, ...]) -> str:
+    """Error over plain training's at compute, the geometric mean of the ratios and the highest one."""
+    lines = [
+        "| | " + " | ".join(REGRESSIONS) + " | geometric mean | highest |",
+        "| --- |" + " ---: |" * (len(REGRESSIONS) + 2),
+    ]
+    for ledger in ledgers:
+        cells, ratios = [], []
+        for name in REGRESSIONS:
+            plain, arm = arm_of(results, name, "plain", 20), arm_of(results, name, str(ledger), 20)
+            if plain is None or arm is None:
+                cells.append("")
+                continue
+            ratios.append(arm.error / plain.error)
+            cells.append(f"{ratios[-1]:.2f} at {arm.cost:.1f}")
+        ends = f"{statistics.geometric_mean(ratios):.2f} | {max(ratios):.2f}" if ratios else " | "
+        lines.append(f"| {ledger} | " + " | ".join(cells) + f" | {ends} |")
+    return "\n".join(lines)
+
+
+def read(file: Path) -> Results:
+    lines = [json.loads(line) for line in file.open()] if file.exists() else []
+    return {Run(**{name: one[name] for name in Run._fields}): (one["error"], one["compute"]) for one in lines}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="folder of the image sets")
+    parser.add_argument("data", type=Path, help="folder of the image sets")
     parser.add_argument("results", type=Path, help="file of results, one JSON object a line; made or added to")
-    parser.add_argument("--part", type=float, default=0.25, help="part of the training images that is trained on")
-    parser.add_argument(
-        "--table", action="store_true", help="only print the tables of the results file, and train nothing"
-    )
+    parser.add_argument("--checks", metavar="RULE", help="compare checks for forgetting with this rule, not rules")
+    parser.add_argument("--table", action="store_true", help="print the tables only, and train nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = [json.loads(line) for line in options.results.open()] if options.results.exists() else []
-    done = {(r["data"], r["rule"], r["kept"], r["epochs"], r["seed"]) for r in results}
-    for run in () if options.table else planned_runs():
-        if run not in done:
-            results.append(make(run, options.data, options.part))
-            with options.results.open("a") as file:
-                file.write(json.dumps(results[-1]) + "\n")
-    print_table(results, IMAGES, 2, rules_across=False)
-    print()
-    print_table(results, REGRESSIONS, 3, rules_across=True)
+    results, ledgers = read(options.results), second(options.checks) if options.checks else FIRST
+    loaded: tuple[str, ImageSet | None] = "", None
+    for run, ledger in () if options.table else planned_runs(ledgers):
+        if run in results:
+            continue
+        if run.data != loaded[0]:
+            plan = IMAGES.get(run.data)
+            loaded = run.data, None if plan is None else plan.workload.load(options.data, held_out=True)
+        error, compute = results[run] = make(run, ledger, loaded[1])
+        content: dict[str, Any] = {**run._asdict(), "error": round(error, 6), "compute": round(compute, 4)}
+        with options.results.open("a") as file:
+            file.write(json.dumps(content) + "\n")
+    print(image_table(results, ledgers), regression_table(results, ledgers), sep="\n\n")
 
 
 if __name__ == "__main__":
