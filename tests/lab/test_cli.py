@@ -13,6 +13,7 @@ from tests.helpers import wordnet_texts
 from tests.lab.command_line import records, run, start, text_of
 
 SHORT = ("--epochs", 3, "--model", "small_cnn")
+FULL = 44 * 32  # of 1,437 digits: an epoch has full batches only
 
 
 def test_train_records_every_epoch(tmp_path):
@@ -24,9 +25,9 @@ def test_train_records_every_epoch(tmp_path):
     assert "stale_selective_backprop on digits: test error" in text_of(result)
     written = records(tmp_path / "run")
     assert [record["epoch"] for record in written] == [0, 1, 2]
-    assert [record["scored"] for record in written[:2]] == [1437, 0]
-    assert 1437 - 31 <= written[2]["scored"] <= 1437, "but for those that wait for a batch of 32 when the epoch begins"
-    assert all(0 <= record["test_error"] <= 1 and record["offered"] == 1437 for record in written)
+    assert [record["scored"] for record in written[:2]] == [FULL, 0]
+    assert FULL - 31 <= written[2]["scored"] <= FULL, "but for those that wait for a batch of 32 when the epoch begins"
+    assert all(0 <= record["test_error"] <= 1 and record["offered"] == FULL for record in written)
     assert set(written[0]["seconds"]) == {"loading", "selection", "forward", "backward", "other", "evaluation"}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["method"], config["options"]) == ("stale_selective_backprop", {"every": 2})
@@ -44,8 +45,8 @@ def test_a_proxy_by_name_and_its_selection_repeated(tmp_path):
     result = run("train", "--epochs", 3, "--model", "small_resnet", *again, "--out", tmp_path / "again")
     assert result.returncode == 0, text_of(result)
     scored = [record["scored"] for record in records(tmp_path / "proxy")]
-    assert scored[0] == 1437
-    assert all(1437 - 31 <= number <= 1437 for number in scored), "all but those that wait when an epoch begins"
+    assert scored[0] == FULL
+    assert all(FULL - 31 <= number <= FULL for number in scored), "all but those that wait when an epoch begins"
     assert [record["scored"] for record in records(tmp_path / "again")] == [0] * 3
     skipped, trained = (
         [r[name] for r in records(tmp_path / "again")] for name in ("skipped_before_loading", "trained")
@@ -53,7 +54,7 @@ def test_a_proxy_by_name_and_its_selection_repeated(tmp_path):
     assert trained == [record["trained"] for record in records(tmp_path / "proxy")]
     selected = [read_ledger_log(tmp_path / name).selected for name in ("proxy", "again")]
     assert (selected[0] == selected[1]).all()
-    assert skipped == (1437 - selected[0].sum(1)).tolist()
+    assert skipped == (FULL - selected[0].sum(1)).tolist()
 
 
 def test_traditional_learns_digits(tmp_path):

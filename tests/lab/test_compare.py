@@ -174,7 +174,7 @@ def test_runs_that_take_turns_are_as_they_would_be_alone():
 def test_validation_is_of_the_training_data(tmp_path):
     out = tmp_path / "run"
     assert run("train", "--epochs", 1, "--validation", 0.25, "--out", out).returncode == 0
-    assert records(out)[0]["offered"] == 1437 - round(0.25 * 1437)
+    assert records(out)[0]["offered"] == (1437 - round(0.25 * 1437)) // 32 * 32
 
 
 def test_sweep_varies_what_a_method_has(tmp_path):
@@ -185,7 +185,7 @@ def test_sweep_varies_what_a_method_has(tmp_path):
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert len(folders) == 2 * (1 + 2 + 4 + 1)
     stale = records(tmp_path / "stale_selectivity=0.3_every=3_label_noise=0.1/seed-0")
-    assert [record["scored"] for record in stale] == [1437, 0]
+    assert [record["scored"] for record in stale] == [44 * 32, 0]
     config = json.loads((tmp_path / "stale_selectivity=0.3_every=3_label_noise=0.1/seed-0/config.json").read_text())
     assert (config["selectivity"], config["options"], config["label_noise"]) == (0.3, {"every": 3}, 0.1)
     tables = (tmp_path / "tables.md").read_text()

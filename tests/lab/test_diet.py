@@ -173,7 +173,8 @@ def test_a_run_trains_on_what_is_left(scored):
     training.epoch()
     kept = sb.pruning.keep_after_pruning(sb.pruning.load_scores(scored[0]), 0.4)
     offered = training.loader.ledger.offered > 0
-    assert torch.equal(offered, kept)
+    assert not bool((offered & ~kept).any())
+    assert int(offered.sum()) > int(kept.sum()) - 2 * 32  # an epoch has full batches only
 
 
 # ---- bad input

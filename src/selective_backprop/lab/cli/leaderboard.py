@@ -58,7 +58,7 @@ def tune(
     Example: `selective-backprop leaderboard tune mnist --data-dir data`
     """
     from selective_backprop.files.writing import write_whole
-    from selective_backprop.lab.leaderboard.arms import ARMS, PLAIN, own_arm
+    from selective_backprop.lab.leaderboard.arms import ARMS, PLAIN, own_arm, tuned
     from selective_backprop.lab.leaderboard.records import Store
     from selective_backprop.lab.leaderboard.tuning import tune as choose_settings
     from selective_backprop.lab.leaderboard.workloads import find_workload
@@ -66,7 +66,7 @@ def tune(
     screen, found = Screen(output), find_workload(workload)
     data = found.load(data_dir, held_out=True)
     store = Store(records / f"{workload}.tuning.jsonl")
-    arms = [ARMS[PLAIN], own_arm(arm)] if arm else list(ARMS.values())
+    arms = [ARMS[PLAIN], own_arm(arm)] if arm else tuned(found)
     chosen = choose_settings(found, arms, data, store, lambda outcome, left: screen.note(_line(outcome, left)))
     file = records / f"{workload}.chosen.json"
     both = _read_chosen(file) | chosen

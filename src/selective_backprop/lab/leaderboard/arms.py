@@ -72,8 +72,17 @@ ARMS: dict[str, Arm] = {
 
 DEFAULT = Arm("ledger, default", ("ledger:cap=20,keep_at_least=0.1,skip_at_least=0.3,most_rise=0.2,rate=1",))
 """The method that we recommend first. The setting states its defaults, so that records of other defaults differ."""
-UNTUNED = (DEFAULT, Arm("ledger, no rules", (f"ledger:{_ALWAYS},rate=1",)))
-"""Arms without any tuning of their own: they take the rate of plain training."""
+_NO_RULES = Arm("ledger, no rules", (f"ledger:{_ALWAYS},rate=1",))
+
+
+def tuned(workload: Workload) -> list[Arm]:
+    """The arms that are tuned on a workload."""
+    return [ARMS[name] for name in workload.arms or ARMS]
+
+
+def untuned(workload: Workload) -> list[Arm]:
+    """Arms without any tuning of their own: they take the rate of plain training."""
+    return [DEFAULT, _NO_RULES] if workload.arms is None else [DEFAULT]
 
 
 def own_arm(texts: Sequence[str]) -> Arm:

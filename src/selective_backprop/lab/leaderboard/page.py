@@ -8,7 +8,7 @@ from statistics import stdev
 from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.records import Outcome
 from selective_backprop.lab.leaderboard.standing import Place, Standing, performance_profile
-from selective_backprop.lab.leaderboard.workloads import WORKLOADS, find_workload
+from selective_backprop.lab.leaderboard.workloads import LARGER, SMALL, find_workload
 from selective_backprop.lab.study.frontier import Bound, Budget, Interval
 from selective_backprop.lab.study.tables import TextTable
 
@@ -49,7 +49,8 @@ def told(standings: Sequence[Standing]) -> str:
     """A sentence on the state of the runs, and one on the recommended method."""
     done = {one.workload: min(place.seeds for place in one.places) for one in standings}
     missing = [name for name, seeds in done.items() if seeds < find_workload(name).seeds]
-    unrun = [name for name in WORKLOADS if name not in done]
+    board = next((names for names in (LARGER, SMALL) if names.keys() & done.keys()), {})
+    unrun = [name for name in board if name not in done]
     parts = []
     if missing or (unrun and len(done) > 1):
         rest = f", and {', '.join(unrun)} has not been run" if unrun else ""
@@ -149,10 +150,14 @@ def tuning(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]
 def runs(one: Standing) -> TextTable:
     """Mean error, its standard deviation over seeds, and compute of every arm at every length.
 
-    The last column has the run of as much compute as plain training's longest.
+    Unless all runs are compared at equal compute, the last column has the one that costs as much as plain training's
+    longest.
     """
-    lengths = find_workload(one.workload).lengths
-    heading = ["error at compute", *(f"{length} epochs" for length in lengths), "as much compute"]
+    workload = find_workload(one.workload)
+    if workload.at_equal_compute:
+        heading = ["error at compute", *(f"about {length} epochs of compute" for length in workload.lengths)]
+    else:
+        heading = ["error at compute", *(f"{length} epochs" for length in workload.lengths), "as much compute"]
     rows = [[place.arm, *(_error(point) for point in place.points)] for place in one.places]
     return TextTable(heading, [row + [""] * (len(heading) - len(row)) for row in rows])
 

@@ -5,17 +5,17 @@ make the frontier. Every other arm takes, of its settings at the middle length, 
 multiplier against that frontier, which weighs error and compute together. If no setting reaches an error of the
 frontier, there are only bounds, which say what a setting costs and nothing of its error. Then the lowest error decides.
 
-The two baselines choose by the mean over five seeds, the other arms by one: a badly tuned baseline would flatter
-every method.
+The two baselines choose by the mean over several seeds, the other arms by one: a badly tuned baseline would flatter
+every method. Where runs are long, all settings of a baseline get one seed, and only the best of them the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM, UNTUNED, Arm
+from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM, Arm, untuned
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import Show, run_missing, settings_of
 from selective_backprop.lab.leaderboard.workloads import Workload
@@ -25,8 +25,6 @@ from selective_backprop.lab.study.frontier import Bound, Frontier
 
 TUNING_SEED = 1_000
 """Seed of all trials. No run on the test set has it."""
-BASELINE_SEEDS = range(TUNING_SEED, TUNING_SEED + 5)
-"""Seeds of the baselines' trials."""
 Chosen = dict[str, str]
 """The chosen setting of each arm."""
 
@@ -56,20 +54,23 @@ def tune(
     def cells(name: str, settings: Sequence[str], lengths: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
         return [Cell(name, text, length, seed, True) for text in settings for length in lengths for seed in seeds]
 
-    tried = run_missing(workload, cells(PLAIN, plain.trials, [workload.middle], BASELINE_SEEDS), data, store, show)
-    chosen = {PLAIN: min(plain.trials, key=lambda text: fmean(_errors(tried, text)))}
+    def best(arm: Arm, seeds: int, merit: Callable[[frontier.Budget], Any]) -> str:
+        """The setting with the highest merit, after all had one seed and the finalists had as many as this."""
+        left = list(arm.trials)
+        for number in sorted({1, seeds}):
+            wanted = cells(arm.name, left, [workload.middle], range(TUNING_SEED, TUNING_SEED + number))
+            runs = run_missing(workload, wanted, data, store, show)
+            tried = {text: _arm([run for run in runs if run.cell.setting == text]) for text in left}
+            left = sorted(left, key=lambda text: merit(tried[text]), reverse=True)[: workload.finalists]
+        return left[0]
+
+    chosen = {PLAIN: best(plain, workload.baseline_seeds, lambda arm: -arm.error)}
     budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths, one), data, store, show)
     baseline = Frontier([_arm([run for run in budgets if run.cell.length == n]) for n in workload.lengths])
-    others = [
-        cell
-        for arm in by_name.values()
-        for cell in cells(arm.name, arm.trials, [workload.middle], BASELINE_SEEDS if arm.name == RANDOM else one)
-    ]
-    tried = run_missing(workload, others, data, store, show)
     for arm in by_name.values():
-        runs = [outcome for outcome in tried if outcome.cell.arm == arm.name]
-        chosen[arm.name] = max(arm.trials, key=lambda text, runs=runs: _merit(baseline, runs, text))  # type: ignore[misc]
-    for arm in UNTUNED:
+        seeds = workload.baseline_seeds if arm.name == RANDOM else 1
+        chosen[arm.name] = best(arm, seeds, lambda tried: _merit(baseline, tried))
+    for arm in untuned(workload):
         chosen[arm.name] = at_plain_rate(arm, chosen[PLAIN])
         # It is not tuned, but what it costs must be known.
         run_missing(workload, cells(arm.name, [chosen[arm.name]], [workload.middle], one), data, store, show)
@@ -77,16 +78,20 @@ def tune(
 
 
 def lengths_of(workload: Workload, arm: str, setting: str, store: Store) -> tuple[int, ...]:
-    """Lengths that an arm is trained at: the workload's, and one at which it costs as much as the longest plain run.
+    """Lengths that an arm is trained at, by what an epoch costs in its trial.
 
-    What an epoch costs is known from the arm's trial. An arm that costs nearly as much as plain training has no further
-    length.
+    Where arms are compared at equal compute, these are the lengths at which it costs about as much as plain training.
+    Otherwise they are the workload's, and one at which it costs as much as the longest plain run. An arm that costs
+    nearly as much as plain training has no further length.
     """
     trial = store.outcomes.get(Cell(arm, setting, workload.middle, TUNING_SEED, True))
     if trial is None:
         raise ValueError(f"{arm} has no trial of {setting!r} in {store.file}: run leaderboard tune first")
+    longer = max(1.0, workload.middle / trial.compute)
+    if workload.at_equal_compute:
+        return tuple(round(length * longer) for length in workload.lengths)
     longest = workload.lengths[-1]
-    matched = round(longest * workload.middle / trial.compute)
+    matched = round(longest * longer)
     return workload.lengths if matched <= longest else (*workload.lengths, matched)
 
 
@@ -99,16 +104,11 @@ def at_plain_rate(arm: Arm, plain: str) -> str:
     return arm.trials[0].replace("rate=1", plain.partition(":")[2])
 
 
-def _merit(baseline: Frontier, runs: Sequence[Outcome], text: str) -> tuple[bool, float]:
+def _merit(baseline: Frontier, arm: frontier.Budget) -> tuple[bool, float]:
     """How good a setting is: its multiplier. Settings that do not reach the frontier come after, by their error."""
-    arm = _arm([run for run in runs if run.cell.setting == text])
     multiple = baseline.multiple(arm)
     return (False, -arm.error) if multiple.bound is Bound.LESS else (True, multiple.value)
 
 
 def _arm(runs: Sequence[Outcome]) -> frontier.Budget:
     return frontier.Budget(tuple(run.error for run in runs), tuple(run.compute for run in runs))
-
-
-def _errors(runs: Sequence[Outcome], text: str) -> list[float]:
-    return [run.error for run in runs if run.cell.setting == text]

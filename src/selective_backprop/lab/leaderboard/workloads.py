@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.data.wordnet import load_definitions
 from selective_backprop.lab.names import unknown
-from selective_backprop.lab.runs.recipes import Decay, Recipe
+from selective_backprop.lab.runs.recipes import Decay, Recipe, find_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,19 +21,28 @@ class Workload:
 
     title: str
     recipe: Recipe
-    train_size: int
-    """Examples to train on: a random part of the training set, the same one in every run."""
     lengths: tuple[int, ...]
-    """Epochs of candidates, rising. Every arm is trained at every length, each time with a fully decayed rate."""
+    """Epochs of plain training, rising. Every run has a fully decayed rate."""
     seeds: int
     """Number of seeds planned: 0, 1, 2, ..."""
-    proxy: str
+    train_size: int | None = None
+    """Examples to train on: a random part of the training set, the same one in every run. None for all."""
+    proxy: str = "none"
     """Network that scores for the others, and that reducible losses refer to."""
+    arms: tuple[str, ...] | None = None
+    """Arms that are tuned here; None for all."""
+    at_equal_compute: bool = False
+    """Train an arm longer if it costs less than plain training, so that its runs cost about as much. Otherwise every
+    arm is trained at the same lengths, and at one more that costs as much as plain training's longest."""
+    finalists: int | None = None
+    """How many settings of a baseline get more than one seed to be chosen by; None for all of them."""
+    baseline_seeds: int = 5
+    """Seeds by which the baselines choose."""
     label_noise: float = 0.0
     standardize: bool = False
     """Give all images the same brightness and contrast."""
     held_out: int = 10_000
-    """Training examples that settings are chosen on. No run trains on them."""
+    """Training examples that settings are chosen on. No trial trains on them."""
 
     @property
     def middle(self) -> int:
@@ -48,12 +58,13 @@ class Workload:
             else load_images(name, data_dir=data_dir, image_size=self.recipe.image_size)
         )
         order = torch.randperm(len(full.train_labels), generator=torch.Generator().manual_seed(0))
-        if len(order) < self.train_size + self.held_out:
+        if len(order) < (self.train_size or 1) + self.held_out:
             raise ValueError(
-                f"{name} has {len(order)} training examples, but {self.train_size} to train on and {self.held_out} to "
-                "choose settings are needed"
+                f"{name} has {len(order)} training examples, but {self.train_size or 1} to train on and "
+                f"{self.held_out} to choose settings are needed"
             )
-        train, validation = order[: self.train_size], order[-self.held_out :]
+        rest, validation = order[: -self.held_out], order[-self.held_out :]
+        train = (rest if held_out else order)[: self.train_size]
         part = dataclasses.replace(full, train_images=full.train_images[train], train_labels=full.train_labels[train])
         if held_out:
             images, labels = full.train_images[validation], full.train_labels[validation]
@@ -79,7 +90,7 @@ def _images(dataset: str, **more: object) -> Recipe:
 
 _LENGTHS = (1, 2, 3, 4, 6)
 
-WORKLOADS: dict[str, Workload] = {
+SMALL: dict[str, Workload] = {
     "mnist": Workload(
         title="MNIST, 14x14, 20,000 examples, strided CNN",
         recipe=_images("mnist", lr=0.3),
@@ -147,10 +158,63 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
+_OTHERS = ("InfoBatch", "SB", "Stale-SB")
+_BASELINES = ("plain", "repeated random")
+
+
+def _larger(title: str, recipe: Recipe, *others: str, **more: Any) -> Workload:
+    """A workload with all training examples and a larger network, for the baselines, the ledger and a few others."""
+    options: dict[str, Any] = {"lengths": (2, 3, 4, 6, 8), "seeds": 5, "baseline_seeds": 2, "finalists": 2} | more
+    return Workload(title=title, recipe=recipe, arms=_BASELINES + others, at_equal_compute=True, **options)
+
+
+_deeper = {"model": "resnet20", "decay": Decay(kind="triangle")}
+
+LARGER: dict[str, Workload] = {
+    "mnist-resnet8": _larger("MNIST, 14x14, 60,000 examples, ResNet-8", find_recipe("mnist_small"), *_OTHERS),
+    "fashion-resnet8": _larger("Fashion-MNIST, 14x14, 60,000 examples, ResNet-8", find_recipe("fashion_mnist_small")),
+    "svhn-resnet8": _larger("SVHN (re-cropped), 16x16, 73,257 examples, ResNet-8", find_recipe("svhn_small"), *_OTHERS),
+    "mnist-resnet8-noisy": _larger(
+        "MNIST with 10% wrong labels, 14x14, 60,000 examples, ResNet-8", find_recipe("mnist_small"), label_noise=0.1
+    ),
+    "svhn-resnet8-noisy": _larger(
+        "SVHN (re-cropped) with 10% wrong labels, 16x16, 73,257 examples, ResNet-8",
+        find_recipe("svhn_small"),
+        label_noise=0.1,
+    ),
+    "svhn-resnet20": _larger(
+        "SVHN (re-cropped), 16x16, standardized, 73,257 examples, ResNet-20",
+        find_recipe("svhn_small").with_(**_deeper),
+        standardize=True,
+    ),
+    "cifar10-resnet20": _larger(
+        "CIFAR-10, 16x16, augmented, 50,000 examples, ResNet-20",
+        find_recipe("cifar10_small").with_(**_deeper),
+        lengths=(2, 4, 6, 8, 12),
+    ),
+    "cifar10-fast": _larger(
+        "CIFAR-10, 32x32, augmented, 50,000 examples, strided CNN of 95,000 parameters",
+        _images("cifar10", image_size=None, padding=4, flip=True, model="strided_cnn_dense"),
+        lengths=(5, 8, 12, 20, 30),
+    ),
+    "text-transformer": _larger(
+        "WordNet's definitions by topic, 64 bytes, 40,000 examples, byte transformer of 1.1 million parameters",
+        _images("wordnet", image_size=None, model="byte_transformer_large", padding=0).with_(
+            optimizer="adamw", lr=0.002, weight_decay=0.05, batch_size=64, decay=Decay(kind="triangle")
+        ),
+        train_size=40_000,
+        lengths=(1, 2, 3, 4, 6),
+    ),
+}
+"""What is shown first: whole data sets and larger networks, with few arms."""
+
+WORKLOADS: dict[str, Workload] = LARGER | SMALL
+"""All workloads by name. The small ones have all arms."""
+
 DIGITS = Workload(
-    title="scikit-learn's digits, 8x8, 1,000 examples, strided CNN: to try the leaderboard out in a minute",
+    title="scikit-learn's digits, 8x8, 992 examples, strided CNN: to try the leaderboard out in a minute",
     recipe=_images("digits", image_size=None, padding=0, batch_size=32),
-    train_size=1_000,
+    train_size=992,
     lengths=(1, 2, 3),
     seeds=2,
     proxy="strided_cnn_tiny",

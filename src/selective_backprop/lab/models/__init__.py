@@ -28,6 +28,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "strided_cnn": strided_cnn,
     "strided_cnn_tiny": partial(strided_cnn, width=8),
     "strided_cnn_wide": partial(strided_cnn, width=32, stem_stride=4),
+    "strided_cnn_dense": partial(strided_cnn, width=32),
     "small_resnet": small_resnet,
     "resnet20": resnet20,
     "resnet20_narrow": partial(cifar_resnet, 20, width=8),
@@ -39,6 +40,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet_v2": mobilenet_v2,
     "googlenet": googlenet,
     "byte_transformer": byte_transformer,
+    "byte_transformer_large": partial(byte_transformer, width=256),
     "byte_transformer_tiny": partial(byte_transformer, width=32, depth=1),
 }
 """All networks by name. Each is called with num_classes= and channels=."""

@@ -141,6 +141,9 @@ class Training:
             sampler=order if size == 1 else Share(order),
             generator=generator,
             collate_fn=dataset.collate,
+            # All methods train on batches of the same size. A small last batch ruins the statistics of BatchNorm, and
+            # would handicap plain training, which alone meets it in every epoch.
+            drop_last=len(dataset) // size >= recipe.batch_size // size,
         )
         augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=own_seed)
         view_seed = settings.options.get("views")
