@@ -10,12 +10,13 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selective_backprop.functional import highest_of_tokens
 from selective_backprop.inference import preserved_rng, private_copy, random_states, set_random_states, unwrap
 
 Reducer = Callable[..., Tensor]
@@ -71,6 +72,78 @@ def token_cross_entropy(
     return losses.view(labels.shape) if reduction == "none" else losses
 
 
+class WithReference(NamedTuple):
+    """Targets of a `TokenShare` together with the losses of a reference model.
+
+    >>> WithReference(torch.tensor([[3, -100]]), torch.tensor([[0.5, 0.0]])).targets.tolist()
+    [[3, -100]]
+    """
+
+    targets: Any
+    """What the loss takes as its second argument, such as labels."""
+    losses: Tensor
+    """(N, T) the reference model's loss of each token."""
+
+
+class TokenShare:
+    """A loss of only those tokens of a batch that carry the loss. The others, and ignored ones, have no gradient.
+
+    Pass it as `loss_fn`. The training loss is the mean over the tokens that are kept. Examples are still scored by the
+    loss of all their tokens: their mean, unless a `PerExampleLoss` around it has another reducer. It saves no compute:
+    the model has seen all tokens by then. It only changes what is learned.
+
+    Rho-1 ranks tokens by their loss minus that of a reference model, which is low for tokens that are noise. For that,
+    compute the reference model's losses in your training step, or once before training, and pass them with the targets:
+
+        loader.loss(model(tokens), WithReference(labels, reference_losses))
+
+    Args:
+        loss_fn: a loss with one number per token, such as `token_cross_entropy`.
+        share: share of a batch's tokens to train on. Ignored ones, such as padding, do not count.
+
+    >>> logits = torch.tensor([[[0.0, 9.0], [9.0, 0.0]]])
+    >>> TokenShare(token_cross_entropy, 0.5)(logits, torch.tensor([[0, 0]]))  # token_cross_entropy: the mean, 4.5
+    tensor(9.0001)
+
+    Lin et al. 2024, https://arxiv.org/abs/2404.07965.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Tensor], share: float) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"the share of tokens to train on must be in (0, 1], got {share}")
+        self.loss_fn, self.share = loss_fn, share
+        self._loss = PerExampleLoss(self)
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """Compute the mean loss of the tokens that are kept."""
+        return self._loss.evaluate(outputs, targets).own()
+
+    def weights(self, losses: Tensor, counts: Tensor | None, reference_losses: Tensor | None = None) -> Tensor:
+        """Return the weight of each token, (N, T). It is 0 for tokens that are left out, and 1 on average.
+
+        Args:
+            losses: (N, T) loss of each token.
+            counts: (N, T) which of them count; None if all do.
+            reference_losses: (N, T) losses to subtract before tokens are ranked, if any.
+        """
+        if losses.dim() < 2:
+            raise ValueError(
+                f"TokenShare needs a loss of each token, but its loss_fn returned losses of shape "
+                f"{tuple(losses.shape)}, one per example: use sb.token_cross_entropy"
+            )
+        scores = losses
+        if reference_losses is not None:
+            if (reference_losses.shape, reference_losses.device) != (losses.shape, losses.device):
+                raise ValueError(
+                    f"the reference model's losses have shape {tuple(reference_losses.shape)} on "
+                    f"{reference_losses.device}, but the model's have {tuple(losses.shape)} on {losses.device}: both "
+                    "models must read the same tokens, with the same tokenizer, on the same device"
+                )
+            scores = losses - reference_losses.detach()
+        counts = torch.ones_like(losses, dtype=torch.bool) if counts is None else counts
+        return highest_of_tokens(scores, counts, self.share).to(losses)
+
+
 class WrongCountError(ValueError):
     """The loss function returned losses for another number of examples than the batch has."""
 
@@ -101,7 +174,8 @@ class PerExampleLoss:
 
     Args:
         loss_fn: an nn loss module (its reduction does not matter), a function that takes `reduction=`, or a
-            callable that returns one loss per example.
+            callable that returns one loss per example. A `TokenShare` masks the training loss only, and its reducer is
+            "mean" by default.
         reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum",
             "max", or a function from (N, ...) to (N,). "mean" leaves out targets that loss_fn ignores by its
             ignore_index, such as padding. A function can do so if it takes the mask as a second argument.
@@ -112,6 +186,11 @@ class PerExampleLoss:
     """
 
     def __init__(self, loss_fn: Callable[..., Tensor], reducer: str | Reducer | None = None) -> None:
+        self.token_share: TokenShare | None = None
+        """Masks tokens in the training loss, if only some are trained on."""
+        if isinstance(loss_fn, TokenShare):
+            self.token_share, loss_fn = loss_fn, loss_fn.loss_fn
+            reducer = "mean" if reducer is None else reducer
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
         if isinstance(reducer, str) and reducer not in REDUCERS:
@@ -130,7 +209,7 @@ class PerExampleLoss:
     @property
     def costs_extra(self) -> bool:
         """Whether computing both the losses per example and the user's own reduced loss takes two calls."""
-        return self._has_reduction and not self._is_pure
+        return self._has_reduction and not self._is_pure and self.token_share is None
 
     @property
     def module(self) -> nn.Module | None:
@@ -142,6 +221,7 @@ class PerExampleLoss:
 
         A loss that draws random numbers takes them from the global random states. The caller must preserve these.
         """
+        targets, _ = _apart(targets)
         private = self._private()
         raw = self._unreduced(private)(outputs, targets)
         if self.writes_state is None:  # only once per run, so waiting for the GPU does not matter
@@ -150,6 +230,23 @@ class PerExampleLoss:
 
     def evaluate(self, outputs: Any, targets: Any, num_examples: int | None = None) -> Evaluation:
         """Compute the losses of a training batch, with their graph."""
+        targets, reference_losses = _apart(targets)
+        found = self._evaluate(outputs, targets, num_examples)
+        if self.token_share is None:
+            return found
+        weights = self.token_share.weights(found.raw.detach(), self._mask(found.raw, targets), reference_losses)
+        masked = found.raw * weights
+
+        def own() -> Tensor:
+            if not self._has_reduction:
+                return masked
+            with torch.no_grad():
+                scale = _ratio(found.own(), found.raw)
+            return masked.mean() * scale
+
+        return Evaluation(masked, found.losses, own)
+
+    def _evaluate(self, outputs: Any, targets: Any, num_examples: int | None) -> Evaluation:
         if self._shared is not None and (found := self._shared(outputs, targets)) is not None:
             raw, shared = found
             return Evaluation(raw, self._reduce(raw.detach(), targets, num_examples), shared)
@@ -178,7 +275,6 @@ class PerExampleLoss:
         num_examples: int | None = None,
         *,
         record: bool = True,
-        token_weights: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the scalar to call backward on, and the detached loss of each example.
 
@@ -192,33 +288,20 @@ class PerExampleLoss:
             weights: (N,) weight of each example; None if all are 1.
             num_examples: N, to check the number of losses.
             record: whether the loss of each example is needed. If not, it is None if it would take a second call.
-            token_weights: a function from the losses (N, ...) to the weight of each, besides those of examples.
         """
-        if weights is None and token_weights is None and not record and self.costs_extra:
+        if weights is None and not record and self.costs_extra:
             loss = self.loss_fn(outputs, targets)
             return (loss if loss.dim() == 0 else loss.mean()), None
         found = self.evaluate(outputs, targets, num_examples)
-        if weights is None and token_weights is None:
+        if weights is None:
             return found.own(), found.losses
-        raw = weighted = found.raw
-        if token_weights is not None:
-            weighted = weighted * token_weights(raw.detach())
-        if weights is not None:
-            weighted = weighted * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))
-        weighted = weighted.mean()
+        raw = found.raw
+        weighted = (raw * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))).mean()
         if not self._has_reduction:
             return weighted, found.losses
         with torch.no_grad():
             scale = _ratio(found.own(), raw)
         return weighted * scale, found.losses
-
-    def unreduced(self, outputs: Any, targets: Any) -> Tensor:
-        """Compute losses without any reduction, (N, ...), with a copy of the user's loss."""
-        return self._unreduced(self._private())(outputs, targets)
-
-    def counted(self, raw: Tensor, targets: Any) -> Tensor | None:
-        """Return which of the losses count, such as those of tokens that are not padding; None if all do."""
-        return self._mask(raw, targets)
 
     def scale(self, outputs: Any, targets: Any, raw: Tensor) -> Tensor | float:
         """Return the user's own reduced loss divided by the plain mean of the raw losses, without changing the loss."""
@@ -277,6 +360,11 @@ class PerExampleLoss:
         if self._ignore_index is None or not isinstance(targets, Tensor) or targets.shape != raw.shape:
             return None
         return targets != self._ignore_index
+
+
+def _apart(targets: Any) -> tuple[Any, Tensor | None]:
+    """Return the targets themselves, and the losses of a reference model that came with them, if any."""
+    return targets if isinstance(targets, WithReference) else (targets, None)
 
 
 def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:

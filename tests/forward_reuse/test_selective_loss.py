@@ -126,7 +126,7 @@ def test_token_losses():
     def own(outputs, targets, reduction="mean"):
         return F.cross_entropy(outputs.transpose(1, 2), targets, reduction=reduction)
 
-    loss_fn = make_loss(sb.top_k(0.25), own, reducer="mean")
+    loss_fn = make_loss(sb.top_k(0.25), sb.losses.PerExampleLoss(own, "mean"))
     for inputs, targets in DataLoader(TensorDataset(tokens, labels), 32):
         found = grads_of(model, loss_fn(model(inputs), targets))
         chosen = loss_fn.selection.positions
@@ -314,6 +314,8 @@ def test_bad_arguments():
         SelectiveLoss(nn.CrossEntropyLoss(), sb.top_k(start=0.5), batches_per_epoch=3)
     with pytest.raises(ValueError, match="batches_per_epoch must be a whole number >= 1, got 0"):
         SelectiveLoss(nn.CrossEntropyLoss(), sb.top_k(), batches_per_epoch=0)
+    with pytest.raises(ValueError, match="cannot mask tokens as well"):
+        SelectiveLoss(sb.losses.TokenShare(sb.token_cross_entropy, 0.5), sb.top_k())
     loss_fn = make_loss(sb.top_k(0.5))
     with torch.no_grad(), pytest.raises(RuntimeError, match="for validation, call your loss function itself"):
         loss_fn(make_network()(INPUTS), TARGETS)

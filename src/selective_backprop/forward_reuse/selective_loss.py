@@ -17,7 +17,7 @@ from torch import Tensor
 from selective_backprop.description import describe, differences, short
 from selective_backprop.distributed.ranks import seed_of_process
 from selective_backprop.forward_reuse.selected_loss import can_reuse_rows, selected_loss
-from selective_backprop.losses import PerExampleLoss, Reducer, require_finite, require_not_negative
+from selective_backprop.losses import PerExampleLoss, require_finite, require_not_negative
 from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Selection
@@ -58,11 +58,10 @@ class SelectiveLoss:
 
     Args:
         loss_fn: an nn loss module, a function that takes `reduction=`, or a callable that returns one loss per
-            example.
+            example. If an example has several losses (tokens, pixels, boxes), wrap it to say how they become one:
+            `sb.losses.PerExampleLoss(loss_fn, reducer="mean")`.
         method: how to select. It must score every candidate by the model that is trained, such as
             `selective_backprop`, `top_k` and `kath18` do.
-        reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum", "max" or a
-            function, as for `SelectiveLoader`.
         batches_per_epoch: `len(train_loader)`. Methods with a warm-up or a window of the run need it.
         num_epochs: length of the run. Methods with a window of the run need it.
         seed: seed of the generator that selection draws from. Global random state is never touched.
@@ -81,11 +80,15 @@ class SelectiveLoss:
         loss_fn: Callable[..., Tensor],
         method: Method,
         *,
-        reducer: str | Reducer | None = None,
         batches_per_epoch: int | None = None,
         num_epochs: int | None = None,
         seed: int = 0,
     ) -> None:
+        self._loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
+        if self._loss.token_share is not None:
+            raise ValueError(
+                "SelectiveLoss selects whole examples and cannot mask tokens as well: leave out TokenShare"
+            )
         _check(method, batches_per_epoch=batches_per_epoch, num_epochs=num_epochs)
         self.method = method
         self.batches_per_epoch, self.num_epochs = batches_per_epoch, num_epochs
@@ -95,7 +98,6 @@ class SelectiveLoss:
         """Number of candidates scored and of examples trained on so far."""
         self.selection: Selection | None = None
         """Which examples of the last batch were trained on, with their weights; None before the first batch."""
-        self._loss = PerExampleLoss(loss_fn, reducer)
         self._measure = method.scorer.measure if isinstance(method.scorer, ForwardScorer) else None
         self._by_rows: bool | None = None  # not known before the first selection
 
