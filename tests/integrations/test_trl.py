@@ -345,10 +345,10 @@ def test_without_an_adapter_there_is_no_base(tmp_path):
 
 
 def test_advice_says_what_adapters_and_checkpointing_do(tmp_path):
-    printed = str(sft(tmp_path, sb.ledger_backprop(), lora=True).advise(seconds=0.05, scoring=()))
+    printed = str(sft(tmp_path, sb.ledger_backprop(), lora=True).advise(seconds=0.05))
     assert "of the parameters are trained, and frozen ones need no gradients)" in printed
     trainer = sft(tmp_path, sb.ledger_backprop(), gradient_checkpointing=True, **PACKED)
-    advice = trainer.advise(seconds=0.05, scoring=())
+    advice = trainer.advise(seconds=0.05)
     assert "(gradient checkpointing runs the forward pass again)" in str(advice)
     assert advice.costs.backward == pytest.approx(advice.costs.training / advice.costs.forward - 1)
     assert not trainer.model.is_gradient_checkpointing, "as it was"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from selective_backprop.advice.costs import Costs, measure_costs
 from selective_backprop.advice.evidence import evidence_of
+from selective_backprop.losses import PerExampleLoss
 from selective_backprop.policies import LossSharePolicy
 
 SELECTIVITIES = (1 / 4, 1 / 3, 1 / 2)
@@ -151,13 +152,14 @@ class Advice:
         return f"A selection pass for every candidate (SB) saves time below a selectivity of {self.break_even:.2f}."
 
 
-def advise(model: nn.Module, loss_fn: Callable[..., Tensor], loader: Iterable[Any], **options: Any) -> Advice:
+def advise(
+    model: nn.Module, loss_fn: Callable[..., Tensor] | PerExampleLoss, loader: Iterable[Any], **options: Any
+) -> Advice:
     """Measure on this machine what loading, scoring and training cost, and predict how long epochs would take.
 
     Args:
         model, loss_fn, loader: as for `SelectiveLoader`. They are not changed.
-        options: forward, transform, reducer and device as for `SelectiveLoader`; seconds=, the time to spend on
-            measuring (30).
+        options: forward, transform and device as for `SelectiveLoader`; seconds=, the time to spend on measuring (30).
 
     >>> import torch
     >>> from torch.utils.data import DataLoader, TensorDataset

@@ -17,7 +17,7 @@ from selective_backprop.advice.timing import time_in_turns
 from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, num_candidates, untouched_generators
-from selective_backprop.losses import PerExampleLoss, Reducer, default_forward
+from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Candidates, Forward, Task
 
@@ -59,26 +59,26 @@ class Costs:
 
 def measure_costs(
     model: nn.Module,
-    loss_fn: Callable[..., Tensor],
+    loss_fn: Callable[..., Tensor] | PerExampleLoss,
     loader: Iterable[Any],
     *,
     forward: Forward = default_forward,
     transform: Callable[[Any], Any] | None = None,
-    reducer: str | Reducer | None = None,
     device: torch.device | str | None = None,
     seconds: float = 30.0,
 ) -> Costs:
     """Measure costs: load some batches, then score them and train on them in turn. Nothing is changed by it.
 
     Args:
-        model, loss_fn, loader, forward, transform, reducer, device: as for `SelectiveLoader`.
+        model, loss_fn, loader, forward, transform, device: as for `SelectiveLoader`.
         seconds: time to spend. Everything is measured at least three times.
     """
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, got {seconds}")
     place = torch.device(device) if device is not None else device_of(model)
     batches, loading = _load(loader, place, transform)
-    task = Task(unwrap(model), forward, PerExampleLoss(loss_fn, reducer))
+    loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
+    task = Task(unwrap(model), forward, loss)
     candidates = [Candidates(batch, None, count_rows(batch)) for batch in batches]
     score = functools.partial(ForwardScorer().score, task=task)
     losses = torch.cat([score(some).float().cpu() for some in candidates])

@@ -128,26 +128,24 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         """The examples that the current forward pass trains on, with their ids and weights; None in evaluation."""
         return self._batch
 
-    def advise(self, **options: Any) -> Advice:
+    def advise(self, *, seconds: float = 30.0) -> Advice:
         """Measure on this machine whether selection would pay, with this trainer's model, loss and data.
 
-        options: seconds= and scoring=, as for `selective_backprop.advise`. Nothing is changed.
+        seconds: the time to spend on measuring. Nothing is changed.
         """
         training = self._frame, self._steps, self._saved_steps
         try:
             loader = self.candidate_loader(self.get_train_dataloader())
         finally:
             self._frame, self._steps, self._saved_steps = training
-        places = {"pad": self.pad, "device": self.candidate_device}
         with self._checkpointing():  # Trainer switches it on only in train()
             return advise(
                 self.model.to(self.args.device),
-                self._loss_fn,
+                PerExampleLoss(self._loss_fn, self.reducer),
                 loader,
                 forward=self.score,
-                reducer=self.reducer,
-                **places,
-                **options,
+                device=self.candidate_device,
+                seconds=seconds,
             )
 
     @contextmanager
