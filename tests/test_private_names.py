@@ -36,7 +36,6 @@ ALLOWED = {
         "_shared_state",
     ): "what Accelerate shares in a process, and cannot be told to forget",
     ("tests/lab/report/test_in_notebooks.py", "_repr_html_"): "what Jupyter calls to show an object",
-    ("tests/loader/test_own_iteration.py", "_get_iterator"): "a method of torch's DataLoader that users override",
     ("tests/loader/test_selective_loader.py", "_python_dispatch"): "where torch has TorchDispatchMode",
     ("tests/loader/test_selective_loader.py", "_pytree"): "where torch has tree_leaves",
     ("tests/pruning/test_pruning.py", "_forward_hooks"): "torch has no public list of a module's hooks",
