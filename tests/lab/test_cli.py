@@ -39,7 +39,7 @@ def test_a_proxy_by_name_and_its_selection_repeated(tmp_path):
     result = run("train", "--epochs", 3, "--model", "small_resnet", *proxy, "--out", tmp_path / "proxy")
     assert result.returncode == 0, text_of(result)
     state = torch.load(tmp_path / "proxy" / "checkpoint.pt", weights_only=True)["loader"]
-    assert state["selector"]["scorer"]["model"]["0.weight"].shape[1] == 1, "a network for the data's single channel"
+    assert state["parts"]["scorer"]["model"]["0.weight"].shape[1] == 1, "a network for the data's single channel"
     assert state["stats"]["fidelity"] < 1
     again = ("--method", "recorded", "--option", f"run={tmp_path / 'proxy'}")
     result = run("train", "--epochs", 3, "--model", "small_resnet", *again, "--out", tmp_path / "again")

@@ -72,13 +72,13 @@ def train(
         raise ValueError(f"the selectivity is given twice, by --method {method} and by --selectivity {selectivity}")
     spec = dataclasses.replace(named, options=named.options | given).at(selectivity)
     settings = settings_for(spec, chosen, seed=seed, label_noise=label_noise, **options.more_settings())
-    options.require_folder(out)
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to continue")
     if out is not None and not resume and from_first((out / "records.jsonl").exists):
         raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another folder")
     make_method(settings.method, settings.selectivity, settings.options)  # a wrong name fails at once
     observers_of = options.observers()
+    options.require_folder(out)
     data = load_data(settings, options.data_dir)
     check(settings, data)
     entry = Entry(settings.method, settings)
