@@ -78,7 +78,7 @@ METHODS = {
     "ledger_percentile(1/3)": lambda: sb.methods.ledger_percentile(1 / 3),
     "ledger_percentile(1/2)": lambda: sb.methods.ledger_percentile(1 / 2),
     "ledger_backprop(), no rules": lambda: sb.ledger_backprop(skip_at_least=0, most_rise=None),
-    "tail_sft(0.25)": lambda: sb.tail_sft(0.25),
+    "tail_sft(0.75)": lambda: sb.methods.tail_sft(0.75),
     "selective_backprop(1/3)": lambda: sb.selective_backprop(1 / 3, history_size=256),
 }
 """Methods by name. Each has 3 epochs of candidates. Add a line for another one."""

@@ -21,7 +21,7 @@ METHODS = {
     "ledger_backprop()": sb.ledger_backprop(),
     "ledger_percentile(0.25)": sb.methods.ledger_percentile(0.25),
     "stale_selective_backprop(0.25)": sb.stale_selective_backprop(0.25),
-    "predicted_selective_backprop()": sb.predicted_selective_backprop(past_scores=2),
+    "predicted_selective_backprop()": sb.methods.predicted_selective_backprop(past_scores=2),
     "infobatch()": sb.infobatch(),
     "repeated_random(0.25)": sb.repeated_random(0.25),
 }

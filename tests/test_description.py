@@ -37,21 +37,37 @@ def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
         (sb.selective_backprop(), sb.selective_backprop().guard(), "schedule: Schedule.* and Guard"),
         (sb.stale_selective_backprop(), sb.stale_selective_backprop(every=2), "scorer.every: 3 and 2"),
         (
-            sb.predicted_selective_backprop(),
-            sb.predicted_selective_backprop(decay=0.25),
+            sb.methods.predicted_selective_backprop(),
+            sb.methods.predicted_selective_backprop(decay=0.25),
             "scorer.decay: 0.5 and 0.25",
         ),
-        (sb.predicted_selective_backprop(), sb.predicted_selective_backprop(past_scores=2), "past_scores: 4 and 2"),
-        (sb.ledger_backprop(), sb.ledger_backprop(max_age=None), "scorer.max_age: 10 and None"),
-        (sb.reducible_loss(torch.zeros(4)), sb.reducible_loss(torch.ones(4)), "scorer.reference.checksum"),
         (
-            sb.top_k(scoring=sb.proxy(nn.Linear(2, 2))),
-            sb.top_k(scoring=sb.proxy(nn.Linear(2, 3))),
+            sb.methods.predicted_selective_backprop(),
+            sb.methods.predicted_selective_backprop(past_scores=2),
+            "past_scores: 4 and 2",
+        ),
+        (sb.ledger_backprop(), sb.ledger_backprop(max_age=None), "scorer.max_age: 10 and None"),
+        (
+            sb.methods.reducible_loss(reference=torch.zeros(4)),
+            sb.methods.reducible_loss(reference=torch.ones(4)),
+            "scorer.reference.checksum",
+        ),
+        (
+            sb.top_k(scoring=sb.scorers.proxy(nn.Linear(2, 2))),
+            sb.top_k(scoring=sb.scorers.proxy(nn.Linear(2, 3))),
             "scorer.model.parameters: 6 and 9",
         ),
         (sb.kath18(), sb.kath18(variable_start=False), "schedule: VariableStart.* and Schedule"),
-        (sb.diet(sb.top_k(), torch.arange(8.0)), sb.diet(sb.top_k(), -torch.arange(8.0)), "keep.checksum"),
-        (sb.diet(sb.top_k(), torch.arange(8.0)), sb.diet(sb.top_k(), torch.arange(8.0), 0.5), "keep.true: 6 and 4"),
+        (
+            sb.diet(method=sb.top_k(), scores=torch.arange(8.0)),
+            sb.diet(method=sb.top_k(), scores=-torch.arange(8.0)),
+            "keep.checksum",
+        ),
+        (
+            sb.diet(method=sb.top_k(), scores=torch.arange(8.0)),
+            sb.diet(method=sb.top_k(), scores=torch.arange(8.0), prune=0.5),
+            "keep.true: 6 and 4",
+        ),
     ],
 )
 def test_different_options_are_told_apart_and_named(one, other, difference):
@@ -61,14 +77,14 @@ def test_different_options_are_told_apart_and_named(one, other, difference):
 
 
 def test_whole_numbers_are_the_same_option_however_they_are_written():
-    assert describe(sb.kath18(3)) == describe(sb.kath18(3.0))
+    assert describe(sb.kath18(1 / 3)) == describe(sb.kath18(1 / 3.0))
 
 
 def test_records_of_other_selections_are_told_apart():
-    first, second = (sb.SelectionRecord(4) for _ in range(2))
+    first, second = (sb.pruning.SelectionRecord(4) for _ in range(2))
     first.add_ids(torch.tensor([0]))
     second.add_ids(torch.tensor([1]))
-    assert differences(*(describe(sb.recorded_backprop(record)) for record in (first, second)))
+    assert differences(*(describe(sb.methods.recorded_backprop(record=record)) for record in (first, second)))
 
 
 def test_checksums_of_any_kind_of_tensor():
@@ -103,7 +119,7 @@ def test_no_addresses_in_what_is_printed(name):
             "selective_backprop(selectivity=0.5, scoring=PipelinedScorer(fresh=ForwardScorer()), warmup_epochs=1)",
         ),
         (
-            sb.diet(sb.stale_selective_backprop(0.5, every=2), torch.arange(1000.0)),
+            sb.diet(method=sb.stale_selective_backprop(0.5, every=2), scores=torch.arange(1000.0)),
             "diet(stale_selective_backprop(selectivity=0.5, every=2), keep=<750 of 1,000>)",
         ),
         (sb.top_k(0.5, scoring="bf16"), "top_k(selectivity=0.5, scoring=ForwardScorer(precision='bf16'))"),

@@ -173,7 +173,7 @@ def test_only_methods_with_a_pass_for_every_candidate_have_one():
     with pytest.raises(ValueError, match="stale_selective_backprop needs no guard: it decides before loading"):
         sb.stale_selective_backprop().guard()
     with pytest.raises(ValueError, match="kath18 cannot have a guard, because it already decides"):
-        sb.kath18(3).guard()
+        sb.kath18(1 / 3).guard()
     scorer, policy = sb.scorers.TrainingLossScorer(), sb.policies.TopKPolicy(selectivity=0.5)
     with pytest.raises(ValueError, match=r"mine cannot have Guard\(window=5.* decides about a whole epoch"):
         sb.Method("mine", scorer, policy, schedule=sb.schedules.Guard(window=5))

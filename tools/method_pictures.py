@@ -37,21 +37,21 @@ def ledger() -> sb.Method:
 
 def recorded() -> sb.Method:
     """A record of a run with Selective-Backprop."""
-    record, generator = sb.SelectionRecord(EXAMPLES), torch.Generator().manual_seed(1)
+    record, generator = sb.pruning.SelectionRecord(EXAMPLES), torch.Generator().manual_seed(1)
     percentiles = (torch.arange(EXAMPLES) + 0.5) / EXAMPLES
     for _ in range(EPOCHS):
         record.add_ids((torch.rand(EXAMPLES, generator=generator) < percentiles**2).nonzero().flatten())
-    return methods.recorded_backprop(record)
+    return methods.recorded_backprop(record=record)
 
 
 # Methods that cannot be made without arguments, or that show more with other ones.
 MADE: dict[str, Callable[[], sb.Method]] = {
-    "diet": lambda: methods.diet(ledger(), LOSSES, prune=0.25),
+    "diet": lambda: methods.diet(method=ledger(), scores=LOSSES, prune=0.25),
     "kath18": lambda: methods.kath18(variable_start=False),
     "ledger_backprop": lambda: ledger(),
     "predicted_selective_backprop": lambda: methods.predicted_selective_backprop(max_age=3),
     "recorded_backprop": recorded,
-    "reducible_loss": lambda: methods.reducible_loss(torch.where(UNLEARNABLE, LOSSES, 0.3 * LOSSES), 1 / 3),
+    "reducible_loss": lambda: methods.reducible_loss(1 / 3, reference=torch.where(UNLEARNABLE, LOSSES, 0.3 * LOSSES)),
 }
 POOLS = {"diverse": 3 * BATCH, "kath18": 3 * BATCH, "reducible_loss": 6 * BATCH, "top_k": 3 * BATCH}
 """Methods that choose within a candidate batch want large ones."""

@@ -1,7 +1,9 @@
 """Train neural networks faster by choosing which examples to learn from.
 
-Here is what a training script names. Parts to build methods of your own from are in the modules `functional`, `losses`,
-`policies`, `pruning`, `schedules`, `scorers`, `testing` and `types`, and those of audits in `dynamics`.
+Here is what a training script names. All methods are in `methods`, those that are used most also here. Parts to build
+methods of your own from are in the modules `functional`, `losses`, `policies`, `pruning`, `schedules`, `scorers` and
+`testing`. The types that they exchange are in `selective_backprop.types`, and the parts of audits in
+`selective_backprop.dynamics`.
 """
 
 import importlib
@@ -9,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getattr__ imports each name on first use
     from selective_backprop import (
-        dynamics,
         functional,
         loggers,
         losses,
+        methods,
         policies,
         pruning,
         schedules,
         scorers,
         testing,
-        types,
     )
     from selective_backprop.advice.advise import advise
     from selective_backprop.batches.padding import pad_to_longest
@@ -27,51 +28,34 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
     from selective_backprop.loader.batch_function import BatchFunction
     from selective_backprop.loader.selective_loader import SelectiveLoader
     from selective_backprop.loader.with_length import WithLength
-    from selective_backprop.losses import mean_of_largest, token_cross_entropy
+    from selective_backprop.losses import token_cross_entropy
     from selective_backprop.method import Method
     from selective_backprop.methods import (
         composer_backprop,
         diet,
-        distance_backprop,
-        diverse,
-        expected_selective_backprop,
         infobatch,
         kath18,
         ledger_backprop,
-        predicted_selective_backprop,
         random_backprop,
-        recorded_backprop,
-        reducible_loss,
         repeated_random,
-        second_difference,
         selective_backprop,
-        seta,
         stale_selective_backprop,
-        tail_sft,
         top_k,
         traditional,
     )
     from selective_backprop.progress import step_by_progress
-    from selective_backprop.pruning import SelectionRecord, average_scores
-    from selective_backprop.scorers import proxy
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchFunction",
     "Method",
-    "SelectionRecord",
     "SelectiveLoader",
     "WithLength",
     "advise",
     "audit",
-    "average_scores",
     "composer_backprop",
     "diet",
-    "distance_backprop",
-    "diverse",
-    "dynamics",
-    "expected_selective_backprop",
     "functional",
     "infobatch",
     "kath18",
@@ -79,45 +63,33 @@ __all__ = [
     "load_checkpoint",
     "loggers",
     "losses",
-    "mean_of_largest",
+    "methods",
     "pad_to_longest",
     "policies",
-    "predicted_selective_backprop",
-    "proxy",
     "pruning",
     "random_backprop",
-    "recorded_backprop",
-    "reducible_loss",
     "repeated_random",
     "save_checkpoint",
     "schedules",
     "scorers",
-    "second_difference",
     "selective_backprop",
-    "seta",
     "stale_selective_backprop",
     "step_by_progress",
-    "tail_sft",
     "testing",
     "token_cross_entropy",
     "top_k",
     "traditional",
-    "types",
 ]
 
 _HOMES = {
     "BatchFunction": "loader.batch_function",
     "Method": "method",
-    "SelectionRecord": "pruning",
     "SelectiveLoader": "loader.selective_loader",
     "WithLength": "loader.with_length",
     "advise": "advice.advise",
     "audit": "dynamics.auditing",
-    "average_scores": "pruning",
     "load_checkpoint": "checkpoint.saving",
-    "mean_of_largest": "losses",
     "pad_to_longest": "batches.padding",
-    "proxy": "scorers",
     "save_checkpoint": "checkpoint.saving",
     "step_by_progress": "progress",
     "token_cross_entropy": "losses",

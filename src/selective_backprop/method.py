@@ -135,7 +135,8 @@ def require_method(method: Any) -> None:
 
         names = selective_backprop.methods.__all__
         near = difflib.get_close_matches(method, names, 1)
-        meant = f"pass the method itself, sb.{near[0]}()" if near else f"there are {', '.join(names)}"
+        place = "sb" if near and near[0] in selective_backprop.__all__ else "sb.methods"
+        meant = f"pass the method itself, {place}.{near[0]}()" if near else f"there are {', '.join(names)}"
         raise TypeError(f"{start}, got the word {method!r}: {meant}")
     if callable(method) and hasattr(method, "__name__"):
         name = method.__name__

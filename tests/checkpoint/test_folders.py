@@ -178,7 +178,7 @@ def test_no_room_for_a_checkpoint_is_an_oserror(tmp_path, size):
 
 
 def write_in_vain(kind, path):
-    scores, record = torch.rand(5000), sb.SelectionRecord(40_000)
+    scores, record = torch.rand(5000), sb.pruning.SelectionRecord(40_000)
     record.add_ids(torch.arange(100))
     write = (
         functools.partial(sb.pruning.save_scores, scores, path)
@@ -285,7 +285,7 @@ def test_links_in_a_folder_of_checkpoints_lead_nowhere(tmp_path):
 
 def test_pipes_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for read in (sb.pruning.load_scores, sb.SelectionRecord.load):
+    for read in (sb.pruning.load_scores, sb.pruning.SelectionRecord.load):
         with pytest.raises(OSError, match="is a pipe, not a file with content"):
             read(tmp_path / "pipe")
     loader, parts = saved(tmp_path / "run")

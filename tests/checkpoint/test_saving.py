@@ -51,7 +51,7 @@ def go_on(loader, parts, epochs=3, on_step=None):
     [
         sb.selective_backprop(0.5),
         sb.methods.ledger_percentile(0.5),
-        sb.predicted_selective_backprop(0.5),
+        sb.methods.predicted_selective_backprop(0.5),
         sb.traditional(),
     ],
     ids=lambda method: method.name,

@@ -26,7 +26,7 @@ def recorded(selectivity, epochs=30):
     for _ in range(epochs):
         chosen = torch.rand(NUM_DIGITS, generator=generator) < selectivity
         record.add_ids(chosen.nonzero().flatten())
-    return methods.recorded_backprop(record)
+    return methods.recorded_backprop(record=record)
 
 
 METHODS = {
@@ -53,41 +53,43 @@ METHODS = {
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
     "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),
     "predicted_selective_backprop": some("predicted_selective_backprop", max_age=2),
-    "distance_backprop": some("distance_backprop"),
+    "distance_backprop": lambda minimum: methods.distance_backprop(minimum=minimum),
     "expected_selective_backprop": some("expected_selective_backprop"),
     "ledger_backprop": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),
     "ledger_backprop, classes": lambda share: methods.ledger_backprop(loss_share=share, classes=CLASSES),
     "ledger_percentile": some("ledger_percentile"),
-    "infobatch": lambda selectivity: methods.infobatch(1 - selectivity, until=0.7),
-    "seta": lambda share: methods.seta((1 - share) / 2, groups=3, window=2 if share < 1 else 3, until=0.7),
-    "second_difference": lambda share: methods.second_difference(1.5 * (1 - share), max_age=2),
+    "infobatch": lambda selectivity: methods.infobatch(prune=1 - selectivity, until=0.7),
+    "seta": lambda share: methods.seta(prune=(1 - share) / 2, groups=3, window=2 if share < 1 else 3, until=0.7),
+    "second_difference": lambda share: methods.second_difference(threshold=1.5 * (1 - share), max_age=2),
     "second_difference, absolute": lambda share: methods.second_difference(
-        0.5 * (1 - share), relative=False, average=1, max_age=None
+        threshold=0.5 * (1 - share), relative=False, average=1, max_age=None
     ),
-    "kath18": lambda selectivity: methods.kath18(1 / selectivity, threshold=1.05),
+    "kath18": lambda selectivity: methods.kath18(selectivity, threshold=1.05),
     "kath18, unbiased": lambda selectivity: methods.kath18(
-        1 / selectivity, unbiased=True, variable_start=False, score="gradient_norm"
+        selectivity, unbiased=True, variable_start=False, score="gradient_norm"
     ),
-    "composer_backprop": lambda keep: methods.composer_backprop(keep=keep),
-    "tail_sft": lambda selectivity: methods.tail_sft(1 - selectivity, max_age=None),
-    "tail_sft, fresh": lambda selectivity: methods.tail_sft(1 - selectivity, fresh=True, reference=SCORES),
+    "composer_backprop": lambda keep: methods.composer_backprop(keep),
+    "tail_sft": lambda selectivity: methods.tail_sft(selectivity, max_age=None),
+    "tail_sft, fresh": lambda selectivity: methods.tail_sft(selectivity, fresh=True, reference=SCORES),
     "top_k": some("top_k"),
     "diverse": some("diverse"),
     "top_k, proxy that learns from its selection": some(
         "top_k", scoring=proxy(make_model(seed=8), train_every=2, train_share=0.4)
     ),
     "top_k, proxy": some("top_k", scoring=proxy(make_model(seed=8), train_every=2)),
-    "reducible_loss": lambda selectivity: methods.reducible_loss(make_model(seed=7), selectivity),
-    "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(SCORES, selectivity),
+    "reducible_loss": lambda selectivity: methods.reducible_loss(selectivity, reference=make_model(seed=7)),
+    "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(selectivity, reference=SCORES),
     "random_backprop": some("random_backprop"),
     "random_backprop, window and interrupt": some("random_backprop", start=0.2, end=0.7, interrupt=4),
     "repeated_random": some("repeated_random"),
     "recorded_backprop": recorded,
     "diet": lambda selectivity: methods.diet(
-        methods.selective_backprop(selectivity), SCORES, prune=0.25 if selectivity < 1 else 0
+        method=methods.selective_backprop(selectivity), scores=SCORES, prune=0.25 if selectivity < 1 else 0
     ),
     "diet, stale": lambda selectivity: methods.diet(
-        methods.stale_selective_backprop(selectivity, every=2), SCORES, prune=0.25 if selectivity < 1 else 0
+        method=methods.stale_selective_backprop(selectivity, every=2),
+        scores=SCORES,
+        prune=0.25 if selectivity < 1 else 0,
     ),
 }
 

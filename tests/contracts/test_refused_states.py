@@ -159,7 +159,7 @@ def test_5_a_state_of_another_pruning_is_refused():
     scores = torch.arange(203.0)
 
     def loader(prune, scores):
-        method = sb.diet(sb.selective_backprop(0.5), scores, prune)
+        method = sb.diet(method=sb.selective_backprop(0.5), scores=scores, prune=prune)
         return sb.SelectiveLoader(DataLoader(digits(), 16), make_model(), nn.CrossEntropyLoss(), method)
 
     state = loader(0.25, scores).state_dict()

@@ -60,7 +60,7 @@ def job():
 
 def late_on_rank_1():
     """By its own losses rank 1 would never start to select; the options of both are the same."""
-    run = Run(sb.kath18(2, threshold=1.0))
+    run = Run(sb.kath18(0.5, threshold=1.0))
     if dist.get_rank() == 1:
         object.__setattr__(run.loader.schedule, "threshold", 1e9)
     return facts(run.train())
@@ -69,7 +69,7 @@ def late_on_rank_1():
 def without_losses():
     """As with mixup: no rank calls loader.loss, and one has fewer candidates than the other."""
     rank = dist.get_rank()
-    method = sb.kath18(2, threshold=1.001)
+    method = sb.kath18(0.5, threshold=1.001)
     run = Run(method, sampler=Ids(range([0, 150][rank], [150, 203][rank])), dataset=digits(), epochs=4)
     loader, optimizer = run.loader, torch.optim.SGD(run.model.parameters(), lr=0.5)
     last = run.model.module[-1]

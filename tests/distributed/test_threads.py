@@ -25,14 +25,14 @@ ROUNDWISE = {
     "window": lambda selectivity: sb.selective_backprop(selectivity, start=0.3, end=0.9),
     "warm-up": lambda selectivity: sb.selective_backprop(selectivity, warmup_epochs=0.5),
     "top_k": sb.top_k,
-    "composer": lambda keep: sb.composer_backprop(start=0.2, end=0.8, keep=keep, interrupt=2),
-    "kath18": lambda selectivity: sb.kath18(1 / selectivity, unbiased=True, variable_start=False),
+    "composer": lambda keep: sb.composer_backprop(keep, start=0.2, end=0.8, interrupt=2),
+    "kath18": lambda selectivity: sb.kath18(selectivity, unbiased=True, variable_start=False),
 }
 PLANNED = {
     "stale": lambda selectivity: sb.stale_selective_backprop(selectivity, every=2),
     "ledger": sb.ledger_backprop,
-    "infobatch": lambda selectivity: sb.infobatch(1 - selectivity, until=0.8),
-    "predicted": lambda selectivity: sb.predicted_selective_backprop(selectivity, max_age=2),
+    "infobatch": lambda selectivity: sb.infobatch(prune=1 - selectivity, until=0.8),
+    "predicted": lambda selectivity: sb.methods.predicted_selective_backprop(selectivity, max_age=2),
     "random": sb.random_backprop,
     "repeated": sb.repeated_random,
 }
@@ -190,12 +190,12 @@ DIFFERENT = {
     "max_age; rank 0 has 10, rank 1 has 5": lambda rank: {"method": LEDGER(0.5, max_age=[10, 5][rank])},
     "every; rank 0 has 2, rank 1 has 3": lambda rank: {"method": sb.stale_selective_backprop(0.5, every=2 + rank)},
     "warmup_epochs; rank 0 has 0, rank 1 has 1": lambda rank: {"method": LEDGER(0.5, warmup_epochs=rank)},
-    "end; rank 0 has 0.5, rank 1 has 0.75": lambda rank: {"method": sb.infobatch(0.5, until=[0.5, 0.75][rank])},
+    "end; rank 0 has 0.5, rank 1 has 0.75": lambda rank: {"method": sb.infobatch(prune=0.5, until=[0.5, 0.75][rank])},
     "past_scores; rank 0 has 2, rank 1 has 3": (
-        lambda rank: {"method": sb.predicted_selective_backprop(0.5, past_scores=2 + rank)}
+        lambda rank: {"method": sb.methods.predicted_selective_backprop(0.5, past_scores=2 + rank)}
     ),
     "keep; rank 0 has checksum ": (
-        lambda rank: {"method": sb.diet(sb.traditional(), torch.arange(20.0).roll(rank), 0.5)}
+        lambda rank: {"method": sb.diet(method=sb.traditional(), scores=torch.arange(20.0).roll(rank), prune=0.5)}
     ),
 }
 
@@ -283,7 +283,7 @@ def test_a_rank_whose_examples_are_all_pruned_takes_part_without_any(name, scope
     states = {}
 
     def work(rank, state=None):
-        method = sb.diet(METHODS[name](0.5), scores, prune=1 / 3)
+        method = sb.diet(method=METHODS[name](0.5), scores=scores, prune=1 / 3)
         model, loader = make(method, 60, shards[rank], epochs=3, scope=scope, batch_size=2)
         if state is not None:
             loader.load_state_dict(state)

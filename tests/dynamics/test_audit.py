@@ -99,11 +99,13 @@ def test_groups_are_summarised(plain):
 
 
 def test_scores_for_diet_leave_out_the_easiest(plain):
-    method, suspects = sb.diet(sb.traditional(), plain.diet_scores(), 0.25), plain.suspects()
+    method, suspects = sb.diet(method=sb.traditional(), scores=plain.diet_scores(), prune=0.25), plain.suspects()
     kept = np.setdiff1d(np.flatnonzero(method.keep.numpy()), suspects)
     assert plain.confidence[~method.keep.numpy()].min() >= plain.confidence[kept].max()
     assert method.keep.numpy()[suspects].all()
-    without = sb.diet(sb.traditional(), plain.diet_scores(), 0.25, highest=len(suspects) / len(plain))
+    without = sb.diet(
+        method=sb.traditional(), scores=plain.diet_scores(), prune=0.25, highest=len(suspects) / len(plain)
+    )
     assert not without.keep.numpy()[suspects].any()
 
 
@@ -114,7 +116,7 @@ def test_copies_are_the_first_to_go(noisy):
     copies = np.setdiff1d(np.flatnonzero(found.spare()), found.suspects())
     assert len(np.intersect1d(copies, np.arange(len(labels) - 40, len(labels)))) > 30
     assert (found.diet_scores().numpy()[copies] <= 0).all()
-    method = sb.diet(sb.traditional(), found.diet_scores(), len(copies) / len(labels))
+    method = sb.diet(method=sb.traditional(), scores=found.diet_scores(), prune=len(copies) / len(labels))
     assert np.array_equal(np.flatnonzero(~method.keep.numpy()), copies)
 
 

@@ -157,7 +157,7 @@ def test_the_base_models_loss_has_neither_adapter_nor_saved_modules(kind):
     base.__init__()
     if "quantised" in MODELS[kind]:
         base.first = Frozen8Bit(base.first)
-    loader = make_loader(model, sb.reducible_loss("base", 0.5))
+    loader = make_loader(model, sb.methods.reducible_loss(0.5, reference="base"))
     take(loader, 2)
     inputs, targets = digits()[:32]
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_1_what_the_user_froze_in_the_adapter_stays_frozen():
         if "lora_A" in name:
             parameter.requires_grad_(False)
     before = everything_of(model)
-    take(make_loader(model, sb.reducible_loss("base", 0.5)), 2)
+    take(make_loader(model, sb.methods.reducible_loss(0.5, reference="base")), 2)
     assert same(before, everything_of(model))
 
 
@@ -179,7 +179,7 @@ def test_a_base_model_that_is_trained_is_no_reference():
     model = make_model(bias="all")
     before = everything_of(model)
     with pytest.raises(ValueError, match=r"yours is trained too: .*bias requires gradients"):
-        take(make_loader(model, sb.reducible_loss("base", 0.5)), 1)
+        take(make_loader(model, sb.methods.reducible_loss(0.5, reference="base")), 1)
     assert same(before, everything_of(model))
 
 
@@ -237,7 +237,11 @@ def gradients(model):
 def test_layers_of_bitsandbytes(bits, scoring):
     model = quantised_by_bitsandbytes(bits)
     expected = gradients(model)
-    method = sb.selective_backprop(0.5, scoring=scoring) if scoring != "base" else sb.reducible_loss("base", 0.5)
+    method = (
+        sb.selective_backprop(0.5, scoring=scoring)
+        if scoring != "base"
+        else sb.methods.reducible_loss(0.5, reference="base")
+    )
     loader = make_loader(model.eval(), method)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     take(loader, 3)

@@ -145,7 +145,7 @@ def test_a_pydataset_in_batches_of_another_size():
     batches = np.split(np.arange(192), 4)
     _, dataset, watch = fit("everything", data=(Replay(batches),), epochs=2)
     assert watch.ids == [None] * 24 and dataset.loader.stats.trained == 384
-    _, dataset, watch = fit(sb.kath18(3, variable_start=False), candidate_batch_size=48)
+    _, dataset, watch = fit(sb.kath18(1 / 3, variable_start=False), candidate_batch_size=48)
     assert watch.gave_full_batches() and [len(sizes) for sizes in watch.sizes] == [5] * 3  # a third of 203
 
 
@@ -154,7 +154,7 @@ def test_kath18_starts_when_it_pays_by(by):
     batches = np.split(np.arange(203), range(48, 203, 48))
     data = arrays() if by == "training losses" else (Replay(batches),)
     sizes = {"candidate_batch_size": 48} if by == "training losses" else {}
-    _, dataset, _ = fit(sb.kath18(3, threshold=1.07), data=data, epochs=8, **sizes)
+    _, dataset, _ = fit(sb.kath18(1 / 3, threshold=1.07), data=data, epochs=8, **sizes)
     stats = dataset.loader.stats
     assert dataset.loader.schedule.tau > 1.07
     assert 48 < stats.scored < stats.offered and stats.trained < stats.offered
@@ -658,9 +658,9 @@ class Inputs(keras.utils.PyDataset):
         (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.stale_selective_backprop(0.5, scoring="bf16"), "scoring='eval' only"),
         (sb.selective_backprop(0.5, scoring="pipelined"), "PipelinedScorer runs torch modules"),
-        (sb.selective_backprop(0.5, scoring=sb.proxy(torch.nn.Linear(64, 10))), "ProxyScorer runs torch modules"),
-        (sb.distance_backprop(), "the loss for a score only"),
-        (sb.reducible_loss(torch.nn.Linear(64, 10)), "losses by id, not a torch module"),
+        (sb.selective_backprop(0.5, scoring=sb.scorers.proxy(torch.nn.Linear(64, 10))), "ProxyScorer runs torch modules"),
+        (sb.methods.distance_backprop(), "the loss for a score only"),
+        (sb.methods.reducible_loss(reference=torch.nn.Linear(64, 10)), "losses by id, not a torch module"),
         (sb.composer_backprop(scale_factor=0.5), "scoring='eval' only"),
     ],
 )
@@ -670,7 +670,7 @@ def test_methods_that_cannot_work_are_refused(method, message):
 
 
 def record():
-    found = sb.SelectionRecord(203)
+    found = sb.pruning.SelectionRecord(203)
     for epoch in range(3):
         found.add_ids(torch.arange(epoch, 203, 3))
     return found
@@ -680,15 +680,15 @@ def record():
     "method",
     [
         sb.traditional(),
-        sb.predicted_selective_backprop(0.4),
-        sb.expected_selective_backprop(0.5),
+        sb.methods.predicted_selective_backprop(0.4),
+        sb.methods.expected_selective_backprop(0.5),
         sb.composer_backprop(),
         sb.top_k(0.4),
-        sb.reducible_loss(torch.zeros(203), 0.4),
+        sb.methods.reducible_loss(0.4, reference=torch.zeros(203)),
         sb.repeated_random(0.4),
-        sb.recorded_backprop(record()),
+        sb.methods.recorded_backprop(record=record()),
         sb.selective_backprop(0.4, classes=torch.arange(203) % 2),
-        sb.diet(sb.selective_backprop(0.4), torch.arange(203.0), 0.5),
+        sb.diet(method=sb.selective_backprop(0.4), scores=torch.arange(203.0), prune=0.5),
         sb.selective_backprop(0.4).guard(window=2),
     ],
     ids=lambda method: method.name,

@@ -292,7 +292,7 @@ def test_max_steps_are_optimizer_steps(tmp_path):
 
 @pytest.mark.parametrize(
     "method",
-    [sb.methods.ledger_percentile(selectivity=0.5), sb.infobatch(0.5), sb.composer_backprop(start=0.2, keep=0.5)],
+    [sb.methods.ledger_percentile(selectivity=0.5), sb.infobatch(prune=0.5), sb.composer_backprop(0.5, start=0.2)],
 )
 def test_methods_by_id_with_weights_and_windows(method, tmp_path):
     trainer = make(tmp_path, method, task="language", options={"num_train_epochs": 3})

@@ -294,7 +294,7 @@ def test_parts_stay_within_the_budget():
 
 @pytest.mark.parametrize(
     "method",
-    [sb.selective_backprop(1 / 3), sb.ledger_backprop(), sb.infobatch(until=1.0), sb.top_k(0.5), sb.kath18(2)],
+    [sb.selective_backprop(1 / 3), sb.ledger_backprop(), sb.infobatch(until=1.0), sb.top_k(0.5), sb.kath18(0.5)],
     ids=lambda method: method.name,
 )
 def test_methods(method, tmp_path):
@@ -324,7 +324,9 @@ def test_batches_by_tokens_are_refused(tmp_path):
 
 
 def test_the_base_models_loss_is_that_without_the_adapter(tmp_path, calls):
-    trainer = sft(tmp_path, sb.reducible_loss("base", 0.5), lora=True, num_train_epochs=3, learning_rate=5e-2)
+    trainer = sft(
+        tmp_path, sb.methods.reducible_loss(0.5, reference="base"), lora=True, num_train_epochs=3, learning_rate=5e-2
+    )
     base = texts.make_model()
     trained(trainer)
     assert calls[False] == 8 * 3 + 8, "the base model's loss is computed in the first epoch, then known"
@@ -339,9 +341,9 @@ def test_the_base_models_loss_is_that_without_the_adapter(tmp_path, calls):
 
 def test_without_an_adapter_there_is_no_base(tmp_path):
     with pytest.raises(ValueError, match=r"LlamaForCausalLM has none: wrap it by peft.get_peft_model"):
-        sft(tmp_path, sb.reducible_loss("base", 0.5)).train()
+        sft(tmp_path, sb.methods.reducible_loss(0.5, reference="base")).train()
     with pytest.raises(ValueError, match="or 'base', the model without its adapter; got 'bass'"):
-        sb.reducible_loss("bass")
+        sb.methods.reducible_loss(reference="bass")
 
 
 def test_advice_says_what_adapters_and_checkpointing_do(tmp_path):

@@ -48,7 +48,7 @@ def lines_of(rows):
 
 
 def record_file():
-    record = sb.SelectionRecord(9)
+    record = sb.pruning.SelectionRecord(9)
     record.add_ids(torch.tensor([1, 2]))
     with tempfile.TemporaryDirectory() as folder:
         record.save(f"{folder}/selected.pt")
@@ -68,7 +68,7 @@ READERS = {
         saved({"version": 1, "scores": torch.ones(4)}),
         lambda folder: sb.pruning.load_scores(folder / "scores.pt"),
     ),
-    "selected.pt": (record_file(), lambda folder: sb.SelectionRecord.load(folder / "selected.pt").mask(0)),
+    "selected.pt": (record_file(), lambda folder: sb.pruning.SelectionRecord.load(folder / "selected.pt").mask(0)),
     "checkpoint.pt": (seal({"records": RECORDS}), lambda folder: _checkpoint(folder)),
 }
 

@@ -199,7 +199,7 @@ def test_records_come_from_the_checkpoint_not_from_a_pickle(form, place, tmp_pat
 @pytest.mark.parametrize("form", ["pickle", "torch"])
 def test_the_librarys_own_files(form, tmp_path):
     (tmp_path / "file").write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
-    for read in (sb.pruning.load_scores, sb.SelectionRecord.load):
+    for read in (sb.pruning.load_scores, sb.pruning.SelectionRecord.load):
         with pytest.raises(ValueError, match="is not a file written by"):
             read(tmp_path / "file")
     assert not (tmp_path / "executed").exists()

@@ -24,7 +24,7 @@ def test_those_of_the_users_loader_for_reading(name):
 
 def test_the_data_set_is_the_users_whole_one():
     """As PyTorch's MNIST example prints it."""
-    loader = make_loader(sb.diet(sb.random_backprop(0.5), torch.rand(203), 0.5))
+    loader = make_loader(sb.diet(method=sb.random_backprop(0.5), scores=torch.rand(203), prune=0.5))
     assert len(loader.dataset) == 203
 
 

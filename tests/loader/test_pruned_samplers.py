@@ -56,7 +56,7 @@ def test_batches_and_progress(name, method):
     torch.manual_seed(3)
     train_loader = LOADERS[name]()
     model = make_model()
-    diet = sb.diet(method, SCORES, 0.5)
+    diet = sb.diet(method=method, scores=SCORES, prune=0.5)
     loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), diet, num_epochs=2)
     offered = 0
     for epoch in range(2):
@@ -82,7 +82,7 @@ def test_batches_and_progress(name, method):
 @pytest.mark.parametrize("count", [15, 16, 17, 18, 31, 32, 33, 34])
 def test_a_single_example_left_goes_into_the_batch_before_it(count):
     train_loader = DataLoader(digits(), 16, sampler=SubsetRandomSampler([*range(count), *range(150, 190)]))
-    method = sb.diet(sb.traditional(), SCORES, 0.5)
+    method = sb.diet(method=sb.traditional(), scores=SCORES, prune=0.5)
     loader = sb.SelectiveLoader(train_loader, make_model(), nn.CrossEntropyLoss(), method)
     batches = [loader.batch.ids.tolist() for _ in loader]
     assert sorted(i for batch in batches for i in batch) == list(range(count))
@@ -93,14 +93,14 @@ def test_a_single_example_left_goes_into_the_batch_before_it(count):
 
 def test_smaller_training_batches_than_candidate_batches_stay_within_len():
     train_loader = DataLoader(digits(), 16, sampler=SubsetRandomSampler(range(17)))
-    method = sb.diet(sb.traditional(), SCORES, 0.5)
+    method = sb.diet(method=sb.traditional(), scores=SCORES, prune=0.5)
     loader = sb.SelectiveLoader(train_loader, make_model(), nn.CrossEntropyLoss(), method, batch_size=8)
     assert sum(1 for _ in loader) <= len(loader)
 
 
 def test_a_diet_that_prunes_nothing_is_plain_training():
     train_loader = DataLoader(digits(33), 16)
-    method = sb.diet(sb.traditional(), torch.ones(33), 0.0)
+    method = sb.diet(method=sb.traditional(), scores=torch.ones(33), prune=0.0)
     loader = sb.SelectiveLoader(train_loader, make_model(), nn.CrossEntropyLoss(), method)
     assert [len(inputs) for inputs, _ in loader] == [16, 16, 1]
 
@@ -111,7 +111,7 @@ def test_counting_draws_nothing():
     def order(ask):
         generator = torch.Generator().manual_seed(7)
         train_loader = DataLoader(digits(), 16, sampler=SubsetRandomSampler(range(70), generator=generator))
-        method = sb.diet(sb.traditional(), SCORES, 0.5)
+        method = sb.diet(method=sb.traditional(), scores=SCORES, prune=0.5)
         loader = sb.SelectiveLoader(train_loader, make_model(), nn.CrossEntropyLoss(), method)
         assert not ask or len(loader) == 5
         return [loader.batch.ids.tolist() for _ in loader]

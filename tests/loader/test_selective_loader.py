@@ -394,9 +394,9 @@ def test_no_second_counts_twice(monkeypatch):
 
 
 def test_a_planned_epoch_that_selects_nothing_gives_one_batch():
-    record = sb.SelectionRecord(203)
+    record = sb.pruning.SelectionRecord(203)
     for _ in range(2):
         record.add_ids(torch.empty(0, dtype=torch.int64))
-    loader = make_loader(sb.recorded_backprop(record), num_epochs=2)
+    loader = make_loader(sb.methods.recorded_backprop(record=record), num_epochs=2)
     assert [len(inputs) for _ in range(2) for inputs, _ in loader] == [16, 16]
     assert loader.stats.offered == 406

@@ -39,7 +39,7 @@ def shares_of_epochs(method, num_epochs=3, count=1200, batch_size=32):
         sb.selective_backprop(1 / 3, classes=digits(1200).tensors[1]),
         sb.selective_backprop(1 / 3, classes=digits(1200).tensors[1], fixed_size=True),
         sb.stale_selective_backprop(1 / 3),
-        sb.predicted_selective_backprop(1 / 3),
+        sb.methods.predicted_selective_backprop(1 / 3),
         sb.top_k(1 / 3),
     ],
     ids=str,
@@ -67,7 +67,7 @@ def test_a_share_far_from_the_one_asked_for_is_logged_once(caplog):
     [
         sb.traditional(),
         sb.random_backprop(0.1),
-        sb.expected_selective_backprop(0.25),
+        sb.methods.expected_selective_backprop(0.25),
         sb.ledger_backprop(),
         sb.selective_backprop(0.25, start=0.5),
         sb.selective_backprop(0.25, interrupt=2, warmup_epochs=1),
@@ -106,9 +106,9 @@ def test_the_paper_s_rule_is_one_option_of_every_method_by_percentile():
     methods = [
         sb.selective_backprop(1 / 3, paper=True),
         sb.stale_selective_backprop(1 / 3, paper=True),
-        sb.predicted_selective_backprop(1 / 3, paper=True),
+        sb.methods.predicted_selective_backprop(1 / 3, paper=True),
         sb.methods.ledger_percentile(1 / 3, paper=True),
-        sb.expected_selective_backprop(1 / 3, paper=True),
+        sb.methods.expected_selective_backprop(1 / 3, paper=True),
     ]
     assert all(method.policy.paper for method in methods)
     with pytest.raises(ValueError, match="paper must be true or false, got 'yes'"):

@@ -12,7 +12,7 @@ from tests.helpers import make_loader, make_model, train
 
 @pytest.mark.parametrize(
     "method",
-    [sb.methods.ledger_percentile(selectivity=0.5), sb.selective_backprop(0.5, unbiased=True), sb.infobatch(0.5)],
+    [sb.methods.ledger_percentile(selectivity=0.5), sb.selective_backprop(0.5, unbiased=True), sb.infobatch(prune=0.5)],
 )
 def test_taken_one_by_one_it_is_the_usual_loop(method):
     models = make_model(), make_model()

@@ -76,11 +76,11 @@ def test_random_numbers_are_uniform_and_follow_from_the_id():
 
 
 def test_a_record_keeps_the_seed_of_its_views(tmp_path):
-    record = sb.SelectionRecord(4, view_seed=2**40)
+    record = sb.pruning.SelectionRecord(4, view_seed=2**40)
     record.add_ids(torch.tensor([1, 3]))
     record.save(tmp_path / "record.pt")
-    assert sb.SelectionRecord.load(tmp_path / "record.pt").view_seed == 2**40
-    sb.SelectionRecord(4).save(tmp_path / "plain.pt")
-    assert sb.SelectionRecord.load(tmp_path / "plain.pt").view_seed is None
+    assert sb.pruning.SelectionRecord.load(tmp_path / "record.pt").view_seed == 2**40
+    sb.pruning.SelectionRecord(4).save(tmp_path / "plain.pt")
+    assert sb.pruning.SelectionRecord.load(tmp_path / "plain.pt").view_seed is None
     with pytest.raises(ValueError, match=r"view_seed must be a whole number or None, got 1\.5"):
-        sb.SelectionRecord(4, view_seed=1.5)
+        sb.pruning.SelectionRecord(4, view_seed=1.5)

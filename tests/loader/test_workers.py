@@ -14,7 +14,7 @@ METHODS = {
     "traditional": sb.traditional,
     "selective_backprop": lambda: sb.selective_backprop(0.5),
     "ledger": lambda: sb.methods.ledger_percentile(0.5),
-    "diet": lambda: sb.diet(sb.selective_backprop(0.5), torch.arange(120.0)),
+    "diet": lambda: sb.diet(method=sb.selective_backprop(0.5), scores=torch.arange(120.0)),
     "pipelined": lambda: sb.selective_backprop(0.5, scoring="pipelined"),
 }
 every_method = pytest.mark.parametrize("name", METHODS)

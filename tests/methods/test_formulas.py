@@ -26,7 +26,7 @@ def generator(seed=0):
 def test_distance_is_the_squared_l2_distance_clipped():
     model = nn.Linear(64, 10)
     nn.init.normal_(model.weight, std=3)  # confident enough that some distances are clipped at either end
-    loader = make_loader(sb.distance_backprop(0.2), model=model, loader_options={"shuffle": False})
+    loader = make_loader(sb.methods.distance_backprop(minimum=0.2), model=model, loader_options={"shuffle": False})
     for _ in loader:
         pass
     logits = model(INPUTS).tolist()
@@ -74,7 +74,7 @@ def test_examples_scored_in_different_epochs_have_their_own_weights():
 
 
 def test_a_maximum_age_forces_a_fresh_pass():
-    loader = make_loader(sb.predicted_selective_backprop(0.5, max_age=3))
+    loader = make_loader(sb.methods.predicted_selective_backprop(0.5, max_age=3))
     scored = []
     for _ in range(8):
         for _ in loader:
@@ -94,7 +94,7 @@ def test_variance_reduction_is_kath18s(losses):
 
 
 def test_kath18_starts_when_losses_are_uneven_enough():
-    schedule = sb.kath18(3).schedule
+    schedule = sb.kath18(1 / 3).schedule
     even, uneven = torch.rand(64) + 1, torch.cat([torch.zeros(60), torch.ones(4)])
     for _ in range(20):
         schedule.observe(even)
@@ -109,7 +109,7 @@ def test_kath18_starts_when_losses_are_uneven_enough():
 
 def test_kath18_makes_no_selection_pass_before_it_starts():
     model = make_model()
-    loader = make_loader(sb.kath18(3, threshold=1e9), model=model)
+    loader = make_loader(sb.kath18(1 / 3, threshold=1e9), model=model)
     train(loader, model, 2)
     assert loader.stats.scored == 16  # the first batch, to find out whether it works
     assert loader.stats.selectivity == 1
@@ -138,7 +138,7 @@ def kath18_on_known_losses(method, *, weight=1.0, **options):
 @pytest.mark.parametrize("with_loader_loss", [True, False])
 def test_tau_is_the_exact_one_within_15_percent_and_kath18_stays_on(with_loader_loss):
     """With the drawn examples' losses among the pools', it read 20% less than the exact value here."""
-    loader, model = kath18_on_known_losses(sb.kath18(3))
+    loader, model = kath18_on_known_losses(sb.kath18(1 / 3))
     taus = []
     for _ in range(4):
         for inputs, targets in loader:
@@ -155,7 +155,7 @@ def test_tau_is_the_exact_one_within_15_percent_and_kath18_stays_on(with_loader_
 
 def test_kath18_starts_without_the_losses_of_training():
     """As with mixup, whose losses are no example's: pools are scored now and then to see whether it pays."""
-    loader, model = kath18_on_known_losses(sb.kath18(3), weight=0.0)  # all losses are 1
+    loader, model = kath18_on_known_losses(sb.kath18(1 / 3), weight=0.0)  # all losses are 1
     for _ in loader:
         pass
     assert loader.stats.selectivity == 1
@@ -171,13 +171,13 @@ def test_kath18_starts_without_the_losses_of_training():
 
 def test_kath18_learns_nothing_from_losses_that_are_not_its_score():
     model = make_model()
-    loader = make_loader(sb.kath18(3, score="gradient_norm", threshold=1e9), model=model)
+    loader = make_loader(sb.kath18(1 / 3, score="gradient_norm", threshold=1e9), model=model)
     train(loader, model, 2)
     assert loader.stats.scored == 16 * 3  # the 1st, 12th and 23rd of 26
 
 
 def test_kath18_makes_no_probe_before_its_warm_up_is_over():
-    loader, _ = kath18_on_known_losses(sb.kath18(3, warmup_epochs=1), weight=0.0)
+    loader, _ = kath18_on_known_losses(sb.kath18(1 / 3, warmup_epochs=1), weight=0.0)
     for _ in loader:
         pass
     assert loader.stats.scored == 96
@@ -284,7 +284,7 @@ def test_clipped_weights_are_reported():
 
 
 def test_composer_keeps_a_fixed_share_of_each_batch_inside_its_window():
-    loader = make_loader(sb.composer_backprop(keep=0.5, interrupt=3), num_epochs=10)
+    loader = make_loader(sb.composer_backprop(0.5, interrupt=3), num_epochs=10)
     kept = []
     select = loader.policy.select
     loader.policy.select = lambda scores, coins: kept.append(len(scores)) or select(scores, coins)
@@ -375,7 +375,7 @@ def test_equal_losses_are_not_below_their_mean(value):
 @pytest.mark.parametrize("until", [0.5, 0.875])
 def test_weights_reset_exactly_when_the_window_ends(num_epochs, until):
     model = make_model()
-    loader = make_loader(sb.infobatch(0.5, until=until), model=model, num_epochs=num_epochs)
+    loader = make_loader(sb.infobatch(prune=0.5, until=until), model=model, num_epochs=num_epochs)
     weighted = []
     for epoch in range(num_epochs):
         waiting = loader.stats.queued
@@ -523,7 +523,7 @@ def test_reducible_loss_is_the_difference():
     loss = nn.functional.cross_entropy(model(INPUTS), TARGETS, reduction="none").detach()
     expected = loss - nn.functional.cross_entropy(held_out(INPUTS), TARGETS, reduction="none").detach()
     for given in (held_out, loss - expected):
-        loader = make_loader(sb.reducible_loss(given, 0.3), model=model)
+        loader = make_loader(sb.methods.reducible_loss(0.3, reference=given), model=model)
         for _ in loader:
             pass
         assert torch.allclose(loader.ledger.score, expected, atol=1e-5)
@@ -542,14 +542,14 @@ def test_reducible_loss_is_the_difference():
 )
 def test_bad_references(given, error, message):
     with pytest.raises(error, match=message):
-        sb.reducible_loss(given)
+        sb.methods.reducible_loss(reference=given)
 
 
 @pytest.mark.parametrize("count", [10, NUM_DIGITS - 1, NUM_DIGITS + 1])
 def test_reference_losses_of_another_data_set_are_refused_at_once(count):
     message = f"has scores for {count} ids, but the data set has {NUM_DIGITS} examples"
     with pytest.raises(ValueError, match=message):
-        make_loader(sb.reducible_loss(torch.rand(count)))
+        make_loader(sb.methods.reducible_loss(reference=torch.rand(count)))
     nested = StoredScorer(ReducibleLossScorer(ForwardScorer(), torch.rand(count)), every=2)
     with pytest.raises(ValueError, match=message):
         make_loader(sb.top_k(0.5, scoring=nested))
@@ -639,7 +639,7 @@ def test_expected_selective_backprop_is_sb_in_expectation():
 
 def test_expected_batches_are_larger():
     model = make_model()
-    loader = make_loader(sb.expected_selective_backprop(0.25), model=model)
+    loader = make_loader(sb.methods.expected_selective_backprop(0.25), model=model)
     assert loader.batch_size == 64
     sizes = []
     for inputs, targets in loader:
@@ -654,7 +654,7 @@ def test_expected_batches_are_larger():
 
 def test_pruned_examples_are_never_offered_and_batches_stay_full():
     scores = torch.rand(NUM_DIGITS)
-    loader = make_loader(sb.diet(sb.traditional(), scores, prune=0.25))
+    loader = make_loader(sb.diet(method=sb.traditional(), scores=scores, prune=0.25))
     sizes = [len(inputs) for inputs, _ in loader]
     kept = NUM_DIGITS - round(0.25 * NUM_DIGITS)
     assert sizes == [16] * (kept // 16) + [kept % 16]
@@ -664,32 +664,31 @@ def test_pruned_examples_are_never_offered_and_batches_stay_full():
 
 def test_diets_add_up():
     a, b = torch.rand(NUM_DIGITS), torch.rand(NUM_DIGITS)
-    method = sb.diet(sb.diet(sb.random_backprop(0.5), a), b)
+    method = sb.diet(method=sb.diet(method=sb.random_backprop(0.5), scores=a), scores=b)
     assert method.name == "diet(diet(random_backprop))"
-    keep = [sb.diet(sb.traditional(), s).keep for s in (a, b)]
+    keep = [sb.diet(method=sb.traditional(), scores=s).keep for s in (a, b)]
     assert torch.equal(method.keep, keep[0] & keep[1])
 
 
 def test_scores_of_another_data_set():
     with pytest.raises(ValueError, match="has keep for 99 ids, but the data set has 203 examples"):
-        make_loader(sb.diet(sb.traditional(), torch.rand(99)))
+        make_loader(sb.diet(method=sb.traditional(), scores=torch.rand(99)))
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: sb.methods.ledger_percentile(0.5, loss_share=0.9),
-            TypeError,
-            "ledger_percentile has no option loss_share",
-        ),
         (lambda: sb.ledger_backprop(loss_share=1.5), ValueError, r"loss_share must be in \(0, 1\], got 1.5"),
         (lambda: sb.ledger_backprop(max_age=0), ValueError, "max_age must be at least 1 epoch, got 0"),
-        (lambda: sb.infobatch(1.0), ValueError, r"prune must be in \[0, 1\), got 1.0"),
-        (lambda: sb.kath18(0.5), ValueError, "ratio must be at least 1, got 0.5"),
+        (lambda: sb.infobatch(prune=1.0), ValueError, r"prune must be in \[0, 1\), got 1.0"),
+        (lambda: sb.kath18(2), ValueError, r"selectivity must be in \(0, 1\], got 2"),
         (lambda: sb.kath18(score="gradient"), ValueError, "score must be one of loss, gradient_norm, got 'gradient'"),
-        (lambda: sb.distance_backprop(2), ValueError, r"minimum must be a probability in \[0, 1\], got 2"),
-        (lambda: sb.predicted_selective_backprop(decay=1.5), ValueError, r"decay must be in \[0, 1\), got 1.5"),
+        (
+            lambda: sb.methods.distance_backprop(minimum=2),
+            ValueError,
+            r"minimum must be a probability in \[0, 1\], got 2",
+        ),
+        (lambda: sb.methods.predicted_selective_backprop(decay=1.5), ValueError, r"decay must be in \[0, 1\), got 1.5"),
         (lambda: sb.composer_backprop(scale_factor=2), ValueError, "scale_factor must be <= 1 and above 0, got 2"),
         (
             lambda: sb.selective_backprop(noise_guard=1),

@@ -52,7 +52,7 @@ def test_a_loss_that_falls_evenly_is_mastered_and_one_that_turns_is_not():
     ledger, ids = Ledger(3, earlier_losses=4), torch.arange(3)
     for epoch, losses in enumerate([[9.0, 0.1, 5.0], [8.0, 0.1, 4.0], [7.0, 0.1, 5.0]]):
         ledger.record_losses(ids, torch.tensor(losses), epoch)
-    method = sb.second_difference()
+    method = sb.methods.second_difference()
     scores = method.scorer.recall(ids, ledger.rows(ids), epoch=3)
     assert scores.tolist() == pytest.approx([0, 0, 2])
     assert method.policy.select(scores, torch.Generator()).positions.tolist() == [2]
@@ -60,7 +60,7 @@ def test_a_loss_that_falls_evenly_is_mastered_and_one_that_turns_is_not():
 
 def test_three_epochs_train_on_everything_and_skipped_examples_are_not_loaded():
     model = make_model()
-    loader = make_loader(sb.second_difference(0.5), model=model, num_epochs=6)
+    loader = make_loader(sb.methods.second_difference(threshold=0.5), model=model, num_epochs=6)
     offered = []
     for epoch in range(1, 7):
         train(loader, model, epoch)
@@ -72,7 +72,7 @@ def test_three_epochs_train_on_everything_and_skipped_examples_are_not_loaded():
 
 def test_every_example_comes_back_within_the_maximum_age():
     model = make_model()
-    loader = make_loader(sb.second_difference(3, max_age=2), model=model)
+    loader = make_loader(sb.methods.second_difference(threshold=3, max_age=2), model=model)
     trained = [set() for _ in range(9)]
     for epoch in range(9):
         train(
@@ -107,4 +107,4 @@ def test_a_threshold_above_all_scores_keeps_the_highest():
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        sb.second_difference(**options)
+        sb.methods.second_difference(**options)

@@ -78,7 +78,7 @@ def test_a_random_share_is_left_out_and_each_example_of_the_window_has_the_same_
 def test_training_follows_the_window_by_epochs_of_the_run():
     """The first epoch trains on everything, and the last leaves out the random share alone."""
     model = make_model()
-    loader = make_loader(sb.seta(0.25, groups=4, window=2), model=model, num_epochs=8)
+    loader = make_loader(sb.methods.seta(prune=0.25, groups=4, window=2), model=model, num_epochs=8)
     skipped = []
     for epoch in range(1, 9):
         before = loader.stats.skipped_before_loading
@@ -103,11 +103,11 @@ def test_training_follows_the_window_by_epochs_of_the_run():
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        sb.seta(**options)
+        sb.methods.seta(**options)
 
 
 def test_the_length_of_the_run_must_be_known_unless_the_window_never_ends():
     with pytest.raises(ValueError, match="seta selects in a window of training: pass num_epochs="):
-        make_loader(sb.seta())
-    make_loader(sb.seta(until=1))
-    make_loader(sb.seta(groups=3, window=3))
+        make_loader(sb.methods.seta())
+    make_loader(sb.methods.seta(until=1))
+    make_loader(sb.methods.seta(groups=3, window=3))

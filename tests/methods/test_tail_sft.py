@@ -47,7 +47,7 @@ def test_the_first_loss_stays_and_the_last_one_moves():
 
 
 def test_the_quarter_that_fell_most_is_dropped():
-    _, history = run(sb.tail_sft(0.25))
+    _, history = run(sb.methods.tail_sft(0.75))
     assert history[0][1].all() and history[1][1].all(), "two losses make a fall"
     before, trained = history[2]  # in later epochs, some examples still wait from the epoch before
     fall = before.first_loss[:, 0] - before.loss
@@ -57,7 +57,7 @@ def test_the_quarter_that_fell_most_is_dropped():
 
 def test_reference_losses_save_an_epoch():
     reference = torch.full((NUM,), 3.0)
-    _, history = run(sb.tail_sft(0.5, reference=reference))
+    _, history = run(sb.methods.tail_sft(0.5, reference=reference))
     assert history[0][1].all()
     before, trained = history[1]
     assert 0.4 * NUM < int(trained.sum()) < 0.7 * NUM
@@ -66,21 +66,21 @@ def test_reference_losses_save_an_epoch():
 
 def test_fresh_scores_drop_from_the_first_epoch_on():
     torch.manual_seed(0)
-    loader, history = run(sb.tail_sft(0.25, fresh=True, reference=nn.Linear(6, 3)))
+    loader, history = run(sb.methods.tail_sft(0.75, fresh=True, reference=nn.Linear(6, 3)))
     assert loader.stats.selectivity == pytest.approx(0.75, abs=0.05)  # those that wait are not offered again
     assert not history[0][1].all()
 
 
 def test_nothing_dropped_is_plain_training():
     plain, _ = run(sb.traditional())
-    tail, _ = run(sb.tail_sft(0.0))
+    tail, _ = run(sb.methods.tail_sft(1.0))
     assert all(torch.equal(*pair) for pair in zip(plain.model.parameters(), tail.model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"drop": 1.0}, ValueError, r"drop must be a share in \[0, 1\), got 1.0"),
+        ({"selectivity": 0}, ValueError, r"selectivity must be in \(0, 1\], got 0"),
         ({"fresh": True}, ValueError, "pass reference="),
         ({"reference": nn.Linear(2, 2)}, TypeError, "pass fresh=True"),
         ({"reference": torch.full((3,), float("nan"))}, ValueError, "must be finite"),
@@ -89,9 +89,9 @@ def test_nothing_dropped_is_plain_training():
 )
 def test_bad_input_is_a_clear_error(options, kind, message):
     with pytest.raises(kind, match=message):
-        sb.tail_sft(**options)
+        sb.methods.tail_sft(**options)
 
 
 def test_reference_losses_of_another_data_set_are_refused():
     with pytest.raises(ValueError, match="tail_sft has scores for 7 ids, but the data set has 120"):
-        run(sb.tail_sft(reference=torch.ones(7)))
+        run(sb.methods.tail_sft(reference=torch.ones(7)))

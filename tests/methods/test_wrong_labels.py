@@ -51,5 +51,7 @@ def test_reducible_loss_passes_over_wrong_labels():
     torch.manual_seed(0)
     reference = make_model(3)
     train(make_loader(sb.traditional(), dataset=digits(COUNT), model=reference), reference, 6)
-    shares = [trained_on(method, 0)[0] for method in (sb.top_k(0.3), sb.reducible_loss(reference, 0.3))]
+    shares = [
+        trained_on(method, 0)[0] for method in (sb.top_k(0.3), sb.methods.reducible_loss(0.3, reference=reference))
+    ]
     assert shares[1] < 0.5 * shares[0]

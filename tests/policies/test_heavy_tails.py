@@ -192,7 +192,7 @@ def test_the_ledger_goes_on_with_negative_losses():
 
 def test_kath18_refuses_negative_losses_with_their_ids_and_what_to_use():
     with pytest.raises(ValueError, match=r"negative: loss in a selection pass is -\d.* ids \[\d+") as caught:
-        gaussian_task(sb.kath18(2, variable_start=False), 6)
+        gaussian_task(sb.kath18(0.5, variable_start=False), 6)
     assert "Use selective_backprop, top_k or ledger_backprop" in str(caught.value)
 
 
@@ -202,7 +202,7 @@ def test_kath18_refuses_negative_losses_at_the_first_batch_even_while_it_is_off(
     nn.init.zeros_(model.weight)
     with torch.no_grad():
         model.bias.copy_(torch.tensor([0.0, -4.0]))  # sure, and right
-    loader = make_loader((torch.randn(40, 4), targets), model, sb.kath18(2), GaussianLoss(), 4, batch_size=20)
+    loader = make_loader((torch.randn(40, 4), targets), model, sb.kath18(0.5), GaussianLoss(), 4, batch_size=20)
     with pytest.raises(ValueError, match=r"is -2, -2, -2, -2, -2 for the examples with ids \[.*\] and 15 more"):
         next(iter(loader))
     plain = make_loader((torch.randn(40, 4), targets), model, sb.kath18(1), GaussianLoss(), 4, batch_size=20)

@@ -117,7 +117,7 @@ def test_vectors_of_length_zero_and_an_exhausted_mean():
 
 def test_training_keeps_the_share_and_the_method_can_name_its_layer():
     model = make_model()
-    loader = make_loader(sb.diverse(0.25, layer="6"), model=model, num_epochs=2)
+    loader = make_loader(sb.methods.diverse(0.25, layer="6"), model=model, num_epochs=2)
     train(loader, model, 2)
     assert loader.stats.selectivity == pytest.approx(0.25, abs=0.01)
     assert loader.stats.scored == loader.stats.offered - loader.stats.skipped_before_loading
@@ -127,7 +127,7 @@ def test_training_keeps_the_share_and_the_method_can_name_its_layer():
 def test_a_model_without_a_linear_layer():
     model = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 10, 8), nn.Flatten())
     with pytest.raises(ValueError, match=r"diverse needs the inputs .* does not call any nn\.Linear: pass layer="):
-        next(iter(make_loader(sb.diverse(0.5), model=model)))
+        next(iter(make_loader(sb.methods.diverse(0.5), model=model)))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_model_without_a_linear_layer():
 )
 def test_a_wrong_layer(layer, message):
     with pytest.raises(ValueError, match=message):
-        next(iter(make_loader(sb.diverse(0.5, layer=layer))))
+        next(iter(make_loader(sb.methods.diverse(0.5, layer=layer))))
 
 
 def test_outputs_that_are_no_tensor():
@@ -156,7 +156,7 @@ def test_outputs_that_are_no_tensor():
         train_loader,
         Wrapped(),
         lambda outputs, targets: nn.functional.cross_entropy(outputs["logits"], targets, reduction="none"),
-        sb.diverse(0.5),
+        sb.methods.diverse(0.5),
     )
     with pytest.raises(TypeError, match=r"are tensors, got dict and Tensor: pass forward= to return the logits"):
         next(iter(loader))
@@ -172,4 +172,4 @@ def test_outputs_that_are_no_tensor():
 )
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
-        sb.diverse(**options)
+        sb.methods.diverse(**options)

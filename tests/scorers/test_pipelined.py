@@ -188,12 +188,12 @@ def test_bad_arguments(make, error, message):
 
 
 def test_with_another_scorer_and_another_score():
-    scorer = sb.distance_backprop(scoring=PipelinedScorer(ForwardScorer(scale_factor=0.5))).scorer
+    scorer = sb.methods.distance_backprop(scoring=PipelinedScorer(ForwardScorer(scale_factor=0.5))).scorer
     inputs, targets = torch.rand(5, 3, 8, 8), torch.arange(5)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10))
     task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
     candidates = sb.types.Candidates((inputs, targets), None, 5)
-    alone = sb.distance_backprop(scoring=ForwardScorer(scale_factor=0.5)).scorer.score(candidates, task)
+    alone = sb.methods.distance_backprop(scoring=ForwardScorer(scale_factor=0.5)).scorer.score(candidates, task)
     scorer.submit(candidates, task)
     assert torch.equal(scorer.score(candidates, task), alone)
 

@@ -45,7 +45,7 @@ def weights(model):
 
 
 def test_scores_are_the_proxys_losses_as_it_is_before_it_learns_from_the_batch():
-    scorer = sb.proxy(small(), train_every=1)
+    scorer = sb.scorers.proxy(small(), train_every=1)
     for start in (0, 32, 64):
         expected = losses(scorer.model, candidates(start))
         assert torch.equal(scorer.score(candidates(start), task()), expected)
@@ -57,7 +57,7 @@ def test_it_can_learn_from_its_own_selection_alone():
     batch, plain = candidates(size=30), small()
     with torch.no_grad():
         plain[1].p = 0.0
-    scorer = sb.proxy(copy.deepcopy(plain), train_every=1, train_share=1 / 3)
+    scorer = sb.scorers.proxy(copy.deepcopy(plain), train_every=1, train_share=1 / 3)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
     rows = losses(plain, batch).argsort(descending=True)[:10].sort().values
     nn.functional.cross_entropy(plain(INPUTS[rows]), TARGETS[rows]).backward()
@@ -69,12 +69,12 @@ def test_it_can_learn_from_its_own_selection_alone():
     scorer.watch(batch, task())
     assert not testing.same(before, weights(scorer.model)), "in a warm-up, from the whole batch"
     with pytest.raises(ValueError, match=r"train_share must be in \(0, 1\], got 0"):
-        sb.proxy(small(), train_share=0)
+        sb.scorers.proxy(small(), train_share=0)
 
 
 @pytest.mark.parametrize("train_every", [0, 1, 3])
 def test_it_learns_from_every_nth_batch(train_every):
-    scorer, learned = sb.proxy(small(), train_every=train_every), []
+    scorer, learned = sb.scorers.proxy(small(), train_every=train_every), []
     for step in range(1, 10):
         before = weights(scorer.model)
         scorer.score(candidates(), task())
@@ -86,7 +86,7 @@ def test_it_learns_from_every_nth_batch(train_every):
 def test_its_step_is_an_ordinary_one_on_the_whole_batch():
     model = small()
     model[1].p = 0.0
-    scorer, reference = sb.proxy(copy.deepcopy(model), train_every=1), copy.deepcopy(model).train()
+    scorer, reference = sb.scorers.proxy(copy.deepcopy(model), train_every=1), copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for start in (0, 32, 64, 96):
         batch = candidates(start)
@@ -113,7 +113,7 @@ def test_learning_leaves_no_trace_elsewhere():
 
     random.seed(1)
     np.random.seed(1)
-    model, loss_fn, scorer = make_model(), Scaled(), sb.proxy(make_model(seed=8), train_every=1)
+    model, loss_fn, scorer = make_model(), Scaled(), sb.scorers.proxy(make_model(seed=8), train_every=1)
     before = testing.model_trace(model), testing.model_trace(loss_fn), testing.global_random_states()
     for start in range(0, 160, 32):
         scores = scorer.score(candidates(start), sb.types.Task(model, default_forward, PerExampleLoss(loss_fn)))
@@ -133,7 +133,7 @@ def test_dropout_is_drawn_anew_at_each_step_and_not_from_the_callers_numbers():
             drawn.append(torch.rand(3))
         return default_forward(model, batch)
 
-    large, scorer = make_model(), sb.proxy(small().eval(), train_every=1)
+    large, scorer = make_model(), sb.scorers.proxy(small().eval(), train_every=1)
     torch.manual_seed(0)
     global_draw = torch.rand(3)
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_seeded_numbers_follow_from_the_seed_and_end_with_the_block():
 def test_the_model_given_is_a_recipe():
     given, model = small(), make_model()
     before = weights(given)
-    method = sb.top_k(0.5, scoring=sb.proxy(given, train_every=1))
+    method = sb.top_k(0.5, scoring=sb.scorers.proxy(given, train_every=1))
     loaders = [make_loader(method, model=model, loader_options={"shuffle": False}) for _ in range(2)]
     for loader in loaders:
         train(loader, model, 1)
@@ -169,7 +169,7 @@ def test_fidelity_is_against_the_large_model_and_grows():
     """A linear proxy comes to rank examples as a network with two hidden layers does. Over seeds: 0.63 to 0.71."""
     torch.manual_seed(0)
     model, found = make_model(), []
-    method = sb.selective_backprop(0.5, scoring=sb.proxy(nn.Linear(64, 10), train_every=1, check_every=1))
+    method = sb.selective_backprop(0.5, scoring=sb.scorers.proxy(nn.Linear(64, 10), train_every=1, check_every=1))
     loader = make_loader(method, dataset=digits(1797), model=model, loader_options={"batch_size": 32})
     train(loader, model, 6, on_step=lambda *_: found.append(loader.stats.fidelity))
     first, last = (sum(part) / len(part) for part in (found[:20], found[-50:]))
@@ -179,13 +179,15 @@ def test_fidelity_is_against_the_large_model_and_grows():
 
 def test_a_proxy_that_is_the_model_has_fidelity_1():
     model = make_model()
-    scorer = sb.proxy(copy.deepcopy(model), train_every=0)
+    scorer = sb.scorers.proxy(copy.deepcopy(model), train_every=0)
     scorer.score(candidates(), task(model))
     assert scorer.fidelity == 1
 
 
 def test_other_scores_than_the_loss_are_measured_on_the_proxy():
-    method = sb.kath18(2, score="gradient_norm", variable_start=False, scoring=sb.proxy(small(), train_every=0))
+    method = sb.kath18(
+        0.5, score="gradient_norm", variable_start=False, scoring=sb.scorers.proxy(small(), train_every=0)
+    )
     scores = method.scorer.score(candidates(), task(small()))
     expected = sb.functional.softmax_distance(small().eval()(INPUTS[:32]), TARGETS[:32])
     assert torch.allclose(scores, expected)
@@ -194,7 +196,7 @@ def test_other_scores_than_the_loss_are_measured_on_the_proxy():
 
 def test_it_resumes_exactly_with_any_optimizer():
     def new():
-        scorer = sb.proxy(make_model(seed=8), train_every=2, optimizer=torch.optim.AdamW, check_every=3)
+        scorer = sb.scorers.proxy(make_model(seed=8), train_every=2, optimizer=torch.optim.AdamW, check_every=3)
         return copy.deepcopy(scorer)  # as a loader does
 
     scorer, resumed = new(), new()
@@ -213,7 +215,7 @@ def test_it_resumes_exactly_with_any_optimizer():
 
 
 def test_a_saved_state_does_not_change_as_the_proxy_learns():
-    scorer = sb.proxy(small(), train_every=1)
+    scorer = sb.scorers.proxy(small(), train_every=1)
     scorer.score(candidates(), task())
     state = scorer.state_dict()
     kept = copy.deepcopy(state)
@@ -223,7 +225,7 @@ def test_a_saved_state_does_not_change_as_the_proxy_learns():
 
 def test_a_single_candidate_is_scored_and_not_trained_on():
     """BatchNorm could not: the last candidate batch of an epoch must not end the run."""
-    scorer = sb.proxy(make_model(), train_every=1)
+    scorer = sb.scorers.proxy(make_model(), train_every=1)
     before = weights(scorer.model)
     assert scorer.score(candidates(size=1), task()).shape == (1,)
     assert testing.same(before, weights(scorer.model))
@@ -233,7 +235,7 @@ def test_a_proxy_that_diverges_is_named():
     def wild(parameters):
         return torch.optim.SGD(parameters, lr=1e30)
 
-    method = sb.stale_selective_backprop(0.5, scoring=sb.proxy(small(), train_every=1, optimizer=wild))
+    method = sb.stale_selective_backprop(0.5, scoring=sb.scorers.proxy(small(), train_every=1, optimizer=wild))
     with pytest.raises(ValueError, match="not finite: loss of the proxy in a selection pass is nan"):
         list(make_loader(method))
 
@@ -241,24 +243,32 @@ def test_a_proxy_that_diverges_is_named():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: sb.proxy("small_cnn"), TypeError, r"a proxy must be a torch.nn.Module, got str"),
-        (lambda: sb.proxy(small(), -1), ValueError, "whole number of candidate batches >= 0, got -1"),
-        (lambda: sb.proxy(small(), 2.5), ValueError, "whole number of candidate batches >= 0, got 2.5"),
-        (lambda: sb.proxy(nn.ReLU()), ValueError, "no parameters to train: pass train_every=0"),
-        (lambda: sb.proxy(small().requires_grad_(False)), ValueError, "no parameters to train: pass train_every=0"),
+        (lambda: sb.scorers.proxy("small_cnn"), TypeError, r"a proxy must be a torch.nn.Module, got str"),
+        (lambda: sb.scorers.proxy(small(), -1), ValueError, "whole number of candidate batches >= 0, got -1"),
+        (lambda: sb.scorers.proxy(small(), 2.5), ValueError, "whole number of candidate batches >= 0, got 2.5"),
+        (lambda: sb.scorers.proxy(nn.ReLU()), ValueError, "no parameters to train: pass train_every=0"),
         (
-            lambda: sb.proxy(small(), optimizer=torch.optim.SGD(small().parameters(), lr=0.1)),
+            lambda: sb.scorers.proxy(small().requires_grad_(False)),
+            ValueError,
+            "no parameters to train: pass train_every=0",
+        ),
+        (
+            lambda: sb.scorers.proxy(small(), optimizer=torch.optim.SGD(small().parameters(), lr=0.1)),
             TypeError,
             "optimizer must be a function from parameters to an Optimizer, .* got SGD",
         ),
-        (lambda: sb.proxy(small(), optimizer=list), TypeError, "must return a torch.optim.Optimizer, got list"),
-        (lambda: sb.proxy(small(), scoring="tests"), ValueError, "scoring must be a scorer or one of .* got 'tests'"),
+        (lambda: sb.scorers.proxy(small(), optimizer=list), TypeError, "must return a torch.optim.Optimizer, got list"),
         (
-            lambda: sb.proxy(small(), scoring=sb.scorers.ConstantScorer()),
+            lambda: sb.scorers.proxy(small(), scoring="tests"),
+            ValueError,
+            "scoring must be a scorer or one of .* got 'tests'",
+        ),
+        (
+            lambda: sb.scorers.proxy(small(), scoring=sb.scorers.ConstantScorer()),
             TypeError,
             "must make a selection pass, such as 'eval' or 'bf16', got ConstantScorer",
         ),
-        (lambda: sb.proxy(small(), check_every=0), ValueError, "check_every must be at least 1"),
+        (lambda: sb.scorers.proxy(small(), check_every=0), ValueError, "check_every must be at least 1"),
     ],
 )
 def test_bad_parameters(make, error, message):
@@ -280,13 +290,13 @@ def test_bad_parameters(make, error, message):
 def test_a_proxy_for_something_else_is_refused_at_the_first_batch(unfit, message):
     """Also in a warm-up."""
     for warmup_epochs in (0, 2):
-        method = sb.top_k(0.5, scoring=sb.proxy(unfit, train_every=0), warmup_epochs=warmup_epochs)
+        method = sb.top_k(0.5, scoring=sb.scorers.proxy(unfit, train_every=0), warmup_epochs=warmup_epochs)
         with pytest.raises(ValueError, match=message):
             next(iter(make_loader(method)))
 
 
 def test_what_is_wrong_with_the_large_model_is_not_blamed_on_the_proxy():
-    method = sb.top_k(0.5, scoring=sb.proxy(nn.Linear(32, 10)))
+    method = sb.top_k(0.5, scoring=sb.scorers.proxy(nn.Linear(32, 10)))
     with pytest.raises(ValueError, match="in the model or in loss_fn, with RuntimeError: mat1 and mat2"):
         next(iter(make_loader(method, model=nn.Linear(33, 10))))
 
@@ -294,7 +304,7 @@ def test_what_is_wrong_with_the_large_model_is_not_blamed_on_the_proxy():
 def test_the_proxy_learns_in_the_warm_up():
     """As many steps as without one, and nothing is scored but the first batch, which checks that all fits."""
     model = make_model()
-    method = sb.top_k(0.5, warmup_epochs=1, scoring=sb.proxy(make_model(seed=8), train_every=2))
+    method = sb.top_k(0.5, warmup_epochs=1, scoring=sb.scorers.proxy(make_model(seed=8), train_every=2))
     loader = make_loader(method, model=model, num_epochs=2, loader_options={"drop_last": True})
     before = {name: value.clone() for name, value in loader.scorer.model.state_dict().items()}
     train(loader, model, 1)

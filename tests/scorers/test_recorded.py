@@ -25,7 +25,7 @@ class Listing(TensorDataset):
 
 
 def record_of(*epochs, num_examples=NUM_DIGITS):
-    record = sb.SelectionRecord(num_examples)
+    record = sb.pruning.SelectionRecord(num_examples)
     for ids in epochs:
         record.add_ids(torch.tensor(ids, dtype=torch.int64))
     return record
@@ -48,7 +48,7 @@ def run(method, *, epochs=EPOCHS, seed=3, record=None):
 
 
 METHODS = {
-    "top_k, proxy": lambda: sb.top_k(0.5, scoring=sb.proxy(nn.Linear(64, 10), train_every=2)),
+    "top_k, proxy": lambda: sb.top_k(0.5, scoring=sb.scorers.proxy(nn.Linear(64, 10), train_every=2)),
     "selective_backprop": lambda: sb.selective_backprop(0.3),
     "stale_selective_backprop": lambda: sb.stale_selective_backprop(0.3, every=2, warmup_epochs=1),
     "random_backprop": lambda: sb.random_backprop(0.4),
@@ -58,9 +58,9 @@ METHODS = {
 
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 def test_the_same_seed_and_order_give_the_same_run_without_a_selection_pass(make):
-    record = sb.SelectionRecord(NUM_DIGITS)
+    record = sb.pruning.SelectionRecord(NUM_DIGITS)
     loader, model, batches, _ = run(make(), record=record)
-    again, same_model, same_batches, loaded = run(sb.recorded_backprop(record))
+    again, same_model, same_batches, loaded = run(sb.methods.recorded_backprop(record=record))
     assert same_batches == batches
     assert testing.same(same_model.state_dict(), model.state_dict())
     assert torch.equal(again.ledger.selected, loader.ledger.selected)
@@ -70,9 +70,9 @@ def test_the_same_seed_and_order_give_the_same_run_without_a_selection_pass(make
 
 
 def test_another_seed_trains_on_the_same_ids_in_each_epoch():
-    record, copy = sb.SelectionRecord(NUM_DIGITS), sb.SelectionRecord(NUM_DIGITS)
+    record, copy = sb.pruning.SelectionRecord(NUM_DIGITS), sb.pruning.SelectionRecord(NUM_DIGITS)
     _, _, batches, _ = run(sb.selective_backprop(0.3), record=record)
-    _, _, other_batches, _ = run(sb.recorded_backprop(record), seed=4, record=copy)
+    _, _, other_batches, _ = run(sb.methods.recorded_backprop(record=record), seed=4, record=copy)
     assert other_batches != batches
     for epoch in range(EPOCHS):
         missing = record.mask(epoch) & ~copy.mask(epoch)
@@ -89,7 +89,7 @@ def test_masks_come_back(num_examples, tmp_path):
     masks = [torch.rand(num_examples, generator=generator) < share for share in (0.0, 0.3, 1.0)]
     record = record_of(*(mask.nonzero().flatten().tolist() for mask in masks), num_examples=num_examples)
     record.save(tmp_path / "record.pt")
-    for found in (record, sb.SelectionRecord.load(tmp_path / "record.pt")):
+    for found in (record, sb.pruning.SelectionRecord.load(tmp_path / "record.pt")):
         assert (len(found), found.num_examples) == (3, num_examples)
         assert all(torch.equal(found.mask(epoch), mask) for epoch, mask in enumerate(masks))
 
@@ -103,7 +103,7 @@ def test_a_bit_per_example_and_epoch(tmp_path):
 
 
 def test_recording_goes_on_after_a_resume(tmp_path):
-    record, whole = sb.SelectionRecord(NUM_DIGITS), sb.SelectionRecord(NUM_DIGITS)
+    record, whole = sb.pruning.SelectionRecord(NUM_DIGITS), sb.pruning.SelectionRecord(NUM_DIGITS)
     run(sb.selective_backprop(0.3), record=whole)
     torch.manual_seed(3)
     model = make_model()
@@ -113,7 +113,7 @@ def test_recording_goes_on_after_a_resume(tmp_path):
         train(loader, model, epoch + 1, optimizer=optimizer)
         record.add(loader)
     record.save(tmp_path / "record.pt")
-    record, state = sb.SelectionRecord.load(tmp_path / "record.pt"), loader.state_dict()
+    record, state = sb.pruning.SelectionRecord.load(tmp_path / "record.pt"), loader.state_dict()
     loader = make_loader(sb.selective_backprop(0.3), model=model, num_epochs=EPOCHS)
     loader.load_state_dict(state)
     for epoch in range(2, EPOCHS):
@@ -123,14 +123,14 @@ def test_recording_goes_on_after_a_resume(tmp_path):
 
 
 def test_what_is_drawn_twice_is_in_it_once():
-    record = sb.SelectionRecord(NUM_DIGITS)
-    loader, *_ = run(sb.kath18(2, variable_start=False), epochs=1, record=record)
+    record = sb.pruning.SelectionRecord(NUM_DIGITS)
+    loader, *_ = run(sb.kath18(0.5, variable_start=False), epochs=1, record=record)
     assert int(loader.ledger.selected.max()) > 1
     assert torch.equal(record.mask(0), loader.ledger.selected > 0)
 
 
 def test_epochs_that_were_missed_or_counted_twice_are_told():
-    model, record = make_model(), sb.SelectionRecord(NUM_DIGITS)
+    model, record = make_model(), sb.pruning.SelectionRecord(NUM_DIGITS)
     loader = make_loader(sb.selective_backprop(0.3), model=model)
     with pytest.raises(ValueError, match="the record has 0 epochs, but the loader has offered 0"):
         record.add(loader)
@@ -147,7 +147,7 @@ def test_epochs_that_were_missed_or_counted_twice_are_told():
 
 
 def test_an_epoch_left_early_is_recorded_as_far_as_it_went():
-    model, record = make_model(), sb.SelectionRecord(NUM_DIGITS)
+    model, record = make_model(), sb.pruning.SelectionRecord(NUM_DIGITS)
     loader = make_loader(sb.selective_backprop(0.3), model=model)
     for number, _ in enumerate(loader):
         if number == 1:  # one that is left at its first batch does not count
@@ -158,7 +158,7 @@ def test_an_epoch_left_early_is_recorded_as_far_as_it_went():
 
 
 def test_a_run_longer_than_the_record():
-    method = sb.recorded_backprop(record_of(range(100), range(50)))
+    method = sb.methods.recorded_backprop(record=record_of(range(100), range(50)))
     with pytest.raises(
         ValueError, match="this recorded_backprop has scores for runs of at most 2 epochs, got num_epochs=3"
     ):
@@ -173,7 +173,7 @@ def test_a_run_longer_than_the_record():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: sb.SelectionRecord(0), ValueError, "num_examples must be a whole number >= 1, got 0"),
+        (lambda: sb.pruning.SelectionRecord(0), ValueError, "num_examples must be a whole number >= 1, got 0"),
         (lambda: record_of([0, 203]), ValueError, r"ids must be in \[0, 203\), got 0 to 203: they belong to another"),
         (lambda: record_of([-1]), ValueError, r"ids must be in \[0, 203\), got -1 to -1"),
         (lambda: record_of([[1, 2]]), ValueError, r"1-D int64 tensor, got torch.int64 of shape \(1, 2\)"),
@@ -185,13 +185,21 @@ def test_a_run_longer_than_the_record():
             "this record is for 99 examples, but the loader's data set has 203",
         ),
         (
-            lambda: make_loader(sb.recorded_backprop(record_of([1], num_examples=99))),
+            lambda: make_loader(sb.methods.recorded_backprop(record=record_of([1], num_examples=99))),
             ValueError,
             "recorded_backprop has scores for 99 ids, but the data set has 203 examples",
         ),
-        (lambda: sb.recorded_backprop(record_of()), ValueError, r"the record is empty: call record.add\(loader\)"),
-        (lambda: sb.recorded_backprop("record.pt"), TypeError, "record must be a SelectionRecord, got str"),
-        (lambda: sb.SelectionRecord.load("no/record.pt"), FileNotFoundError, "no/record.pt"),
+        (
+            lambda: sb.methods.recorded_backprop(record=record_of()),
+            ValueError,
+            r"the record is empty: call record.add\(loader\)",
+        ),
+        (
+            lambda: sb.methods.recorded_backprop(record="record.pt"),
+            TypeError,
+            "record must be a SelectionRecord, got str",
+        ),
+        (lambda: sb.pruning.SelectionRecord.load("no/record.pt"), FileNotFoundError, "no/record.pt"),
     ],
 )
 def test_bad_input(make, error, message):
@@ -204,11 +212,11 @@ def test_files_of_something_else(tmp_path):
     for content in (torch.zeros(3), {"masks": [1]}, {"scores": torch.zeros(3)}):
         torch.save(content, path)
         with pytest.raises(ValueError, match=r"record.pt is not a file written by SelectionRecord.save"):
-            sb.SelectionRecord.load(path)
+            sb.pruning.SelectionRecord.load(path)
     path.write_text("hello")
     with pytest.raises(ValueError, match=r"record.pt is not a file written by SelectionRecord.save"):
-        sb.SelectionRecord.load(path)
+        sb.pruning.SelectionRecord.load(path)
     record_of([1]).save(path)
     torch.save(torch.load(path) | {"version": 9}, path)
     with pytest.raises(ValueError, match=r"record.pt has version 9, expected 1"):
-        sb.SelectionRecord.load(path)
+        sb.pruning.SelectionRecord.load(path)

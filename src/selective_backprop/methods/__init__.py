@@ -24,7 +24,8 @@
 | tail_sft | fall of the loss since the start, no selection pass | all but the largest falls |
 | diet | any of these | what a pruning before training left |
 
-Every method but traditional also takes the options of `Schedule`: warmup_epochs, start, end, interrupt.
+The first argument of a method is `selectivity`, the share that is kept, or there is none; everything else is given by
+name. Nearly every method also takes the options of `Schedule`: warmup_epochs, start, end, interrupt.
 """
 
 from selective_backprop.methods.batchwise import composer_backprop, diverse, kath18, reducible_loss, top_k

@@ -15,7 +15,7 @@ from selective_backprop.scorers import DiverseScorer, ForwardScorer, ReducibleLo
 
 
 def kath18(
-    ratio: float = 3,
+    selectivity: float = 1 / 3,
     *,
     score: Literal["loss", "gradient_norm"] = "loss",
     unbiased: bool = False,
@@ -24,13 +24,13 @@ def kath18(
     scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
-    """Importance sampling: from each candidate batch, draw 1/ratio of it with replacement, in proportion to the score.
+    """Importance sampling: from each candidate batch, draw a share with replacement, in proportion to the score.
 
-    Candidate batches are called pools here. Give the DataLoader batches of ratio * batch_size, and batch_size= to the
-    SelectiveLoader. The defaults are those of the comparison in the SB paper.
+    Candidate batches are called pools here. Give the DataLoader batches of batch_size / selectivity, and batch_size= to
+    the SelectiveLoader. The defaults are those of the comparison in the SB paper.
 
     Args:
-        ratio: pool size over training batch size.
+        selectivity: training batch size over pool size.
         score: the loss, or "gradient_norm", the norm of the gradient with respect to the outputs.
         unbiased: weight each draw by 1 / (N p), for N candidates and the probability p of the one drawn.
         variable_start: train on everything until the variance reduction tau exceeds the threshold. While selection is
@@ -45,33 +45,36 @@ def kath18(
 
     Katharopoulos and Fleuret 2018, https://arxiv.org/abs/1803.00942.
     """
-    if ratio < 1:
-        raise ValueError(f"ratio must be at least 1, got {ratio}")
     measures = {"loss": None, "gradient_norm": softmax_distance}
     if score not in measures:
         raise ValueError(f"score must be one of {', '.join(measures)}, got {score!r}")
+    policy = ImportancePolicy(selectivity=selectivity, unbiased=unbiased)
     when = Schedule(**schedule)
     if variable_start:
-        when = VariableStart(threshold=(ratio + 3) / 3 if threshold is None else threshold, **schedule)
-    policy = ImportancePolicy(selectivity=1 / ratio, unbiased=unbiased)
+        when = VariableStart(threshold=(1 / selectivity + 3) / 3 if threshold is None else threshold, **schedule)
     return Method("kath18", scorer_from(scoring, measures[score]), policy, when)
 
 
 def composer_backprop(
-    start: float = 0.5, end: float = 0.9, keep: float = 0.5, interrupt: int = 2, scale_factor: float = 1.0
+    selectivity: float = 0.5,
+    *,
+    start: float = 0.5,
+    end: float = 0.9,
+    interrupt: int = 2,
+    scale_factor: float = 1.0,
 ) -> Method:
     """Composer's variant of SB: within a window of the run, select a fixed share of each candidate batch.
 
     Args:
+        selectivity: the share to keep. Composer calls it keep.
         start, end: the window, as fractions of the run.
-        keep: the share to keep.
         interrupt: every interrupt-th candidate batch is trained on as a whole; 0 for none.
         scale_factor: resolution of the images in the selection pass, as a fraction.
 
     >>> composer_backprop().schedule
     Schedule(warmup_epochs=0, start=0.5, end=0.9, interrupt=2)
     """
-    policy = PercentilePolicy(selectivity=keep, history_size=1, fixed_size=True)
+    policy = PercentilePolicy(selectivity=selectivity, history_size=1, fixed_size=True)
     when = Schedule(start=start, end=end, interrupt=interrupt)
     return Method("composer_backprop", ForwardScorer(scale_factor=scale_factor), policy, when)
 
@@ -118,9 +121,9 @@ def diverse(
 
 
 def reducible_loss(
-    reference: nn.Module | Tensor | Literal["base"],
     selectivity: float = 0.1,
     *,
+    reference: nn.Module | Tensor | Literal["base"],
     scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
@@ -130,12 +133,12 @@ def reducible_loss(
     examples that cannot be learned, such as those with wrong labels.
 
     Args:
+        selectivity: the share of each candidate batch to keep. The default is the paper's: a tenth of large batches.
         reference: a model trained on held-out data; or its loss of each example, by id; or "base", if you train an
             adapter (PEFT, LoRA): the loss of your model with the adapter disabled, computed once per example.
-        selectivity: the share of each candidate batch to keep. The default is the paper's: a tenth of large batches.
         scoring, schedule: as for `selective_backprop`.
 
-    >>> reducible_loss(nn.Linear(2, 2)).policy.selectivity
+    >>> reducible_loss(reference=nn.Linear(2, 2)).policy.selectivity
     0.1
 
     Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.

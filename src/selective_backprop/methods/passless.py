@@ -77,7 +77,7 @@ def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptio
     return Method("repeated_random", LeastSelectedScorer(), policy, Schedule(**schedule))
 
 
-def recorded_backprop(record: SelectionRecord, **schedule: Unpack[ScheduleOptions]) -> Method:
+def recorded_backprop(*, record: SelectionRecord, **schedule: Unpack[ScheduleOptions]) -> Method:
     """Train in each epoch on what an earlier run selected in it, for example a run with a small proxy model.
 
     Other examples are not loaded. If candidates come in the same order, training batches are the same as in the earlier
@@ -91,7 +91,7 @@ def recorded_backprop(record: SelectionRecord, **schedule: Unpack[ScheduleOption
     >>> import torch
     >>> record = SelectionRecord(3)
     >>> record.add_ids(torch.tensor([0, 2]))
-    >>> recorded_backprop(record).scorer.recall(torch.tensor([2, 1]), rows=None, epoch=0).tolist()
+    >>> recorded_backprop(record=record).scorer.recall(torch.tensor([2, 1]), rows=None, epoch=0).tolist()
     [1.0, 0.0]
     """
     policy = ClippedScorePolicy(minimum=0)
@@ -164,7 +164,12 @@ def ledger_percentile(
 
 
 def infobatch(
-    prune: float = 0.5, *, until: float = 0.875, start: float = 0.0, warmup_epochs: float = 0, interrupt: int = 0
+    *,
+    prune: float = 0.5,
+    until: float = 0.875,
+    start: float = 0.0,
+    warmup_epochs: float = 0,
+    interrupt: int = 0,
 ) -> Method:
     """InfoBatch: drop some of the examples with a loss below the mean, and give the others below it a larger weight.
 
@@ -185,8 +190,8 @@ def infobatch(
 
 
 def second_difference(
-    threshold: float = 0.1,
     *,
+    threshold: float = 0.1,
     relative: bool = True,
     average: int = 3,
     max_age: int | None = 10,
@@ -207,7 +212,7 @@ def second_difference(
             again.
         schedule: as for `selective_backprop`.
 
-    >>> second_difference(0.001, relative=False)
+    >>> second_difference(threshold=0.001, relative=False)
     second_difference(threshold=0.001, relative=False, max_age=10)
 
     Yuan et al. 2025, https://arxiv.org/abs/2502.07547.
@@ -218,8 +223,8 @@ def second_difference(
 
 
 def seta(
-    prune: float = 0.1,
     *,
+    prune: float = 0.1,
     groups: int = 5,
     window: int = 4,
     until: float = 0.875,
@@ -239,7 +244,7 @@ def seta(
         until: fraction of the run after which the window holds all groups.
         schedule: as for `selective_backprop`.
 
-    >>> seta(0.3, groups=10, window=5)
+    >>> seta(prune=0.3, groups=10, window=5)
     seta(prune=0.3, groups=10, window=5)
 
     Zhou et al. 2025, https://arxiv.org/abs/2503.13385.

@@ -12,10 +12,10 @@ from selective_backprop.pruning.prune import keep_after_pruning
 
 
 def diet(
+    *,
     method: Method,
     scores: Tensor,
     prune: float = 0.25,
-    *,
     highest: float = 0.0,
     classes: Tensor | Sequence[int] | None = None,
 ) -> Method:
@@ -30,7 +30,7 @@ def diet(
 
     >>> import torch
     >>> from selective_backprop import traditional
-    >>> diet(traditional(), torch.tensor([0.1, 0.9, 0.5, 0.7])).keep.tolist()
+    >>> diet(method=traditional(), scores=torch.tensor([0.1, 0.9, 0.5, 0.7])).keep.tolist()
     [False, True, True, True]
     """
     keep = keep_after_pruning(scores, prune, highest=highest, classes=classes)

@@ -94,7 +94,7 @@ def predicted_selective_backprop(
 
 
 def distance_backprop(
-    minimum: float = 0.05, *, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]
+    *, minimum: float = 0.05, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]
 ) -> Method:
     """The first version of Selective-Backprop: chance = squared L2 distance of softmax and one-hot target.
 
@@ -102,7 +102,7 @@ def distance_backprop(
         minimum: the smallest chance. Distances are clipped to [minimum, 1].
         scoring, schedule: as for `selective_backprop`.
 
-    >>> distance_backprop(0.1).policy.minimum
+    >>> distance_backprop(minimum=0.1).policy.minimum
     0.1
     """
 

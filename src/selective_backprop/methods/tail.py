@@ -1,4 +1,4 @@
-"""TailSFT: drop the examples whose loss has fallen most since the start of training."""
+"""TailSFT: leave out the examples whose loss has fallen most since the start of training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selective_backprop.scorers import FallScorer, ReducibleLossScorer, Scorer, 
 
 
 def tail_sft(
-    drop: float = 0.25,
+    selectivity: float = 0.75,
     *,
     fresh: bool = False,
     reference: nn.Module | Tensor | str | None = None,
@@ -22,7 +22,7 @@ def tail_sft(
     scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
-    """Drop the share of examples whose loss fell most since the start: they are fitted already.
+    """Leave out the examples whose loss fell most since the start: they are fitted already.
 
     It is made for fine-tuning for a few epochs. Use a loss per token and `reducer="mean"`, so that long texts and short
     ones compare; `SelectiveTrainer` does so by itself.
@@ -32,7 +32,7 @@ def tail_sft(
     pass scores each candidate batch from the first epoch on.
 
     Args:
-        drop: share of the examples to drop: in an epoch, or with fresh in each candidate batch.
+        selectivity: share of the examples to keep: in an epoch, or with fresh in each candidate batch.
         fresh: score candidates anew. It needs a reference.
         reference: what the model knew at the start: its loss of each example, by id, or with fresh also a copy of the
             model. The default is each example's first loss in training.
@@ -40,11 +40,9 @@ def tail_sft(
         scoring: with fresh, as for `selective_backprop`.
         schedule: as for `selective_backprop`.
 
-    >>> tail_sft(0.25).policy.selectivity
-    0.75
+    >>> tail_sft(0.9).policy.selectivity
+    0.9
     """
-    if not 0 <= drop < 1:
-        raise ValueError(f"drop must be a share in [0, 1), got {drop}")
     if fresh and reference is None:
         raise ValueError(
             "fresh=True compares with the loss at the start, which training alone does not tell: pass reference=, a "
@@ -61,4 +59,4 @@ def tail_sft(
     else:
         assert reference is None or isinstance(reference, Tensor)
         scorer = FallScorer(reference=reference, max_age=max_age)
-    return Method("tail_sft", scorer, TopKPolicy(selectivity=1 - drop), Schedule(**schedule))
+    return Method("tail_sft", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))

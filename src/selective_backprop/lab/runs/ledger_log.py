@@ -89,10 +89,10 @@ def _view_seed(folder: Path) -> int | None:
     return options.get("views") if isinstance(options, dict) else None
 
 
-def read_selections(folder: Path) -> sb.SelectionRecord:
+def read_selections(folder: Path) -> sb.pruning.SelectionRecord:
     """Read what the run in this folder selected in each epoch, and the seed of its views, for `recorded_backprop`."""
     selected = torch.from_numpy(read_ledger_log(folder).selected.astype(bool))
-    record = sb.SelectionRecord(selected.shape[1], _view_seed(folder))
+    record = sb.pruning.SelectionRecord(selected.shape[1], _view_seed(folder))
     for mask in selected:
         record.add_ids(mask.nonzero().flatten())
     return record

@@ -43,7 +43,7 @@ def _recorded(*, run: str | None = None, **schedule: Unpack[ScheduleOptions]) ->
     """
     if run is None:
         raise ValueError("recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats")
-    return sb.recorded_backprop(read_selections(Path(run)), **schedule)
+    return sb.methods.recorded_backprop(record=read_selections(Path(run)), **schedule)
 
 
 def _reducible(
@@ -63,7 +63,7 @@ def _reducible(
         scoring, schedule: as for `selective_backprop`.
     """
     assert reference_epochs and isinstance(reference, nn.Module | Tensor)  # `make_method` has trained it
-    return sb.reducible_loss(reference, selectivity, scoring=scoring, **schedule)
+    return sb.methods.reducible_loss(selectivity, reference=reference, scoring=scoring, **schedule)
 
 
 def diet_from_file(
@@ -87,7 +87,12 @@ def diet_from_file(
     """
     if not isinstance(scores, str):
         raise ValueError(f"diet needs scores=FILE, a file of scores as `diet score` writes it, got {scores!r}")
-    return sb.diet(make_method(method, selectivity, options), sb.pruning.load_scores(scores), prune, highest=highest)
+    return sb.diet(
+        method=make_method(method, selectivity, options),
+        scores=sb.pruning.load_scores(scores),
+        prune=prune,
+        highest=highest,
+    )
 
 
 METHODS: dict[str, Callable[..., sb.Method]] = {name: getattr(methods, name) for name in methods.__all__} | {
@@ -177,7 +182,7 @@ def has_selectivity(name: str) -> bool:
     >>> has_selectivity("top_k"), has_selectivity("infobatch")
     (True, False)
     """
-    return name in ("kath18", "composer_backprop") or "selectivity" in options_of(name)
+    return "selectivity" in options_of(name)
 
 
 def recipe_settings() -> dict[str, Any]:
@@ -276,13 +281,13 @@ def make_method(
     if "proxy" in of_proxy:
         network = make_network(of_proxy.pop("proxy"))
         scoring = {"scoring": given.pop("scoring")} if "scoring" in given else {}
-        given["scoring"] = sb.proxy(network, **of_proxy, **scoring)
+        given["scoring"] = sb.scorers.proxy(network, **of_proxy, **scoring)
     elif of_proxy:
         raise ValueError(f"{' and '.join(of_proxy)} say how a proxy learns, and there is none: give proxy=MODEL too")
     if name == "reducible_loss":
         given["reference"] = _reference(given, make_network, reference_losses)
     if has_selectivity(name):
-        given = _with_selectivity(name, given.pop("selectivity", selectivity), given)
+        given.setdefault("selectivity", selectivity)
     try:
         method = function_of(name)(**given)
     except TypeError as error:
@@ -290,12 +295,6 @@ def make_method(
     if not isinstance(method, sb.Method):
         raise ValueError(f"method {name!r} must return a selective_backprop.Method, got {method!r:.50}")
     return method
-
-
-def _with_selectivity(name: str, selectivity: float, options: dict[str, Any]) -> dict[str, Any]:
-    if name == "kath18":
-        return {"ratio": 1 / selectivity} | options
-    return {"keep" if name == "composer_backprop" else "selectivity": selectivity} | options
 
 
 def _reference(
