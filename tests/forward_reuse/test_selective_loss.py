@@ -23,8 +23,8 @@ METHODS = {
     "unbiased, window": lambda selectivity: sb.selective_backprop(selectivity, unbiased=True, start=0.2, end=0.8),
     "warm-up, interrupt": lambda selectivity: sb.selective_backprop(selectivity, warmup_epochs=0.5, interrupt=3),
     "top_k": sb.top_k,
-    "kath18": lambda selectivity: sb.kath18(1 / selectivity, threshold=1.05),
-    "kath18, gradient norm": lambda selectivity: sb.kath18(1 / selectivity, threshold=1.05, score="gradient_norm"),
+    "kath18": lambda selectivity: sb.kath18(selectivity, threshold=1.05),
+    "kath18, gradient norm": lambda selectivity: sb.kath18(selectivity, threshold=1.05, score="gradient_norm"),
 }
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 EPOCHS, BATCHES = 4, 13
@@ -85,7 +85,7 @@ def test_weights_are_applied():
 
 
 def test_an_example_that_is_drawn_twice_counts_twice():
-    model, loss_fn = make_network(), make_loss(sb.kath18(3, variable_start=False))
+    model, loss_fn = make_network(), make_loss(sb.kath18(1 / 3, variable_start=False))
     repeated = 0
     for inputs, targets in batches():
         found = grads_of(model, loss_fn(model(inputs), targets))
@@ -108,7 +108,7 @@ def test_the_selection_is_that_of_the_policy():
 
 def test_a_score_other_than_the_loss():
     model = make_network()
-    loss_fn = make_loss(sb.kath18(3, variable_start=False, score="gradient_norm"))
+    loss_fn = make_loss(sb.kath18(1 / 3, variable_start=False, score="gradient_norm"))
     inputs, targets = next(iter(batches()))
     outputs = model(inputs)
     loss_fn(outputs, targets)
@@ -172,7 +172,7 @@ def test_the_schedule_is_asked_about_every_batch():
 
 def test_kath18_starts_by_training_losses():
     """While selection is off, training losses of all candidates tell tau at no cost."""
-    model, loss_fn = nn.Identity(), SelectiveLoss(lambda outputs, targets: outputs, sb.kath18(2))
+    model, loss_fn = nn.Identity(), SelectiveLoss(lambda outputs, targets: outputs, sb.kath18(0.5))
     even, uneven = torch.ones(64), torch.cat([torch.zeros(60), torch.ones(4)])
     for losses in (even, even, uneven, *[uneven] * 9):
         loss_fn(model(losses.requires_grad_()), None)
@@ -296,7 +296,7 @@ def train(loss_fn, data, model, epochs, optimizer=None, selections=None):
         (lambda: sb.ledger_backprop(), "gets its scores from TrainingLossScorer"),
         (lambda: sb.traditional(), "gets its scores from ConstantScorer"),
         (lambda: sb.selective_backprop(classes=torch.zeros(9).long()), "has groups of examples"),
-        (lambda: sb.diet(sb.top_k(), torch.rand(9), prune=0.5), "has pruned examples"),
+        (lambda: sb.diet(method=sb.top_k(), scores=torch.rand(9), prune=0.5), "has pruned examples"),
         (lambda: sb.methods.expected_selective_backprop(), "trains on larger batches"),
         (lambda: sb.top_k(warmup_epochs=1), "batches_per_epoch=len"),
         (lambda: sb.top_k(start=0.5), "batches_per_epoch=len"),
@@ -322,7 +322,7 @@ def test_bad_arguments():
     assert loss_fn.counts.batches == 0
     with pytest.raises(ValueError, match=r"not finite: training loss is nan .* positions \[3\]"):
         loss_fn(make_network()(INPUTS.index_fill(0, torch.tensor(3), torch.nan)), TARGETS)
-    negative = make_loss(sb.kath18(2, variable_start=False), lambda outputs, targets: outputs)
+    negative = make_loss(sb.kath18(0.5, variable_start=False), lambda outputs, targets: outputs)
     with pytest.raises(ValueError, match=r"negative: training loss is -1 .* positions \[1\]"):
         negative(torch.tensor([1.0, -1.0], requires_grad=True), None)
 
