@@ -1,4 +1,4 @@
-"""Find wrong labels by the audit of one run, against cleanlab's confident learning, and measure the noise guard.
+"""Find wrong labels by the audit of one run, against cleanlab's confident learning, and try audit=True.
 
     python benchmarks/audit.py DATA RESULTS.jsonl            # runs what is missing in RESULTS.jsonl, then prints tables
     python benchmarks/audit.py DATA RESULTS.jsonl --tables   # prints the tables alone
@@ -232,8 +232,8 @@ def one_setting(data: Data, share: float, kind: str, seed: int, *, epochs: int =
     return row | {"seconds": seconds}
 
 
-def guarded(data: Data, share: float, seed: int, *, epochs: int = EPOCHS) -> Row:
-    """Train with the noise guard, and plainly for other lengths."""
+def audited(data: Data, share: float, seed: int, *, epochs: int = EPOCHS) -> Row:
+    """Train with audit=True, and plainly for other lengths."""
     labels, flipped = data.with_noise(share, "uniform", seed)
     method = sb.ledger_backprop(audit=True)
     model, loader = train(data.images, labels, method, data.num_classes, epochs=epochs, seed=seed)
@@ -259,7 +259,7 @@ def settings(seeds: Sequence[int] = SEEDS) -> list[Row]:
             for share in SHARES:
                 found += [{"data": name, "share": share, "kind": kind, "seed": seed} for kind in KINDS]
                 if share >= 0.1:
-                    found.append({"data": name, "share": share, "kind": "guard", "seed": seed})
+                    found.append({"data": name, "share": share, "kind": "audit", "seed": seed})
     return found
 
 
@@ -279,7 +279,7 @@ def run(folder: Path, file: Path, seeds: Sequence[int]) -> None:
             continue
         name, share, kind, seed = _key(setting)
         data = loaded.setdefault(name, loaded.get(name) or Data(name, folder))
-        row = guarded(data, share, seed) if kind == "guard" else one_setting(data, share, kind, seed)
+        row = audited(data, share, seed) if kind == "audit" else one_setting(data, share, kind, seed)
         with file.open("a") as lines:
             lines.write(json.dumps(setting | row) + "\n")
         print(*_key(setting), flush=True)
@@ -369,26 +369,26 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 
 def guard_table(rows: Sequence[Row]) -> list[str]:
-    lines = ["", "Noise guard: error, compute and compute multiplier, means over seeds", ""]
-    lines.append("| data | noise | seeds | ledger | guard | multiplier | guard | ratio | left alone | of them wrong |")
+    lines = ["", "With audit=True: error, compute and compute multiplier, means over seeds", ""]
+    lines.append("| data | noise | seeds | ledger | audit | multiplier | audit | ratio | left alone | of them wrong |")
     lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     ratios: list[float] = []
     for name in SIZES:
         for share in (0.1, 0.2):
-            guards = {row["seed"]: row for row in rows if _key(row)[:3] == (name, share, "guard")}
+            audited_rows = {row["seed"]: row for row in rows if _key(row)[:3] == (name, share, "audit")}
             plains = {row["seed"]: row for row in rows if _key(row)[:3] == (name, share, "uniform")}
-            seeds = sorted(guards.keys() & plains.keys())
+            seeds = sorted(audited_rows.keys() & plains.keys())
             if not seeds:
                 continue
-            errors = {length: [guards[seed]["plain_errors"][str(length)] for seed in seeds] for length in LENGTHS}
+            errors = {length: [audited_rows[seed]["plain_errors"][str(length)] for seed in seeds] for length in LENGTHS}
             errors[EPOCHS] = [plains[seed]["error"] for seed in seeds]
             frontier = Frontier([Budget(tuple(found), (length,) * len(seeds)) for length, found in errors.items()])
             ledger = [(plains[seed]["ledger_error"], plains[seed]["ledger_compute"]) for seed in seeds]
-            guard = [(guards[seed]["error"], guards[seed]["compute"]) for seed in seeds]
-            arms = [Budget(*zip(*pairs, strict=True)) for pairs in (ledger, guard)]
+            with_audit = [(audited_rows[seed]["error"], audited_rows[seed]["compute"]) for seed in seeds]
+            arms = [Budget(*zip(*pairs, strict=True)) for pairs in (ledger, with_audit)]
             multiples = [frontier.multiple(arm).value for arm in arms]
             ratios.append(multiples[1] / multiples[0])
-            alone, hit = (sum(guards[seed][key] for seed in seeds) for key in ("left_alone", "left_alone_wrong"))
+            alone, hit = (sum(audited_rows[seed][key] for seed in seeds) for key in ("left_alone", "left_alone_wrong"))
             lines.append(
                 f"| {name} | {share:.0%} | {len(seeds)} | {arms[0].error:.3f} at {arms[0].cost:.2f} | "
                 f"{arms[1].error:.3f} at {arms[1].cost:.2f} | {multiples[0]:.2f} | {multiples[1]:.2f} | "

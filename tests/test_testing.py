@@ -37,7 +37,7 @@ class NoPolicy:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Weighted, "gives_weights = True"),
+        (Weighted, "weighting = "),
         (Twice, "with_replacement = True"),
         (NoPolicy, "subclass of sb.policies.Policy"),
     ],
@@ -50,7 +50,7 @@ def test_what_a_policy_does_not_declare_is_found(policy, message):
 @pytest.mark.parametrize("policy", [Uniform, Weighted, Twice])
 def test_what_a_policy_declares_is_fine(policy):
     class Declared(policy):
-        gives_weights = with_replacement = True
+        weighting, with_replacement = "biased", True
 
     sb.testing.check_policy(Declared)
 

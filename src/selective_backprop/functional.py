@@ -102,7 +102,7 @@ def mean_keep_probability(
         up_to: for each score, how many of the `total` scores are not larger.
         total: number of scores in the CDF.
         beta: the exponent.
-        ceiling: use guarded percentiles with this ceiling; see `guarded_percentiles`.
+        ceiling: percentiles above it count as lower ones; see `percentiles_falling_above`.
 
     >>> mean_keep_probability(torch.tensor([0, 1]), torch.tensor([1, 2]), total=2, beta=1).tolist()
     [0.25, 0.75]
@@ -111,7 +111,7 @@ def mean_keep_probability(
         return torch.ones(below.shape, dtype=torch.float64)
     # Integrals are computed once at all ranks and then looked up, which halves the operations.
     grid = _small_grid(total) if total <= 4096 else _grid(total)
-    areas = grid.pow(beta + 1) if ceiling is None else _guarded_areas(grid, beta, ceiling)
+    areas = grid.pow(beta + 1) if ceiling is None else _areas_falling_above(grid, beta, ceiling)
     areas.mul_(total / (beta + 1))
     return (areas.take(up_to) - areas.take(below)).div_(up_to - below).clamp_(max=1.0)
 
@@ -123,26 +123,28 @@ def _grid(total: int) -> Tensor:
 _small_grid = functools.lru_cache(maxsize=64)(_grid)
 
 
-def _guarded_areas(grid: Tensor, beta: float, ceiling: float) -> Tensor:
-    """Compute the integral of guarded percentile ** beta from 0 to each percentile, times beta + 1."""
+def _areas_falling_above(grid: Tensor, beta: float, ceiling: float) -> Tensor:
+    """Compute the integral of p ** beta from 0 to each percentile, times beta + 1, where p falls above the ceiling."""
     falling = (ceiling / (1 - ceiling)) ** beta * ((1 - ceiling) ** (beta + 1) - (1 - grid).pow(beta + 1))
     return torch.where(grid <= ceiling, grid.pow(beta + 1), falling.add_(ceiling ** (beta + 1)))
 
 
-def guarded_percentiles(percentiles: Tensor, ceiling: float) -> Tensor:
+def percentiles_falling_above(percentiles: Tensor, ceiling: float) -> Tensor:
     """Return percentiles as they are up to the ceiling, and falling to 0 in a straight line above it.
 
-    >>> guarded_percentiles(torch.tensor([0.5, 0.75, 0.875, 1.0]), ceiling=0.75).tolist()
+    >>> percentiles_falling_above(torch.tensor([0.5, 0.75, 0.875, 1.0]), ceiling=0.75).tolist()
     [0.5, 0.75, 0.375, 0.0]
     """
     falling = (1 - percentiles) * (ceiling / (1 - ceiling))
     return torch.minimum(percentiles, falling)
 
 
-def beta_from_guarded_selectivity(selectivity: float, ceiling: float) -> float:
-    """Compute the exponent for which guarded percentiles keep this share: E = ceiling ** beta / (beta + 1).
+def beta_falling_above(selectivity: float, ceiling: float) -> float:
+    """Compute the exponent for which percentiles that fall above the ceiling keep this share.
 
-    >>> beta_from_guarded_selectivity(0.9**2 / 3, ceiling=0.9)
+    E = ceiling ** beta / (beta + 1).
+
+    >>> beta_falling_above(0.9**2 / 3, ceiling=0.9)
     2.0
     """
     return round(_solve_falling(lambda beta: ceiling**beta / (beta + 1) - selectivity), 9)

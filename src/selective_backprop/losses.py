@@ -385,6 +385,10 @@ def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
     )
 
 
+class NegativeScoresError(ValueError):
+    """Scores are negative, and the policy draws in proportion to them."""
+
+
 def require_not_negative(scores: Tensor, ids: Tensor | None, what: str) -> None:
     """Raise at a negative score, for policies that draw in proportion to scores. Names the examples and alternatives.
 
@@ -398,7 +402,7 @@ def require_not_negative(scores: Tensor, ids: Tensor | None, what: str) -> None:
         f"ids {ids[rows[:5]].tolist()}" if ids is not None else f"positions {rows[:5].tolist()} among the candidates"
     )
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-    raise ValueError(
+    raise NegativeScoresError(
         f"negative: {what} is {values} for the examples with {where}{more}. Examples are drawn in proportion to it, so "
         "it must be >= 0. Use selective_backprop, top_k or ledger_backprop, which take losses of any sign, or a loss "
         "that cannot be negative"

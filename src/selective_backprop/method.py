@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from selective_backprop.description import arguments, short
+from selective_backprop.policies.grouped import GroupedPolicy
 from selective_backprop.schedules import Guard, Schedule
 from selective_backprop.types import Policy, Scorer
 
@@ -44,10 +46,8 @@ class Method:
             raise TypeError(f"policy must be an object of a subclass of sb.policies.Policy, got {self.policy!r}")
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r}")
-        if self.groups is not None and not self.policy.keeps_groups_apart:
-            raise TypeError(
-                f"groups need a policy that selects within each group, such as GroupedPolicy, got {self.policy!r}"
-            )
+        if self.groups is not None and not isinstance(self.policy, GroupedPolicy):
+            raise TypeError(f"groups need a GroupedPolicy, which selects within each group, got {self.policy!r}")
         if self.plans_epochs and not self.schedule.known_ahead:
             raise ValueError(
                 f"{self.name} cannot have {short(self.schedule)}, which decides from one candidate batch to the next: "
@@ -91,7 +91,11 @@ class Method:
     @property
     def needs_num_epochs(self) -> bool:
         """Whether the loader must know the length of the run."""
-        return self.schedule.needs_num_epochs or self.policy.needs_num_epochs
+        try:
+            copy.deepcopy(self.policy).begin_epoch(0, None)
+        except ValueError:
+            return True
+        return self.schedule.needs_num_epochs
 
     def guard(self, *, window: int = 50, patience: int = 1000, most_spread: float = 0.7) -> Method:
         """Return the same method with a guard, which switches selection off while it does not pay.

@@ -98,8 +98,8 @@ def _check_selection(policy: Policy, scores: Tensor) -> None:
     assert len(positions) == 0 or 0 <= int(positions[0]) <= int(positions[-1]) < size, "positions must be candidates"
     assert weights.shape == positions.shape, "one weight per selected candidate"
     assert bool(torch.isfinite(weights).all()) and bool((weights >= 0).all()), "weights must be finite and >= 0"
-    assert policy.gives_weights or bool((weights == 1).all()), (
-        "a policy that gives other weights than 1 needs gives_weights = True"
+    assert policy.weighting != "none" or bool((weights == 1).all()), (
+        'a policy that gives other weights than 1 needs weighting = "biased" or "unbiased"'
     )
     assert chance.shape == (size,), "one probability per candidate"
     assert bool(((chance >= 0) & (chance <= 1)).all()), "probabilities must be in [0, 1]"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,13 @@ __all__ = [
     "Scorer",
     "Selection",
     "Task",
+    "Weighting",
 ]
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 """How a batch goes through the model: a function from (model, batch) to (outputs, targets)."""
+Weighting = Literal["none", "biased", "unbiased"]
+"""Whether a policy gives weights: none (all are 1), or others that make an epoch's gradient biased or unbiased."""
 Measure = Callable[[Any, Any], Tensor]
 """A score other than the loss: a function from (outputs, targets) to one number per example."""
 
@@ -101,42 +104,28 @@ class Policy(Described, ABC):
     Your own policy must override `select`. Everything else has a default.
     """
 
-    gives_weights: bool = False
-    """Whether a weight may differ from 1."""
-    unbiased: bool = False
-    """Whether every example has an expected weight of 1 in an epoch."""
-    with_replacement: bool = False
-    """Whether an example may be selected twice, so that a training batch may hold it twice."""
-    takes_negative_scores: bool = True
-    """Whether scores may be negative. If not, the loader raises at the first negative score, and names the ids."""
     selectivity: float | None = None
     """The share of candidates that the user asked for, if any. The loader logs a line if the actual share differs."""
-    fixed_size: bool = False
-    """Whether the policy can be told how many candidates to keep; see `FixedSizePolicy`. `GroupedPolicy` does so."""
-    paper: bool = False
-    """Whether the policy follows a paper's rule to the letter, even if that keeps another share than asked for."""
-    keeps_groups_apart: bool = False
-    """Whether the policy has `select_in_groups`, like `GroupedPolicy`."""
-    needs_num_epochs: bool = False
-    """Whether the policy must know the length of the run."""
-    why_all: str | None = None
-    """Why the last selection kept every candidate, if the policy may skip some but chose not to. Logged once."""
+    weighting: Weighting = "none"
+    """Whether weights may differ from 1. "unbiased": the expected weight of every example in an epoch is 1."""
+    with_replacement: bool = False
+    """Whether an example may be selected twice, so that a training batch may hold it twice."""
 
     def begin_epoch(self, epoch: int, num_epochs: int | None) -> None:
         """Take note that an epoch begins, or goes on after a state was loaded. By default a policy does not care.
 
         Args:
             epoch: number of the epoch, from 0.
-            num_epochs: length of the run; None if not known.
+            num_epochs: length of the run; None if not known. A policy that needs it raises a ValueError at None.
         """
 
     @abstractmethod
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         """Select among candidates by their (N,) finite scores, on the CPU. All randomness comes from the generator."""
 
-    def select_in_groups(self, scores: Tensor, generator: torch.Generator, groups: Tensor) -> Selection:
-        """Select within each group. groups: (N,) the number of each candidate's group, such as its class."""
-        raise TypeError(f"{type(self).__name__} does not keep groups apart: wrap it in a GroupedPolicy")
+    def explanation(self) -> str | None:
+        """Say why the last selection kept all candidates, or another share than asked for. It is logged once."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy remembers from one selection to the next; by default nothing."""

@@ -39,7 +39,7 @@ METHODS = {
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
     "selective_backprop, fixed size": some("selective_backprop", fixed_size=True),
-    "selective_backprop, noise guard": some("selective_backprop", noise_guard=0.9),
+    "selective_backprop, falling chance": some("selective_backprop", falls_above=0.9),
     "selective_backprop, classes": some("selective_backprop", classes=CLASSES),
     "selective_backprop, pipelined": some("selective_backprop", scoring="pipelined"),
     "selective_backprop, pipelined every 3": some("selective_backprop", scoring=PipelinedScorer(sync_every=3)),

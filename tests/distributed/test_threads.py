@@ -21,7 +21,7 @@ ROUNDWISE = {
     "interrupted": lambda selectivity: sb.selective_backprop(selectivity, interrupt=3),
     "fixed size": lambda selectivity: sb.selective_backprop(selectivity, fixed_size=True),
     "unbiased": lambda selectivity: sb.selective_backprop(selectivity, unbiased=True),
-    "noise guard": lambda selectivity: sb.selective_backprop(selectivity, noise_guard=0.9),
+    "falling chance": lambda selectivity: sb.selective_backprop(selectivity, falls_above=0.9),
     "window": lambda selectivity: sb.selective_backprop(selectivity, start=0.3, end=0.9),
     "warm-up": lambda selectivity: sb.selective_backprop(selectivity, warmup_epochs=0.5),
     "top_k": sb.top_k,

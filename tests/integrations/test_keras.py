@@ -111,7 +111,7 @@ def test_weights_that_a_policy_does_not_declare_are_refused():
             return sb.types.Selection(selection.positions, 2 * selection.weights, selection.probabilities)
 
     method = sb.Method("mine", sb.scorers.ConstantScorer(), Doubled(selectivity=0.5))
-    with pytest.raises(ValueError, match="declare `gives_weights = True`"):
+    with pytest.raises(ValueError, match='declare `weighting = "biased"`'):
         fit(method)
 
 

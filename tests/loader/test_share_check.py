@@ -33,7 +33,7 @@ def shares_of_epochs(method, num_epochs=3, count=1200, batch_size=32):
     "method",
     [
         sb.selective_backprop(1 / 3),
-        sb.selective_backprop(1 / 3, noise_guard=0.9),
+        sb.selective_backprop(1 / 3, falls_above=0.9),
         sb.selective_backprop(1 / 3, unbiased=True),
         sb.selective_backprop(1 / 3, fixed_size=True),
         sb.selective_backprop(1 / 3, classes=digits(1200).tensors[1]),

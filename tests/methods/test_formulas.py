@@ -599,7 +599,7 @@ def test_fixed_size_varies_by_rounding_alone(selectivity):
 @pytest.mark.parametrize("selectivity", [0.1, 1 / 3, 0.6])
 @pytest.mark.parametrize("ceiling", [0.7, 0.95])
 def test_the_guard_keeps_the_asked_share_and_drops_the_top(selectivity, ceiling):
-    policy = sb.policies.PercentilePolicy(selectivity=selectivity, noise_guard=ceiling, history_size=1)
+    policy = sb.policies.PercentilePolicy(selectivity=selectivity, falls_above=ceiling, history_size=1)
     chance = policy.select(torch.arange(10_000.0), generator()).probabilities
     assert float(chance.mean()) == pytest.approx(selectivity, abs=1e-3)
     assert int(chance.argmax()) == pytest.approx(ceiling * 10_000, abs=2)
@@ -691,9 +691,9 @@ def test_scores_of_another_data_set():
         (lambda: sb.methods.predicted_selective_backprop(decay=1.5), ValueError, r"decay must be in \[0, 1\), got 1.5"),
         (lambda: sb.composer_backprop(scale_factor=2), ValueError, "scale_factor must be <= 1 and above 0, got 2"),
         (
-            lambda: sb.selective_backprop(noise_guard=1),
+            lambda: sb.selective_backprop(falls_above=1),
             ValueError,
-            r"noise_guard must be a percentile in \(0, 1\), got 1",
+            r"falls_above must be a percentile in \(0, 1\), got 1",
         ),
         (lambda: sb.selective_backprop(max_weight=0.5), ValueError, "max_weight must be at least 1, got 0.5"),
         (

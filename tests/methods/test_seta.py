@@ -55,7 +55,7 @@ def test_the_window_slides_from_easy_to_hard_and_holds_all_groups_at_the_end():
 
 
 def test_equal_losses_are_all_in_the_window_wherever_it_is():
-    policy = sb.policies.SlidingWindowPolicy(prune=0, groups=4, window=1)
+    policy = sb.policies.SlidingWindowPolicy(prune=0, groups=4, window=1, until=1)
     for epoch in range(4):
         policy.begin_epoch(epoch, num_epochs=None)
         assert len(policy.select(torch.full((6,), 0.5), generator()).positions) == 6

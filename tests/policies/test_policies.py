@@ -53,7 +53,7 @@ LOSSES = st.sampled_from([0.0, 0.125, 0.5, 1.0, 7.0, 100.0])
 )
 def test_chances_equal_the_reference(size, beta, ceiling, batch, data):
     """Of the first batch, and of the next, which makes up for what coins kept too few or too many of the first."""
-    policy = PercentilePolicy(beta=beta, history_size=size, noise_guard=ceiling)
+    policy = PercentilePolicy(beta=beta, history_size=size, falls_above=ceiling)
     expected = reference.keep_chances([], batch, size, beta, ceiling)
     first = policy.select(torch.tensor(batch), generator())
     assert first.probabilities.tolist() == pytest.approx(expected, abs=1e-3)
@@ -106,7 +106,7 @@ KINDS = ["still", "falling", "falling fast", "falling at first", "rising", "equa
 @pytest.mark.parametrize("batch_size", [8, 32, 128])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"fixed_size": True}, {"noise_guard": 0.9}, {"unbiased": True}, {"fixed_size": True, "unbiased": True}],
+    [{}, {"fixed_size": True}, {"falls_above": 0.9}, {"unbiased": True}, {"fixed_size": True, "unbiased": True}],
     ids=str,
 )
 def test_each_epoch_keeps_what_was_asked_for(kind, batch_size, options):

@@ -17,7 +17,7 @@ from torch import Tensor
 from selective_backprop.description import describe, differences, short
 from selective_backprop.distributed.ranks import seed_of_process
 from selective_backprop.forward_reuse.selected_loss import can_reuse_rows, selected_loss
-from selective_backprop.losses import PerExampleLoss, require_finite, require_not_negative
+from selective_backprop.losses import PerExampleLoss, require_finite
 from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Selection
@@ -142,8 +142,6 @@ class SelectiveLoss:
         return epochs_done, batch_idx, self.num_epochs
 
     def _select(self, scores: Tensor) -> Selection:
-        if not self.policy.takes_negative_scores:
-            require_not_negative(scores, None, "training loss" if self._measure is None else "score")
         self.schedule.observe(scores)
         return self.policy.select(scores, self.generator)
 

@@ -52,7 +52,7 @@ class Selector:
         groups = self._parts.groups_of(candidates.data, candidates.ids, candidates.size)
         if groups is not None:
             groups = self._team.pool(groups, meeting.sizes)
-        share = self._team.divide(self._parts.select(everyone, groups), meeting.sizes)
+        share = self._team.divide(self._parts.select(everyone, groups, own=scores, ids=candidates.ids), meeting.sizes)
         self._observer.selected(candidates.ids, share.selection.probabilities)
         return share
 
@@ -99,6 +99,7 @@ class Selector:
             scores = self.score(candidates, epoch)
             parts.require_valid(scores, candidates.ids)
             if len(scores):
+                parts.try_policy(scores, candidates.ids)
                 parts.schedule.observe(scores)
         elif not never_on and candidates.size:
             phase = self._stats.switch("scoring")

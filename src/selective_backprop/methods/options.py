@@ -34,7 +34,7 @@ class PercentileOptions(ScheduleOptions, total=False):
     beta: float
     history_size: int
     fixed_size: bool
-    noise_guard: float
+    falls_above: float
     unbiased: bool
     max_weight: float
     paper: bool

@@ -34,7 +34,7 @@ def selective_backprop(
         scoring: how the selection pass is made: "eval", "train" (with statistics frozen), "bf16" or "fp16" (in
             lower precision), or "pipelined" in the background. Or pass your own scorer. To select within
             the training pass, without a selection pass, see `forward_reuse.SelectiveLoss`.
-        options: options of `PercentilePolicy` (beta, history_size, fixed_size, noise_guard, unbiased, max_weight,
+        options: options of `PercentilePolicy` (beta, history_size, fixed_size, falls_above, unbiased, max_weight,
             paper) and of `Schedule` (warmup_epochs, start, end, interrupt). classes= takes one label per id, to select
             within each class.
 

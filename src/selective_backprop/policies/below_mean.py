@@ -23,7 +23,7 @@ class BelowMeanPolicy(Policy):
     Qin et al. 2024, https://arxiv.org/abs/2303.04947.
     """
 
-    gives_weights = unbiased = True
+    weighting = "unbiased"
 
     def __init__(self, *, prune: float) -> None:
         if not 0 <= prune < 1:

@@ -26,7 +26,7 @@ class ExpectedPolicy(Policy):
     [0.5, 1.5]
     """
 
-    gives_weights = True
+    weighting = "biased"
     selectivity: float
 
     def __init__(self, *, selectivity: float, history_size: int | None = None, paper: bool = False) -> None:
@@ -40,6 +40,9 @@ class ExpectedPolicy(Policy):
         self._coins.make_up_for(len(scores), float(chance.sum()))
         weights = (chance / self.selectivity).to(torch.float32)
         return Selection(torch.arange(len(scores)), weights, torch.ones(len(scores), dtype=torch.float64))
+
+    def explanation(self) -> str | None:
+        return self._coins.explanation()
 
     def state_dict(self) -> dict[str, Any]:
         return self._coins.state_dict()

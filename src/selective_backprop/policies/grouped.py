@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
 
 from selective_backprop.policies.percentile import PercentilePolicy
 from selective_backprop.policies.sizes import share_out
+from selective_backprop.policies.top_k import TopKPolicy
 from selective_backprop.types import Policy, Selection
 
+_FixedSize = TopKPolicy | PercentilePolicy
 
-class FixedSizePolicy(Protocol):
-    """A policy that can be told how many candidates to keep: `PercentilePolicy` with fixed_size, or `TopKPolicy`."""
 
-    def size_for(self, num_candidates: int) -> float:
-        """Return how many of these candidates to keep. The caller rounds it by chance if it is not whole."""
-
-    def count_kept(self, num_candidates: int, num_kept: int) -> None:
-        """Count the candidates kept."""
-
-    def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
-        """Keep num_selected candidates. That is `size` rounded by chance."""
+def _keeps_fixed_sizes(policy: Policy) -> TypeGuard[_FixedSize]:
+    """Whether the policy can be told how many candidates to keep."""
+    return isinstance(policy, TopKPolicy) or (isinstance(policy, PercentilePolicy) and policy.fixed_size)
 
 
 class GroupedPolicy(Policy):
@@ -43,15 +38,11 @@ class GroupedPolicy(Policy):
     [0, 2]
     """
 
-    keeps_groups_apart = True
-
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.by_group: dict[int, Policy] = {}
-        self.gives_weights, self.unbiased = policy.gives_weights, policy.unbiased
-        self.with_replacement, self.takes_negative_scores = policy.with_replacement, policy.takes_negative_scores
-        self.selectivity, self.paper = policy.selectivity, policy.paper
-        self.needs_num_epochs = policy.needs_num_epochs
+        self.selectivity, self.weighting = policy.selectivity, policy.weighting
+        self.with_replacement = policy.with_replacement
 
     def begin_epoch(self, epoch: int, num_epochs: int | None) -> None:
         for policy in (self.policy, *self.by_group.values()):
@@ -62,6 +53,7 @@ class GroupedPolicy(Policy):
         return self.select_in_groups(scores, generator, torch.zeros(len(scores), dtype=torch.int64))
 
     def select_in_groups(self, scores: Tensor, generator: torch.Generator, groups: Tensor) -> Selection:
+        """Select within each group. groups: (N,) the number of each candidate's group, such as its class."""
         order = groups.argsort(stable=True)
         numbers, sizes = torch.unique_consecutive(groups[order], return_counts=True)
         weights = torch.full((len(scores),), -1.0)
@@ -84,12 +76,12 @@ class GroupedPolicy(Policy):
         for number, _ in groups:
             if number not in self.by_group:
                 self.by_group[number] = copy.deepcopy(self.policy)
-        if not self.policy.fixed_size:
+        whole = self.policy
+        if not _keeps_fixed_sizes(whole):
             return self._select_by_coins(groups, scores, generator)
-        whole = cast(FixedSizePolicy, self.policy)
         averages, counts = share_out(whole.size_for(len(scores)), sizes, generator)
         selections = [
-            cast(FixedSizePolicy, self.by_group[number]).select_part(scores[rows], generator, average, count)
+            cast(_FixedSize, self.by_group[number]).select_part(scores[rows], generator, average, count)
             for (number, rows), average, count in zip(groups, averages.tolist(), counts.tolist(), strict=True)
         ]
         whole.count_kept(len(scores), sum(len(selection.positions) for selection in selections))
@@ -110,6 +102,9 @@ class GroupedPolicy(Policy):
         ]
         whole.make_up_for(len(scores), sum(len(selection.positions) for selection in selections))
         return selections
+
+    def explanation(self) -> str | None:
+        return self.policy.explanation()
 
     def options_in_method(self) -> list[str]:
         """List the options of the policy that each group has."""

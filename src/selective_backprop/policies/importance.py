@@ -35,8 +35,8 @@ class ImportancePolicy(Policy):
     def __init__(self, *, selectivity: float, unbiased: bool = False) -> None:
         functional.beta_from_selectivity(selectivity)  # the same bounds hold
         self.selectivity = selectivity
-        self.unbiased = self.gives_weights = unbiased
-        self.takes_negative_scores = selectivity == 1
+        self.unbiased = unbiased
+        self.weighting = "unbiased" if unbiased else "none"
         self.with_replacement = selectivity < 1
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:

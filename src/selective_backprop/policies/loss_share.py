@@ -67,7 +67,7 @@ class LossSharePolicy(Policy):
             )
         self.loss_share, self.cap = loss_share, cap
         self.keep_at_least, self.skip_at_least = keep_at_least, skip_at_least
-        self.why_all = None
+        self._why_all: str | None = None
 
     def keep_fraction(self, scores: Tensor) -> float:
         """Return the fraction of candidates that carry the share, which is the fraction kept."""
@@ -84,13 +84,16 @@ class LossSharePolicy(Policy):
     def _worth_it(self, fraction: float) -> float:
         """The fraction to keep, or everything if too few could be left out."""
         if fraction <= 1 - self.skip_at_least:
-            self.why_all = None
+            self._why_all = None
             return fraction
-        self.why_all = (
+        self._why_all = (
             f"{fraction:.0%} of the examples carry {self.loss_share:.0%} of the loss, and it skips examples only if it "
             f"can skip at least {self.skip_at_least:.0%} (skip_at_least)"
         )
         return 1.0
+
+    def explanation(self) -> str | None:
+        return self._why_all
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         positions, chances = self._hardest(scores, generator)

@@ -34,7 +34,7 @@ class PercentilePolicy(Policy):
         fixed_size: keep the same share of every candidate batch by systematic sampling, instead of flipping a coin for
             each candidate. Chances are in proportion to the same probabilities. Fractions of an example are carried
             over to the next batch.
-        noise_guard: a percentile above which the chance falls again, to about 0 for the very highest scores, because
+        falls_above: a percentile above which the chance falls again, to about 0 for the very highest scores, because
             examples with wrong labels are found there.
         unbiased: weight each selected example by 1 / probability. Then the expected sum of gradients over an epoch is
             that of training on everything, unless max_weight cuts weights. With fixed_size, fractions of an example
@@ -59,24 +59,25 @@ class PercentilePolicy(Policy):
         beta: float | None = None,
         history_size: int | None = None,
         fixed_size: bool = False,
-        noise_guard: float | None = None,
+        falls_above: float | None = None,
         unbiased: bool = False,
         max_weight: float = 10.0,
         paper: bool = False,
     ) -> None:
         if (selectivity is None) == (beta is None):
             raise ValueError(f"give either selectivity or beta, got selectivity={selectivity} and beta={beta}")
-        if noise_guard is not None and not 0 < noise_guard < 1:
-            raise ValueError(f"noise_guard must be a percentile in (0, 1), got {noise_guard}")
+        if falls_above is not None and not 0 < falls_above < 1:
+            raise ValueError(f"falls_above must be a percentile in (0, 1), got {falls_above}")
         if max_weight < 1:
             raise ValueError(f"max_weight must be at least 1, got {max_weight}")
         if not isinstance(paper, bool):  # "False" of a command line would count as true
             raise ValueError(f"paper must be true or false, got {paper!r}")
-        self.selectivity, self.beta = _exponent(selectivity, beta, noise_guard)
+        self.selectivity, self.beta = _exponent(selectivity, beta, falls_above)
         self.history_size = history_size
         self.fixed_size = fixed_size
-        self.noise_guard = noise_guard
-        self.unbiased = self.gives_weights = unbiased
+        self.falls_above = falls_above
+        self.unbiased = unbiased
+        self.weighting = "unbiased" if unbiased else "none"
         self.max_weight = max_weight
         self.paper = paper
         default_size = PAPER_HISTORY_SIZE if paper else HISTORY_SIZE
@@ -121,17 +122,17 @@ class PercentilePolicy(Policy):
         """Add the scores to the history, and return the chance of each. On average they keep this share."""
         if self.paper:
             percentiles = self.history.rank(scores)
-            if self.noise_guard is not None:
-                percentiles = functional.guarded_percentiles(percentiles, self.noise_guard)
+            if self.falls_above is not None:
+                percentiles = functional.percentiles_falling_above(percentiles, self.falls_above)
             return functional.keep_probability(percentiles, self.beta)
         below, up_to, total = self.history.counts(scores)
-        return functional.mean_keep_probability(below, up_to, total, self._beta_for(share), self.noise_guard)
+        return functional.mean_keep_probability(below, up_to, total, self._beta_for(share), self.falls_above)
 
     def _beta_for(self, share: float) -> float:
         if share == self.selectivity:
             return self.beta
-        if self.noise_guard is not None:
-            return functional.beta_from_guarded_selectivity(share, self.noise_guard)
+        if self.falls_above is not None:
+            return functional.beta_falling_above(share, self.falls_above)
         return 1 / share - 1
 
     # ---- fixed sizes, for one batch or for several parts of it
@@ -158,6 +159,14 @@ class PercentilePolicy(Policy):
         self._num_weighted += len(weights)
         return weights.clamp_(max=self.max_weight)
 
+    def explanation(self) -> str | None:
+        if not self.paper:
+            return None
+        return (
+            "the paper's rule selects another share while losses fall or rise. Leave out paper=True to get the share "
+            "you ask for"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "history": self.history.state_dict(),
@@ -173,12 +182,12 @@ class PercentilePolicy(Policy):
         self._sizes.load_state_dict(state["sizes"])
 
 
-def _exponent(selectivity: float | None, beta: float | None, noise_guard: float | None) -> tuple[float, float]:
+def _exponent(selectivity: float | None, beta: float | None, falls_above: float | None) -> tuple[float, float]:
     """Return (selectivity, beta), where one of them is computed from the other."""
     if selectivity is not None:
         plain = functional.beta_from_selectivity(selectivity)
-        guarded = noise_guard is not None and plain > 0
-        beta = functional.beta_from_guarded_selectivity(selectivity, noise_guard) if guarded else plain  # type: ignore[arg-type]
+        falls = falls_above is not None and plain > 0
+        beta = functional.beta_falling_above(selectivity, falls_above) if falls else plain  # type: ignore[arg-type]
         return selectivity, beta
     assert beta is not None
-    return functional.selectivity_from_beta(beta) * (noise_guard or 1.0) ** beta, beta
+    return functional.selectivity_from_beta(beta) * (falls_above or 1.0) ** beta, beta

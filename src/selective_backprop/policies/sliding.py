@@ -46,11 +46,11 @@ class SlidingWindowPolicy(Policy):
         self.prune, self.groups, self.window, self.until = prune, groups, window, until
         self._epoch, self._at_end = 0, False
 
-    @property
-    def needs_num_epochs(self) -> bool:  # type: ignore[override]
-        return self.until < 1 and self.window < self.groups
-
     def begin_epoch(self, epoch: int, num_epochs: int | None) -> None:
+        if num_epochs is None and self.until < 1 and self.window < self.groups:
+            raise ValueError(
+                f"the window holds all groups after {self.until:g} of the run: pass num_epochs=, the length of the run"
+            )
         self._epoch = epoch
         self._at_end = num_epochs is not None and epoch + 1 > self.until * num_epochs + 1e-9
 

@@ -25,7 +25,6 @@ class TopKPolicy(Policy):
     [1, 2]
     """
 
-    fixed_size = True
     selectivity: float
 
     def __init__(self, *, selectivity: float) -> None:

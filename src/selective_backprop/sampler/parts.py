@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from selective_backprop.distributed.team import Team
-from selective_backprop.losses import require_finite, require_not_negative
+from selective_backprop.losses import NegativeScoresError, require_finite, require_not_negative
 from selective_backprop.method import Method
+from selective_backprop.policies import GroupedPolicy
 from selective_backprop.sampler.id_batches import NO_IDS
 from selective_backprop.sampler.share_check import ShareCheck
 from selective_backprop.types import Selection
@@ -51,24 +52,43 @@ class Parts:
         """Whether selection is on anywhere in this epoch."""
         return self.schedule.on_in_epoch(epoch, num_batches, self.num_epochs)
 
-    def select(self, scores: Tensor, groups: Tensor | None) -> Selection:
-        """Let the policy select among candidates of all ranks. Every rank makes the same selection."""
+    def select(self, scores: Tensor, groups: Tensor | None, *, own: Tensor, ids: Tensor | None) -> Selection:
+        """Let the policy select among candidates of all ranks. Every rank makes the same selection.
+
+        Args:
+            scores, groups: scores and groups of the candidates of all ranks.
+            own, ids: scores and ids of this rank's candidates, to name them in errors.
+        """
         if not scores.numel():
             return Selection(NO_IDS, torch.empty(0), torch.empty(0, dtype=torch.float64))
         self.schedule.observe(scores)
-        if groups is None:
-            selection = self.policy.select(scores, self.generator)
-        else:
-            selection = self.policy.select_in_groups(scores, self.generator, groups)
-        self.share_check.count(scores.numel(), selection.positions.numel(), self.policy.why_all)
+        try:
+            if groups is None:
+                selection = self.policy.select(scores, self.generator)
+            else:
+                assert isinstance(self.policy, GroupedPolicy)  # Method has checked it
+                selection = self.policy.select_in_groups(scores, self.generator, groups)
+        except NegativeScoresError:
+            require_not_negative(own, ids, self._score)  # the same error with ids, if they are this rank's
+            raise
+        self.share_check.count(scores.numel(), selection.positions.numel(), self.policy.explanation())
         return selection
 
     def require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
-        """Raise if the method cannot work with these scores, and name the examples."""
-        what = f"{self.scorer.score_name} in a selection pass"
-        require_finite(scores, ids, what)
-        if not self.policy.takes_negative_scores:
-            require_not_negative(scores, ids, what)
+        """Raise if a score is not finite, and name the examples."""
+        require_finite(scores, ids, self._score)
+
+    def try_policy(self, scores: Tensor, ids: Tensor | None) -> None:
+        """Raise at once if the policy cannot take such scores, and not only when selection is switched on."""
+        try:
+            copy.deepcopy(self.policy).select(scores, torch.Generator())
+        except NegativeScoresError:
+            require_not_negative(scores, ids, self._score)
+
+    @property
+    def _score(self) -> str:
+        """What a score is, for errors."""
+        return f"{self.scorer.score_name} in a selection pass"
 
     def groups_of(self, data: Any, ids: Tensor | None, size: int) -> Tensor | None:
         """Return the group of each of `size` examples, by their ids or by the user's function of the batch."""

@@ -54,7 +54,7 @@ class Planner:
         counts = [int(count) for count, _ in everyone]
         fewest = at_least if drop_last else min(2, at_least)  # BatchNorm cannot train on a single example
         if sum(counts) < fewest * self._team.size:
-            found = found.topped_up(at_least, weight=0.0 if parts.policy.unbiased else 1.0)
+            found = found.topped_up(at_least, weight=0.0 if parts.policy.weighting == "unbiased" else 1.0)
             counts = [int(kept) for (kept,) in self._team.ranks.share([len(found.ids)])]
         keeps_all = all(plain for _, plain in everyone)
         if max(counts) - min(counts) > 1:
@@ -102,7 +102,9 @@ class Planner:
             groups = parts.groups_of(None, ids, len(ids))
         counts = team.count(len(scores))
         everyone = team.pool(scores, counts)
-        return team.own_part(parts.select(everyone, None if groups is None else team.pool(groups, counts)), counts)
+        if groups is not None:
+            groups = team.pool(groups, counts)
+        return team.own_part(parts.select(everyone, groups, own=scores, ids=ids), counts)
 
 
 @dataclass(frozen=True)

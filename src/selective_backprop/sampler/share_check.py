@@ -27,12 +27,12 @@ class ShareCheck:
         self._asked: float | None = None if quiet else method.policy.selectivity
         self._method = method
         self._explains_all = not quiet
-        self._why_all: str | None = None
+        self._explanation: str | None = None
         self._decided = self._selected = 0
 
-    def count(self, num_candidates: int, num_selected: int, why_all: str | None = None) -> None:
-        """Count a selection: the policy selected num_selected of num_candidates, all of them for the reason given."""
-        self._why_all = why_all
+    def count(self, num_candidates: int, num_selected: int, explanation: str | None = None) -> None:
+        """Count a selection: the policy selected num_selected of num_candidates, for the reason given."""
+        self._explanation = explanation
         self._decided += num_candidates
         self._selected += num_selected
 
@@ -40,26 +40,23 @@ class ShareCheck:
         """Log a line if the epoch's share is far from the one asked for, and start counting anew."""
         decided, selected = self._decided, self._selected / self._method.batch_scale
         self._decided = self._selected = 0
-        if decided and selected >= decided and self._explains_all and self._why_all is not None:
+        everything = decided > 0 and selected >= decided and self._method.policy.selectivity is None
+        if everything and self._explains_all and self._explanation is not None:
             self._explains_all = False
             _logger.info(
                 "%s trained on everything in epoch %d: %s. It decides anew before every epoch",
                 self._method.name,
                 epoch + 1,
-                self._why_all,
+                self._explanation,
             )
         if self._asked is None or not decided:
             return
         expected, missing = self._asked * decided, abs(selected - self._asked * decided)
         if missing <= max(_FAR * expected, _BEYOND_CHANCE * (expected * (1 - self._asked)) ** 0.5):
             return
-        if self._method.policy.paper:
-            advice = (
-                "the paper's rule selects another share while losses fall or rise. Leave out paper=True to get the "
-                "share you ask for"
-            )
-        else:
-            advice = "ask for another selectivity, or use larger candidate batches, until loader.stats.selectivity fits"
+        advice = self._explanation or (
+            "ask for another selectivity, or use larger candidate batches, until loader.stats.selectivity fits"
+        )
         _logger.warning(
             "%s was asked to select %.3f of the candidates, and selected %.3f of %d in epoch %d: %s",
             self._method.name,

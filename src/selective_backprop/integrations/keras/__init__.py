@@ -114,7 +114,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             drop_last=drop_last,
         )
         """validation_data: the rows that validation_split keeps out of training, for `fit(validation_data=)`."""
-        needs, schedule, weighted = method.scorer.needs, method.schedule, method.policy.gives_weights
+        needs, schedule, weighted = method.scorer.needs, method.schedule, method.policy.weighting != "none"
         learns = needs.training_losses or schedule.observes_losses
         losses = PerExampleLosses(model, loss_fn) if needs.selection_pass or learns else None
         if weighted:
@@ -174,7 +174,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         elif not bool((batch.weights == 1).all()):
             raise ValueError(
                 f"{self.loader.policy!r} gave weights other than 1, which Keras is not told of: declare "
-                "`gives_weights = True` in that class"
+                '`weighting = "biased"` or "unbiased" in that class'
             )
         return keras.tree.map_structure(to_numpy, data)
 
