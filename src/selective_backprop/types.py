@@ -121,7 +121,10 @@ class Policy(Described, ABC):
 
     @abstractmethod
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        """Select among candidates by their (N,) finite scores, on the CPU. All randomness comes from the generator."""
+        """Select among candidates by their (N,) finite scores, on the CPU. All randomness comes from the generator.
+
+        A policy that cannot take negative scores calls `losses.require_not_negative`; the loader adds the ids.
+        """
 
     def explanation(self) -> str | None:
         """Say why the last selection kept all candidates, or another share than asked for. It is logged once."""

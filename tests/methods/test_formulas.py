@@ -291,6 +291,7 @@ def test_composer_keeps_a_fixed_share_of_each_batch_inside_its_window():
     for _ in range(10):
         for _ in loader:
             pass
+    assert kept.pop(0) == 16, "tried with the first batch, so that errors come early"
     # Epochs 5 to 8 of 13 batches, of which every third is plain.
     assert len(kept) == 4 * 9
     assert loader.stats.scored == 16 + sum(kept)

@@ -17,7 +17,7 @@ from torch import Tensor
 from selective_backprop.description import describe, differences, short
 from selective_backprop.distributed.ranks import seed_of_process
 from selective_backprop.forward_reuse.selected_loss import can_reuse_rows, selected_loss
-from selective_backprop.losses import PerExampleLoss, require_finite
+from selective_backprop.losses import NegativeScoresError, PerExampleLoss, require_finite, require_not_negative
 from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Selection
@@ -143,7 +143,11 @@ class SelectiveLoss:
 
     def _select(self, scores: Tensor) -> Selection:
         self.schedule.observe(scores)
-        return self.policy.select(scores, self.generator)
+        try:
+            return self.policy.select(scores, self.generator)
+        except NegativeScoresError:
+            require_not_negative(scores, None, "training loss" if self._measure is None else "score")
+            raise
 
     def _count(self, size: int, selection: Selection, *, is_on: bool) -> None:
         self.selection = selection
