@@ -658,7 +658,10 @@ class Inputs(keras.utils.PyDataset):
         (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.stale_selective_backprop(0.5, scoring="bf16"), "scoring='eval' only"),
         (sb.selective_backprop(0.5, scoring="pipelined"), "PipelinedScorer runs torch modules"),
-        (sb.selective_backprop(0.5, scoring=sb.scorers.proxy(torch.nn.Linear(64, 10))), "ProxyScorer runs torch modules"),
+        (
+            sb.selective_backprop(0.5, scoring=sb.scorers.proxy(torch.nn.Linear(64, 10))),
+            "ProxyScorer runs torch modules",
+        ),
         (sb.methods.distance_backprop(), "the loss for a score only"),
         (sb.methods.reducible_loss(reference=torch.nn.Linear(64, 10)), "losses by id, not a torch module"),
         (sb.composer_backprop(scale_factor=0.5), "scoring='eval' only"),

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 
+
 class Every:
     """A hook that asks to be called after a number of training batches, too."""
 

@@ -244,7 +244,10 @@ def test_5_the_next_epoch_of_a_stream_goes_on_after_a_resume(name, count):
 
     def loader():
         stream = make_stream()
-        return make(stream if hasattr(type(stream), "__len__") and has_length(stream) else sb.WithLength(stream, total), num_epochs=3)
+        return make(
+            stream if hasattr(type(stream), "__len__") and has_length(stream) else sb.WithLength(stream, total),
+            num_epochs=3,
+        )
 
     whole = loader()
     epochs = [take(whole) for _ in range(3)]
