@@ -19,8 +19,7 @@ from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Sp
 from selective_backprop.lab.report.images import LoadData, Shown
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run
-from selective_backprop.lab.study.redundancy import AUDIT, RANDOM, Curve
-from selective_backprop.lab.study.redundancy import FILE as REDUNDANCY
+from selective_backprop.lab.study import redundancy
 
 READING = (
     "Easy examples have a high confidence that hardly changes, ambiguous ones change most, and wrong labels are among "
@@ -55,8 +54,8 @@ def your_data(
         parts += _suspects(comparison, found, shown)
         parts += _duplicates(comparison, found, shown)
         parts += _estimate(comparison, found)
-        if (run.path / REDUNDANCY).exists():
-            curve = left_out.unless_damaged(f"redundancy {of_run}", functools.partial(Curve.load, run.path))
+        if (run.path / redundancy.FILE).exists():
+            curve = left_out.unless_damaged(f"redundancy {of_run}", functools.partial(redundancy.Curve.load, run.path))
             parts += [] if curve is None else _curve(comparison, curve)
     return Section("audit", "Your data", READING, parts)
 
@@ -167,12 +166,15 @@ def _estimate(comparison: Comparison, found: Audit) -> list[Part]:
     return [Text(words, comparison.id)]
 
 
-def _curve(comparison: Comparison, curve: Curve) -> list[Part]:
-    names = {AUDIT: "likely wrong and easy ones left out, by the audit", RANDOM: "left out at random"}
+def _curve(comparison: Comparison, curve: redundancy.Curve) -> list[Part]:
+    names = {
+        redundancy.AUDIT: "likely wrong and easy ones left out, by the audit",
+        redundancy.RANDOM: "left out at random",
+    }
     rows: list[Row] = [
         {"kept": point.share, "ranking": names[ranking], "error": rounded(point.error.value)}
         | {"low": rounded(max(0.0, point.error.low)), "high": rounded(point.error.high), "examples": point.examples}
-        for ranking in (AUDIT, RANDOM)
+        for ranking in names
         for point in curve.of(ranking)
     ]
     legend = {"orient": "bottom", "title": None, "columns": 1, "labelLimit": 320, "symbolOpacity": 1}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from selective_backprop.lab.data.datasets import flip_labels
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, Text, rounded
+from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, rounded
 from selective_backprop.lab.report.images import LoadData, Shown
 from selective_backprop.lab.report.logs import Log, highest, lowest, mean_loss, suspicion
 from selective_backprop.lab.report.pruning import pruning_parts
@@ -33,19 +33,16 @@ class Examples:
     shown: Shown
     labels: NDArray[np.int64] | None
     """(M,) labels that were trained on, where the data are on this machine."""
-    flipped: NDArray[np.bool_] | None
-    """(M,) mask of labels that were made wrong on purpose."""
 
     @classmethod
     def of(cls, log: Log, load: LoadData | None, images: bool | None) -> Examples:
         shown = Shown.of(log.run, log.num_examples, load, images)
         if shown.data is None:
-            return cls(log, shown, None, None)
+            return cls(log, shown, None)
         noise, labels = float(log.run.config.get("label_noise", 0)), shown.data.train_labels
-        if not noise:
-            return cls(log, shown, labels.numpy(), None)
-        labels, flipped = flip_labels(labels, noise, shown.data.num_classes, seed=log.run.seed)
-        return cls(log, shown, labels.numpy(), flipped.numpy())
+        if noise:
+            labels, _ = flip_labels(labels, noise, shown.data.num_classes, seed=log.run.seed)
+        return cls(log, shown, labels.numpy())
 
     def name(self, id: int) -> str:
         """Name of the label that the example was trained with."""
@@ -106,33 +103,22 @@ def _galleries(comparison: str, examples: Examples) -> list[Part]:
 
 
 def _suspects(comparison: str, examples: Examples) -> list[Part]:
-    """Likely wrong labels, or else the hardest examples; and how many labels are wrong where that is known."""
-    values, flipped = suspicion(examples.log, examples.labels), examples.flipped
+    """Likely wrong labels, or else the hardest examples."""
+    values, likely = suspicion(examples.log, examples.labels), _likely_wrong(examples)
     ranked = highest(values, len(values))
-    parts: list[Part] = []
-    if flipped is not None and (total := int(flipped.sum())):
-        found = int(flipped[ranked[:total]].sum())
-        words = (
-            f"{total:,} labels were made wrong on purpose. Of the {total:,} ranked highest, **{found / total:.0%}** "
-            f"are among them; by chance it would be {total / len(flipped):.0%}."
-        )
-        parts.append(Text(words, comparison))
-    likely = _likely_wrong(examples)
     ids = [id for id in ranked if not likely or id in likely][:_LISTED]
     if not ids:
-        return parts
+        return []
     measure = "loss above its class" if examples.labels is not None else "loss"
     columns: dict[str, Callable[[int], str]] = {"id": str} | examples.shown.columns
     columns |= {"label": examples.name} if examples.labels is not None else {}
     columns[measure] = lambda id: f"{values[id]:.2f}"
-    if flipped is not None:
-        columns["made wrong"] = lambda id: "yes" if flipped[id] else "no"
     cells = [[show(id) for show in columns.values()] for id in ids]
     title, note = _HARDEST
     if likely:
         title, note = f"{len(likely):,} labels that are likely wrong, the likeliest first", _LIKELY
     exported = ["id", "label", measure], [[id, examples.name(id), rounded(float(values[id]))] for id in ranked]
-    return [*parts, Table(f"suspects-{comparison}", title, list(columns), cells, comparison, note, exported)]
+    return [Table(f"suspects-{comparison}", title, list(columns), cells, comparison, note, exported)]
 
 
 _HARDEST = (

@@ -32,10 +32,9 @@ def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Sect
     for comparison in comparisons:
         if comparison.reference is not None:
             parts.append(_to_target(comparison))
-        parts.append(_per_epoch(comparison, palette))
         if comparison.reference is not None and (rows := projection_rows(comparison)):
             parts.append(_projection(comparison, rows, palette))
-        parts.append(_dropped(comparison))
+        parts.append(_epochs(comparison))
     return Section("seconds", "Where the time went", READING, parts)
 
 
@@ -153,33 +152,17 @@ def _total(runs: Sequence[Run], value: Callable[[Record], float]) -> float:
     return float(sum(value(record) for run in runs for record in run.records))
 
 
-def _per_epoch(comparison: Comparison, palette: Palette) -> Figure:
-    rows = [{key: row[key] for key in ("run", "method", "budget", "seconds")} for row in epoch_rows(comparison)]
-    alt = "Seconds per epoch: " + "; ".join(f"{row['run']} {row['seconds']:.3g}" for row in rows)
-    domain = [0, 1.3 * max(row["seconds"] for row in rows)]  # with room for the longest bar's number
-    number = {"text": {"field": "seconds", "type": "quantitative", "format": ".3~g"}}
-    spec = bars(
-        list(comparison.by_label),
-        {"x": axis("seconds", "seconds per epoch", domain=domain, nice=False)},
-        layer("bar", {"color": palette.color(), "tooltip": tooltip(run="run", seconds="seconds|.3~g")}),
-        layer("text", number, align="left", dx=4),
-        params=[HIDDEN],
-        where=[SHOWN],
-    )
-    return Figure(f"epochs-{comparison.id}", "Seconds per epoch", alt, spec, rows, comparison.id)
-
-
-def _dropped(comparison: Comparison) -> Table:
+def _epochs(comparison: Comparison) -> Table:
     kinds = ("before training", "before loading", "after scoring")
     rows = epoch_rows(comparison)
     cells = [[row["run"], f"{row['seconds']:.3g}", *(f"{row[kind]:.1%}" for kind in kinds)] for row in rows]
-    title = "Share of the data that was dropped, in an epoch"
+    title = "Seconds of an epoch, and the share of the data that was dropped in it"
     note = (
         "Before training: pruned once and for all, by a diet. Before loading and after scoring: by selection, anew in "
         "each epoch."
     )
     heading = ["method", "seconds per epoch", *kinds]
-    return Table(f"dropped-{comparison.id}", title, heading, cells, comparison.id, note=note)
+    return Table(f"epochs-{comparison.id}", title, heading, cells, comparison.id, note=note)
 
 
 # ---- speed-ups where a backward pass costs more or fewer forward passes
