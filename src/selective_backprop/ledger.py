@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -13,63 +13,104 @@ from torch import Tensor
 _NAN = float("nan")
 
 
+class Event(NamedTuple):
+    """Something new about n examples: scores of a selection pass, or losses of a training step."""
+
+    values: Tensor
+    """(n,) float32: the new scores or losses."""
+    epochs: Tensor
+    """(n,) int32: when they were computed."""
+    values_before: Tensor
+    """(n,) float32: the scores or losses that they replace; NaN where there was none."""
+    epochs_before: Tensor
+    """(n,) int32: when those were computed; -1 where there was none."""
+
+
+Update = Callable[[Tensor, Event], Tensor]
+"""A function from a column's rows, (n,) or (n, width), and an event to the rows that replace them."""
+
+
 @dataclass(frozen=True)
 class Column:
-    """The declaration of a column of the ledger.
+    """Declares a column of the ledger, besides those that every ledger has. A scorer lists its own in `Needs.columns`.
+
+    That is all there is to do: the ledger makes the column, updates it, and saves it. With several ranks, each row is
+    on one rank, which applies the events of all ranks to it.
 
     Args:
+        event: what updates the column: a "score" from a selection pass, or a "loss" from a training step.
+        update: what to write then, such as `first`, `before` or `shift`. If an id comes twice in one event, the last
+            one counts.
+        width: how many values an example has. By default it is a single one, and the column has the shape (M,).
         dtype: type of the values.
         fill: value before anything is written.
-        width: the argument of `Ledger` that says how many values an example has. Without it, there is one value.
+
+    >>> ledger = Ledger(2, {"first_loss": Column("loss", first)})
+    >>> for epoch, loss in enumerate([5.0, 4.0, 3.0]):
+    ...     ledger.record_losses(torch.tensor([1]), torch.tensor([loss]), epoch)
+    >>> ledger.first_loss.tolist(), ledger.loss.tolist()
+    ([nan, 5.0], [nan, 3.0])
     """
 
-    dtype: torch.dtype
-    fill: float
-    width: Literal["past_scores", "earlier_losses", "first_losses"] | None = None
+    event: Literal["score", "loss"]
+    update: Update
+    width: int | None = None
+    dtype: torch.dtype = torch.float32
+    fill: float = _NAN
 
-    def make(self, num_examples: int, widths: dict[str, int]) -> Tensor:
+    def make(self, num_examples: int) -> Tensor:
         """Make an empty column."""
-        shape = (num_examples,) if self.width is None else (num_examples, widths[self.width])
+        shape = (num_examples,) if self.width is None else (num_examples, self.width)
         return torch.full(shape, self.fill, dtype=self.dtype)
 
 
+def first(column: Tensor, event: Event) -> Tensor:
+    """Keep the first value of each example."""
+    return column.where(~column.isnan(), event.values)
+
+
+def before(column: Tensor, event: Event) -> Tensor:
+    """Keep the value before the last one."""
+    return event.values_before
+
+
+def epoch_before(column: Tensor, event: Event) -> Tensor:
+    """Keep the epoch of the value before the last one. The column is of type int32, filled with -1."""
+    return event.epochs_before
+
+
+def shift(column: Tensor, event: Event) -> Tensor:
+    """Keep the values before the last one, newest first. There are as many as the column is wide."""
+    return torch.cat([event.values_before[:, None], column], dim=1)[:, :-1]
+
+
+class _Kind(NamedTuple):
+    dtype: torch.dtype
+    fill: float
+
+
 class Columns:
-    """Declares the columns of a ledger. Subclasses decide which rows they have.
+    """Declares the columns that every ledger has. Subclasses decide which rows they have. M = number of rows."""
 
-    All columns are saved. M = number of rows, H = past scores kept, E = earlier losses kept, F = first losses kept.
-    """
-
-    scores: Annotated[Tensor, Column(torch.float32, _NAN, width="past_scores")]
-    """(M, H) The last scores from selection passes, newest first; NaN if there were fewer."""
-    score_epochs: Annotated[Tensor, Column(torch.int32, -1, width="past_scores")]
-    """(M, H) The epochs of these scores; -1 if there were fewer."""
-    loss: Annotated[Tensor, Column(torch.float32, _NAN)]
-    """The last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none."""
-    loss_epoch: Annotated[Tensor, Column(torch.int32, -1)]
-    """The epoch of this loss; -1 if there was none."""
-    earlier_losses: Annotated[Tensor, Column(torch.float32, _NAN, width="earlier_losses")]
-    """(M, E) The losses from training before the last one, newest first; NaN if there were fewer."""
-    earlier_loss_epochs: Annotated[Tensor, Column(torch.int32, -1, width="earlier_losses")]
-    """(M, E) The epochs of these losses; -1 if there were fewer."""
-    first_loss: Annotated[Tensor, Column(torch.float32, _NAN, width="first_losses")]
-    """(M, F) The first loss from training; NaN if there was none. F is 1 if the method asks for it, else 0."""
-    probability: Annotated[Tensor, Column(torch.float32, _NAN)]
-    """The selection probability that the example had when it was last a candidate; NaN if it never was."""
-    offered: Annotated[Tensor, Column(torch.int32, 0)]
-    """How often the example was a candidate."""
-    selected: Annotated[Tensor, Column(torch.int32, 0)]
-    """How often the example was selected for training."""
-
-    @property
-    def score(self) -> Tensor:
-        """The last score of each example."""
-        return self.scores[:, 0]
+    score: Annotated[Tensor, _Kind(torch.float32, _NAN)]
+    """(M,) The last score from a selection pass; NaN if there was none."""
+    score_epoch: Annotated[Tensor, _Kind(torch.int32, -1)]
+    """(M,) The epoch of this score; -1 if there was none."""
+    loss: Annotated[Tensor, _Kind(torch.float32, _NAN)]
+    """(M,) The last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none."""
+    loss_epoch: Annotated[Tensor, _Kind(torch.int32, -1)]
+    """(M,) The epoch of this loss; -1 if there was none."""
+    probability: Annotated[Tensor, _Kind(torch.float32, _NAN)]
+    """(M,) The selection probability that the example had when it was last a candidate; NaN if it never was."""
+    offered: Annotated[Tensor, _Kind(torch.int32, 0)]
+    """(M,) How often the example was a candidate."""
+    selected: Annotated[Tensor, _Kind(torch.int32, 0)]
+    """(M,) How often the example was selected for training."""
 
 
-COLUMNS: dict[str, Column] = {
+_ALWAYS: dict[str, _Kind] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Columns, include_extras=True).items()
 }
-"""All columns by name."""
 
 
 class LedgerRows(Columns):
@@ -79,6 +120,7 @@ class LedgerRows(Columns):
     scorer reads only one or two columns, and if ranks share a ledger, fetching means asking other ranks.
 
     Args:
+        names: the names of the columns.
         fetch: returns the column of this name.
 
     >>> ledger = Ledger(3)
@@ -88,26 +130,23 @@ class LedgerRows(Columns):
     ([0.5, nan, 0.5], [4, -1, 4])
     """
 
-    def __init__(self, fetch: Callable[[str], Tensor]) -> None:
-        self._fetch = fetch
+    def __init__(self, names: Iterable[str], fetch: Callable[[str], Tensor]) -> None:
+        self._names, self._fetch = tuple(names), fetch
 
     def __getattr__(self, name: str) -> Tensor:
         """Fetch a column when it is first read."""
-        if name not in COLUMNS:
-            raise AttributeError(f"a ledger has no column {name!r}, only {', '.join(COLUMNS)}")
+        _require_column(name, self.__dict__.get("_names", ()))
         column = self._fetch(name)
         setattr(self, name, column)
         return column
 
 
 class Ledger(Columns):
-    """One row per example id, on the CPU. A row takes 28 bytes, 8 more per further past score or earlier loss.
+    """One row per example id, on the CPU. A row takes 28 bytes, and what declared columns take.
 
     Args:
         num_examples: M.
-        past_scores: H.
-        earlier_losses: E.
-        first_losses: F.
+        columns: further columns by name, as scorers declare them.
 
     >>> ledger = Ledger(3)
     >>> ledger.record_scores(torch.tensor([2, 0]), torch.tensor([0.5, 1.5]), epoch=4)
@@ -115,10 +154,22 @@ class Ledger(Columns):
     ([1.5, nan, 0.5], [nan, nan, nan])
     """
 
-    def __init__(self, num_examples: int, past_scores: int = 1, earlier_losses: int = 0, first_losses: int = 0) -> None:
-        widths = {"past_scores": past_scores, "earlier_losses": earlier_losses, "first_losses": first_losses}
-        for name, column in COLUMNS.items():
-            setattr(self, name, column.make(num_examples, widths))
+    def __init__(self, num_examples: int, columns: Mapping[str, Column] | None = None) -> None:
+        self.columns = dict(columns or {})
+        """The declared columns."""
+        for name, kind in _ALWAYS.items():
+            setattr(self, name, torch.full((num_examples,), kind.fill, dtype=kind.dtype))
+        for name, column in self.columns.items():
+            if not name.isidentifier() or name in _ALWAYS or hasattr(Ledger, name):
+                raise ValueError(f"{name!r} cannot be the name of a further column of the ledger: choose another")
+            setattr(self, name, column.make(num_examples))
+        self.names = (*_ALWAYS, *self.columns)
+        """The names of all columns."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Raise: declared columns are found before this is called."""
+        _require_column(name, self.__dict__.get("names", ()))
+        raise AttributeError(name)
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -126,7 +177,7 @@ class Ledger(Columns):
     def rows(self, ids: Tensor) -> LedgerRows:
         """Look up these ids, row by row."""
         # index_select takes a third of the time of indexing.
-        return LedgerRows(lambda name: getattr(self, name).index_select(0, ids))
+        return LedgerRows(self.names, lambda name: getattr(self, name).index_select(0, ids))
 
     def has_losses(self) -> bool:
         """Whether the training loss of any example is known."""
@@ -141,30 +192,31 @@ class Ledger(Columns):
 
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int | Tensor) -> None:
         """Store scores of a selection pass. epoch: one number for all ids, or one per id (int32)."""
-        if self.scores.shape[1] > 1:
-            self.scores[ids, 1:] = self.scores[ids, :-1]
-            self.score_epochs[ids, 1:] = self.score_epochs[ids, :-1]
-        self.scores[ids, 0] = scores.to(torch.float32)
-        self.score_epochs[ids, 0] = epoch
+        self._record("score", ids, scores, epoch)
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
         """Store losses of a training step. epoch: one number for all ids, or one per id (int32)."""
-        if self.earlier_losses.shape[1]:
-            self.earlier_losses[ids] = torch.cat([self.loss[ids, None], self.earlier_losses[ids, :-1]], dim=1)
-            epochs = torch.cat([self.loss_epoch[ids, None], self.earlier_loss_epochs[ids, :-1]], dim=1)
-            self.earlier_loss_epochs[ids] = epochs
-        if self.first_loss.shape[1]:
-            known = self.first_loss[ids]
-            self.first_loss[ids] = torch.where(known.isnan(), losses.to(torch.float32)[:, None], known)
-        self.loss.index_copy_(0, ids, losses.to(torch.float32))
+        self._record("loss", ids, losses, epoch)
+
+    def _record(self, event: Literal["score", "loss"], ids: Tensor, values: Tensor, epoch: int | Tensor) -> None:
+        last, last_epoch = (self.score, self.score_epoch) if event == "score" else (self.loss, self.loss_epoch)
+        values = values.to(torch.float32)
+        declared = {name: column for name, column in self.columns.items() if column.event == event}
+        if declared:
+            epochs = torch.as_tensor(epoch, dtype=torch.int32).expand(len(ids))
+            new = Event(values, epochs, last.index_select(0, ids), last_epoch.index_select(0, ids))
+            for name, column in declared.items():
+                values_of: Tensor = getattr(self, name)
+                values_of.index_copy_(0, ids, column.update(values_of.index_select(0, ids), new).to(column.dtype))
+        # index_copy_ and index_fill_ take half of the time of indexing.
+        last.index_copy_(0, ids, values)
         if isinstance(epoch, Tensor):
-            self.loss_epoch[ids] = epoch
+            last_epoch.index_copy_(0, ids, epoch.to(torch.int32))
         else:
-            self.loss_epoch.index_fill_(0, ids, epoch)
+            last_epoch.index_fill_(0, ids, epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""
-        # index_copy_ takes half of the time of indexing.
         self.probability.index_copy_(0, ids, probabilities.to(torch.float32))
 
     def count_offered(self, ids: Tensor) -> None:
@@ -186,20 +238,20 @@ class Ledger(Columns):
         self.selected.index_add_(0, ids, _ones(ids.numel()))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).clone() for name in COLUMNS}
+        return {name: getattr(self, name).clone() for name in self.names}
 
     def check_state_dict(self, state: dict[str, Tensor]) -> None:
         """Raise if a saved state does not fit this ledger."""
-        if names := COLUMNS.keys() - state.keys():
+        if names := set(self.names) - state.keys():
             raise ValueError(
-                f"the saved ledger lacks {', '.join(sorted(names))}: it is not the state of a ledger, or it is damaged"
+                f"the saved ledger lacks {', '.join(sorted(names))}: it was saved by another method, or it is damaged"
             )
         if len(state["loss"]) != len(self):
             raise ValueError(
                 f"saved ledger has {len(state['loss'])} examples but the data set has {len(self)}: "
                 "was it saved for another data set, or has this one changed?"
             )
-        for name in COLUMNS:
+        for name in self.names:
             if state[name].shape != getattr(self, name).shape:
                 there, here = tuple(state[name].shape), tuple(getattr(self, name).shape)
                 raise ValueError(
@@ -209,8 +261,13 @@ class Ledger(Columns):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.check_state_dict(state)
-        for name in COLUMNS:
+        for name in self.names:
             getattr(self, name).copy_(state[name])
+
+
+def _require_column(name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise AttributeError(f"a ledger has no column {name!r}, only {', '.join(names)}")
 
 
 @functools.lru_cache(maxsize=16)

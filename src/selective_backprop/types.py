@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from selective_backprop.description import Described
 from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.ledger import LedgerRows
+from selective_backprop.ledger import Column, LedgerRows
 from selective_backprop.losses import PerExampleLoss
 
 __all__ = [
     "Batch",
     "Candidates",
+    "Column",
     "Forward",
     "LedgerRows",
     "Measure",
@@ -148,16 +149,8 @@ class Needs:
     """Whether a model runs to score loaded candidates. If not, candidates without a known score are trained on."""
     training_losses: bool = False
     """Whether the user's loop must compute its loss with `loader.loss`."""
-    past_scores: int = 1
-    """How many past scores of each example the ledger must keep."""
-    first_losses: int = 0
-    """1 if the ledger must keep the first training loss of each example, else 0."""
-    earlier_losses: int = 0
-    """How many training losses of each example the ledger must keep besides the last one."""
-    num_examples: int | None = None
-    """The size that the data set must have; None for any."""
-    max_epochs: int | None = None
-    """The most epochs that the run may have; None for any number."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Columns that the ledger must have besides those that it always has, by name. `recall` reads them."""
     dynamics: bool = False
     """Whether the loader must record dynamics, and give them to `learn_dynamics` before every epoch."""
 
@@ -177,6 +170,9 @@ class Scorer(Described):
     """Rank correlation of the scores with exact ones, on the last sample; NaN before the first sample."""
     score_name: str = "loss"
     """What errors call a score. It must be "loss" if scores are comparable with training losses."""
+
+    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
+        """Raise if this scorer does not fit a data set of this size, or a run of this length. None: not known."""
 
     def plans(self, epoch: int) -> bool:
         """Whether this epoch is planned before candidates are loaded, from the scores that `recall` knows."""

@@ -58,7 +58,7 @@ def plan(scope):
     ids = range(dist.get_rank() * 30, dist.get_rank() * 30 + 30)
     ranks = current_ranks()
     task = sb.types.Task(Losses(), default_forward, PerExampleLoss(nn.MSELoss()))
-    ledger = ShardedLedger(30 * ranks.size, 0, ranks)
+    ledger = ShardedLedger(30 * ranks.size, ranks)
     team = Team(ranks, scope)
     runner = Runner(sb.methods.ledger_percentile(0.5), task, ledger, Stats(), num_epochs=3, seed=0, team=team)
     before = ranks.bytes_sent
@@ -71,7 +71,7 @@ def ledger():
     ranks = current_ranks()
     count = 12 * ranks.size
     ids = torch.arange(ranks.rank, count, ranks.size)  # 12, dealt out evenly
-    ledger = ShardedLedger(count, 1, ranks)
+    ledger = ShardedLedger(count, ranks)
     ledger.record_scores(ids, torch.rand(12), 0)
     ledger.record_probabilities(ids, torch.rand(12))
     ledger.count_offered(ids)

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import selective_backprop as sb
 from selective_backprop.files.locks import lock_folder
-from selective_backprop.ledger import COLUMNS
 from selective_backprop.testing import same
 from tests.checkpoint.test_saving import RandomState
 from tests.distributed.threads import run_phases
@@ -64,7 +63,7 @@ class Run:
             "ids": self.ids,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "ledger": {name: getattr(whole, name) for name in COLUMNS},
+            "ledger": {name: getattr(whole, name) for name in whole.names},
             "queued": self.loader.stats.queued,
         }
         return copy.deepcopy(result)  # training goes on

@@ -90,7 +90,7 @@ def test_sb_trains_on_full_batches_selected_by_the_weights_of_now():
     assert set(watch.ahead) == {0}  # no batch was selected before the step of the one before it
     assert max(watch.queued) < 24  # nor more candidates scored than it took to fill it and half of the next one
     hardest = dataset.loader.ledger.selected.double().topk(60).indices
-    assert dataset.loader.ledger.scores[hardest, 0].mean() > dataset.loader.ledger.score.mean()
+    assert dataset.loader.ledger.score[hardest].mean() > dataset.loader.ledger.score.mean()
 
 
 @pytest.mark.parametrize("method", ["unbiased", "sb"])

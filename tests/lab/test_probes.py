@@ -153,7 +153,7 @@ def test_examples_are_followed_through_every_epoch(method, tmp_path):
         advance(training, observers=[ExampleProbe(tmp_path)])
         ledger = training.loader.ledger
         for id in (0, 359, 718, 1077, 1436):
-            scored_later = ledger.score_epochs[id, 0] > ledger.loss_epoch[id]
+            scored_later = ledger.score_epoch[id] > ledger.loss_epoch[id]
             loss = ledger.score[id] if scored_later else ledger.loss[id]
             expected.append((epoch, id, float(loss), float(ledger.probability[id])))
     states = read_examples(tmp_path)

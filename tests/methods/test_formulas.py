@@ -48,8 +48,11 @@ def test_distance_takes_soft_targets():
 # ---- predicted_selective_backprop
 
 
+EARLIER = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), past_scores=3).needs.columns
+
+
 def ledger_with(epochs, scores):
-    ledger = Ledger(len(scores[0]), past_scores=3)
+    ledger = Ledger(len(scores[0]), EARLIER)
     for epoch, values in zip(epochs, scores, strict=True):
         ledger.record_scores(torch.arange(len(values)), torch.tensor(values), epoch)
     return ledger
@@ -64,7 +67,7 @@ def test_exponential_average():
 
 def test_examples_scored_in_different_epochs_have_their_own_weights():
     scorer = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), decay=0.25, past_scores=3, max_age=9)
-    ledger = Ledger(4, past_scores=3)
+    ledger = Ledger(4, EARLIER)
     ledger.record_scores(torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 0)
     ledger.record_scores(torch.tensor([1, 2]), torch.tensor([1.0, 4.0]), 2)
     ids = torch.tensor([2, 1, 0, 3])
@@ -548,7 +551,7 @@ def test_bad_references(given, error, message):
 
 @pytest.mark.parametrize("count", [10, NUM_DIGITS - 1, NUM_DIGITS + 1])
 def test_reference_losses_of_another_data_set_are_refused_at_once(count):
-    message = f"has scores for {count} ids, but the data set has {NUM_DIGITS} examples"
+    message = f"for {count} ids, but the data set has {NUM_DIGITS} examples"
     with pytest.raises(ValueError, match=message):
         make_loader(sb.methods.reducible_loss(reference=torch.rand(count)))
     nested = StoredScorer(ReducibleLossScorer(ForwardScorer(), torch.rand(count)), every=2)

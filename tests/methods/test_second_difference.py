@@ -12,6 +12,10 @@ from selective_backprop.scorers import SecondDifferenceScorer
 from tests.helpers import NUM_DIGITS, make_loader, make_model, train
 
 
+def columns(average):
+    return SecondDifferenceScorer(average=average).needs.columns
+
+
 def slow_score(losses, average):
     """The mean of the last |second differences| of one example, whose losses are listed from the first to the last."""
     differences = [abs(c - 2 * b + a) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
@@ -23,7 +27,7 @@ def slow_score(losses, average):
 def test_scores_equal_a_slow_reference(average):
     """Examples are trained on in different epochs, so that some have no score, and some have few differences."""
     generator = torch.Generator().manual_seed(0)
-    ledger, past = Ledger(20, earlier_losses=average + 1), [[] for _ in range(20)]
+    ledger, past = Ledger(20, columns(average)), [[] for _ in range(20)]
     for epoch in range(6):
         ids = (torch.rand(20, generator=generator) < 0.6).nonzero().flatten()
         losses = torch.rand(len(ids), generator=generator)
@@ -39,7 +43,7 @@ def test_scores_equal_a_slow_reference(average):
 
 
 def test_an_old_last_loss_leaves_no_score():
-    ledger, ids = Ledger(2, earlier_losses=4), torch.arange(2)
+    ledger, ids = Ledger(2, columns(3)), torch.arange(2)
     for epoch in range(4):
         ledger.record_losses(ids[: 2 if epoch < 3 else 1], torch.tensor([1.0, 2.0])[: 2 if epoch < 3 else 1], epoch)
     scorer = SecondDifferenceScorer(max_age=2)
@@ -49,7 +53,7 @@ def test_an_old_last_loss_leaves_no_score():
 
 def test_a_loss_that_falls_evenly_is_mastered_and_one_that_turns_is_not():
     """Whatever the loss itself is."""
-    ledger, ids = Ledger(3, earlier_losses=4), torch.arange(3)
+    ledger, ids = Ledger(3, columns(3)), torch.arange(3)
     for epoch, losses in enumerate([[9.0, 0.1, 5.0], [8.0, 0.1, 4.0], [7.0, 0.1, 5.0]]):
         ledger.record_losses(ids, torch.tensor(losses), epoch)
     method = sb.methods.second_difference()

@@ -38,10 +38,10 @@ def run(method, epochs=4):
 
 
 def test_the_first_loss_stays_and_the_last_one_moves():
-    ledger = Ledger(3, first_losses=1)
+    ledger = Ledger(3, sb.scorers.FallScorer().needs.columns)
     ledger.record_losses(torch.tensor([2, 0]), torch.tensor([5.0, 4.0]), epoch=0)
     ledger.record_losses(torch.tensor([0, 1]), torch.tensor([1.0, 2.0]), epoch=1)
-    assert ledger.first_loss[:, 0].tolist() == [4, 2, 5] and ledger.loss.tolist() == [1, 2, 5]
+    assert ledger.first_loss.tolist() == [4, 2, 5] and ledger.loss.tolist() == [1, 2, 5]
     scores = FallScorer().recall(torch.arange(3), ledger.rows(torch.arange(3)), epoch=2)
     assert scores[0] == -3 and scores[1:].isnan().all(), "one loss is no fall"
 
@@ -50,7 +50,7 @@ def test_the_quarter_that_fell_most_is_dropped():
     _, history = run(sb.methods.tail_sft(0.75))
     assert history[0][1].all() and history[1][1].all(), "two losses make a fall"
     before, trained = history[2]  # in later epochs, some examples still wait from the epoch before
-    fall = before.first_loss[:, 0] - before.loss
+    fall = before.first_loss - before.loss
     assert int(trained.sum()) == 0.75 * NUM
     assert fall[~trained].min() > fall[trained].max()
 
@@ -93,5 +93,5 @@ def test_bad_input_is_a_clear_error(options, kind, message):
 
 
 def test_reference_losses_of_another_data_set_are_refused():
-    with pytest.raises(ValueError, match="tail_sft has scores for 7 ids, but the data set has 120"):
+    with pytest.raises(ValueError, match="the reference losses are for 7 ids, but the data set has 120"):
         run(sb.methods.tail_sft(reference=torch.ones(7)))

@@ -159,9 +159,7 @@ def test_an_epoch_left_early_is_recorded_as_far_as_it_went():
 
 def test_a_run_longer_than_the_record():
     method = sb.methods.recorded_backprop(record=record_of(range(100), range(50)))
-    with pytest.raises(
-        ValueError, match="this recorded_backprop has scores for runs of at most 2 epochs, got num_epochs=3"
-    ):
+    with pytest.raises(ValueError, match="the record is of a run of 2 epochs, got num_epochs=3"):
         make_loader(method, num_epochs=3)
     loader = make_loader(method)
     for _ in range(2):
@@ -187,7 +185,7 @@ def test_a_run_longer_than_the_record():
         (
             lambda: make_loader(sb.methods.recorded_backprop(record=record_of([1], num_examples=99))),
             ValueError,
-            "recorded_backprop has scores for 99 ids, but the data set has 203 examples",
+            "the record is for 99 ids, but the data set has 203 examples",
         ),
         (
             lambda: sb.methods.recorded_backprop(record=record_of()),

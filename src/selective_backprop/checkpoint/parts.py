@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from selective_backprop.distributed.ledger import Write
+from selective_backprop.distributed.ledger import AnyLedger, Write
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.files import states
 from selective_backprop.ledger import Ledger
@@ -164,8 +164,9 @@ def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dic
     return result
 
 
-def ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[Any]) -> dict[str, Any]:
-    """Return the state of this ledger with its columns and writes replaced by saved ones."""
+def ledger_state(ledger: AnyLedger, columns: dict[str, Tensor], writes: list[Any]) -> dict[str, Any]:
+    """Return the state of this ledger with its columns and writes replaced by saved ones. It is not changed."""
+    here: dict[str, Any] = ledger.state_dict()
     if not columns:
         return here
     local = {
@@ -174,12 +175,11 @@ def ledger_state(here: dict[str, Any], columns: dict[str, Tensor], writes: list[
     }
     if "block" in here:
         return here | {"block": here["block"] | local, "writes": writes}
-    widths = (here[name].shape[1] for name in ("scores", "earlier_losses", "first_loss"))
-    ledger = Ledger(len(here["loss"]), *widths)
-    ledger.load_state_dict(here | local)
+    loaded = Ledger(len(ledger), ledger.columns)
+    loaded.load_state_dict(here | local)
     for write in writes:
-        Write(*write).apply(ledger)
-    return ledger.state_dict()
+        Write(*write).apply(loaded)
+    return loaded.state_dict()
 
 
 # ---- helpers

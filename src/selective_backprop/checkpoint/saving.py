@@ -210,7 +210,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     state, own, columns, room = all_do(ranks, prepare)
     try:
         read(columns)
-        state["ledger"] = ledger_state(loader.ledger.state_dict(), columns, state["ledger"]["writes"])
+        state["ledger"] = ledger_state(loader.ledger, columns, state["ledger"]["writes"])
         all_do(ranks, lambda: loader.check_state_dict(state))  # or one rank would refuse what others have loaded
         all_do(ranks, lambda: loader.load_state_dict(state))
         read(room)  # last, as parameters are read to where they are, which needs no second copy of them

@@ -1,29 +1,26 @@
 """A ledger that ranks share: each rank holds the rows of one block of ids.
 
-# M = data set, k = number of ranks, H = past scores kept, E = earlier losses kept, F = first losses kept
+# M = data set, k = number of ranks
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from selective_backprop.distributed.ranks import Ranks
-from selective_backprop.ledger import COLUMNS, Ledger, LedgerRows
+from selective_backprop.ledger import Column, Ledger, LedgerRows
 
 AnyLedger: TypeAlias = "Ledger | ShardedLedger"
 
 
-def make_ledger(
-    num_examples: int, ranks: Ranks, *, past_scores: int, earlier_losses: int, first_losses: int
-) -> AnyLedger:
+def make_ledger(num_examples: int, ranks: Ranks, columns: Mapping[str, Column]) -> AnyLedger:
     """Make a ledger for these ranks: a plain one for a single rank, one that is shared for several."""
-    if ranks.size == 1:
-        return Ledger(num_examples, past_scores, earlier_losses, first_losses)
-    return ShardedLedger(num_examples, past_scores, ranks, earlier_losses, first_losses)
+    return Ledger(num_examples, columns) if ranks.size == 1 else ShardedLedger(num_examples, ranks, columns)
 
 
 _WITH_VALUES = ("scores", "losses", "probabilities")
@@ -62,26 +59,27 @@ class ShardedLedger:
 
     Args:
         num_examples: M.
-        past_scores: H.
         ranks: the ranks that share the ledger.
-        earlier_losses: E.
-        first_losses: F.
+        columns: further columns by name, as scorers declare them.
     """
 
-    def __init__(
-        self, num_examples: int, past_scores: int, ranks: Ranks, earlier_losses: int = 0, first_losses: int = 0
-    ) -> None:
+    def __init__(self, num_examples: int, ranks: Ranks, columns: Mapping[str, Column] | None = None) -> None:
         self._num_examples = num_examples
         self._ranks = ranks
         self._block_size = max(1, -(-num_examples // ranks.size))
         self._first = min(ranks.rank * self._block_size, num_examples)
         num_rows = min(self._block_size, num_examples - self._first)
-        self.block = Ledger(num_rows, past_scores, earlier_losses, first_losses)
+        self.block = Ledger(num_rows, columns)
         """The rows that this rank owns, without writes that are not delivered yet."""
         self._writes: list[Write] = []
 
     def __len__(self) -> int:
         return self._num_examples
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The declared columns."""
+        return self.block.columns
 
     # ---- writing
 
@@ -156,8 +154,8 @@ class ShardedLedger:
         sizes = torch.tensor([len(write.ids) for write in writes])
         codes = ids + len(self) * torch.tensor([write.epoch for write in writes]).repeat_interleave(sizes)
         if kind in _WITH_VALUES:
-            # If an id occurs twice in one write, only the last value counts, and past scores move back once. Dropping
-            # the earlier values here means that the owner need not know where a write ends.
+            # If an id occurs twice in one write, only the last value counts. Dropping the earlier values here means
+            # that the owner need not know where a write ends.
             rows = _last_of_each(ids + len(self) * torch.arange(len(writes)).repeat_interleave(sizes))
             ids, codes, values = ids[rows], codes[rows], values[rows]
         order, counts = self._routes(ids)
@@ -197,7 +195,7 @@ class ShardedLedger:
             found = torch.cat(self._ranks.exchange(answers)).view(len(ids), *column.shape[1:])
             return torch.empty_like(found).index_copy_(0, order, found)
 
-        return LedgerRows(fetch)
+        return LedgerRows(self.block.names, fetch)
 
     def _routes(self, ids: Tensor) -> tuple[Tensor, list[int]]:
         """Return the order that puts ids of the same owner together, and the number of ids of each owner."""
@@ -214,9 +212,8 @@ class ShardedLedger:
         # Writes go to a copy: a report must not change the order in which writes are applied, and with it the run.
         block = copy.deepcopy(self.block)
         self._deliver_to(block)
-        widths = (block.scores, block.earlier_losses, block.first_loss)
-        result = Ledger(len(self), *(column.shape[1] for column in widths))
-        for name in COLUMNS:
+        result = Ledger(len(self), self.columns)
+        for name in result.names:
             column: Tensor = getattr(block, name)
             parts = self._ranks.gather(column.flatten())
             setattr(result, name, torch.cat(parts).view(len(self), *column.shape[1:]))

@@ -20,6 +20,7 @@ from selective_backprop.loader.source import AnySource, IndexedSource
 from selective_backprop.loader.user_samplers import num_candidates
 from selective_backprop.method import Method, require_method
 from selective_backprop.scorers import ForwardScorer
+from selective_backprop.scorers.base import require_one_each
 from selective_backprop.types import Scorer
 
 STATE_VERSION = 1
@@ -63,11 +64,6 @@ def check_arguments(
         )
     if method.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
-    max_epochs = method.scorer.needs.max_epochs
-    if max_epochs is not None and num_epochs is not None and num_epochs > max_epochs:
-        raise ValueError(
-            f"this {method.name} has scores for runs of at most {max_epochs} epochs, got num_epochs={num_epochs}"
-        )
 
 
 def check_batch_tokens(
@@ -143,14 +139,9 @@ def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any
             "num_samples=len(data)), and train for several epochs; or use a method that decides batch by batch, such "
             "as selective_backprop"
         )
-    by_id = {"keep": method.keep, "classes": method.groups}
-    lengths = [(name, len(values)) for name, values in by_id.items() if isinstance(values, Tensor)]
-    for name, length in [*lengths, *(("scores", length) for length in _lengths(method.scorer))]:
-        if length != source.num_examples:
-            raise ValueError(
-                f"{method.name} has {name} for {length} ids, but the data set has {source.num_examples} examples: "
-                "there must be one entry per example, in the order of the data set"
-            )
+    for name, values in {"keep": method.keep, "classes": method.groups}.items():
+        if isinstance(values, Tensor):
+            require_one_each(f"{method.name} has {name}", len(values), source.num_examples)
 
 
 def check_audit(audit: Any, source: AnySource) -> None:
@@ -162,14 +153,6 @@ def check_audit(audit: Any, source: AnySource) -> None:
             "audit=True writes down what training says about each example, so it must know their ids, and your loader "
             "has none: only a DataLoader over a map-style data set, with automatic batching, has them"
         )
-
-
-def _lengths(scorer: Scorer | None) -> list[int]:
-    """List the data set sizes that a scorer, and the scorers inside it, were made for."""
-    if scorer is None:
-        return []
-    num_examples = scorer.needs.num_examples
-    return ([] if num_examples is None else [num_examples]) + _lengths(getattr(scorer, "fresh", None))
 
 
 def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:

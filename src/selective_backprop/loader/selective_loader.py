@@ -123,6 +123,7 @@ class SelectiveLoader(LoaderAttributes):
             place = torch.device(device) if device is not None else device_of(model)
             self._source = make_source(loader, place, transform, self.stats, method.keep)
             check_source(self._source, method, ranks, transform)
+            method.scorer.check_run(self._source.num_examples, num_epochs)
             check_audit(audit, self._source)
             check_ranks(model, method, ranks)
             self._loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
@@ -136,13 +137,7 @@ class SelectiveLoader(LoaderAttributes):
         """The ranks that train together. A process that trains alone is a team of one."""
         num_batches, num_candidates = agree(self.team, self._source, agreed)
         needs = method.scorer.needs
-        self.ledger: AnyLedger = make_ledger(
-            self._source.num_examples or 0,
-            ranks,
-            past_scores=needs.past_scores,
-            earlier_losses=needs.earlier_losses,
-            first_losses=needs.first_losses,
-        )
+        self.ledger: AnyLedger = make_ledger(self._source.num_examples or 0, ranks, needs.columns)
         """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part."""
         task = Task(model, forward or default_forward, self._loss)
         parts = Parts(method, num_epochs=num_epochs, seed=seed, team=self.team)

@@ -77,6 +77,20 @@ class FidelityCheck:
         self.fidelity, self._batches = state["fidelity"], state["batches"]
 
 
+def require_one_each(what: str, count: int, num_examples: int | None) -> None:
+    """Raise if values by id, of which there are `count`, do not fit a data set of this size.
+
+    >>> require_one_each("the losses are", 3, 4)
+    Traceback (most recent call last):
+    ValueError: the losses are for 3 ids, but the data set has 4 examples: there must be one entry per example, in ...
+    """
+    if num_examples is not None and count != num_examples:
+        raise ValueError(
+            f"{what} for {count} ids, but the data set has {num_examples} examples: there must be one entry per "
+            "example, in the order of the data set"
+        )
+
+
 def fidelity(scores: Tensor, exact: Tensor) -> float:
     """Compute Spearman's rank correlation; NaN if one of the two is constant.
 

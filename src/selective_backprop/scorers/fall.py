@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import LedgerRows
+from selective_backprop.ledger import Column, LedgerRows, first
+from selective_backprop.scorers.base import require_one_each
 from selective_backprop.scorers.training import TrainingLossScorer
-from selective_backprop.types import Needs
 
 
 class FallScorer(TrainingLossScorer):
@@ -31,13 +33,15 @@ class FallScorer(TrainingLossScorer):
                 f"{int((~torch.isfinite(reference)).sum())} that are not finite"
             )
         self.reference = reference
-        num_examples = None if reference is None else len(reference)
-        first_losses = 1 if reference is None else 0
-        self.needs = Needs(ids=True, training_losses=True, first_losses=first_losses, num_examples=num_examples)
+        if reference is None:
+            self.needs = replace(self.needs, columns={"first_loss": Column("loss", first)})
+
+    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
+        if self.reference is not None:
+            require_one_each("the reference losses are", len(self.reference), num_examples)
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         losses = super().recall(ids, rows, epoch)
         if self.reference is not None:
             return losses - self.reference[ids].to(losses)
-        first = rows.first_loss[:, 0]
-        return (losses - first).masked_fill(rows.loss == first, float("nan"))
+        return (losses - rows.first_loss).masked_fill(rows.loss == rows.first_loss, float("nan"))

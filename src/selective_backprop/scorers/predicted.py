@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.ledger import LedgerRows
+from selective_backprop.ledger import Column, LedgerRows, shift
 from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Needs, Scorer
 
@@ -34,14 +34,16 @@ class PredictedScorer(Wrapping):
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         super().__init__(fresh)
         self.decay, self.past_scores, self.max_age = decay, past_scores, max_age
-        self.needs = Needs(ids=True, selection_pass=True, past_scores=past_scores)
+        self.needs = Needs(
+            ids=True, selection_pass=True, columns={"earlier_scores": Column("score", shift, width=past_scores - 1)}
+        )
 
     def plans(self, epoch: int) -> bool:
         return epoch % self.max_age != 0
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
-        scores, epochs = rows.scores, rows.score_epochs  # (N, H), the newest first; epoch -1 where there is none
-        weights = self.decay ** torch.arange(self.past_scores, dtype=torch.float64) * (epochs >= 0)
+        scores = torch.cat([rows.score[:, None], rows.earlier_scores], dim=1)  # (N, H), the newest first
+        weights = self.decay ** torch.arange(self.past_scores, dtype=torch.float64) * ~scores.isnan()
         predicted = (scores.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)
-        is_recent = (epochs[:, 0] > epoch - self.max_age) & (epochs[:, 0] >= 0)
+        is_recent = (rows.score_epoch > epoch - self.max_age) & (rows.score_epoch >= 0)
         return predicted.masked_fill(~is_recent, float("nan")).to(torch.float32)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ledger import LedgerRows
+from selective_backprop.scorers.base import require_one_each
 from selective_backprop.scorers.selection_record import SelectionRecord
 from selective_backprop.types import Needs, Scorer
 
@@ -17,13 +18,19 @@ class RecordedScorer(Scorer):
         record: a record of the same data set, at least as long as the run.
     """
 
+    needs = Needs(ids=True)
+
     def __init__(self, record: SelectionRecord) -> None:
         if not isinstance(record, SelectionRecord):
             raise TypeError(f"record must be a SelectionRecord, got {type(record).__name__}")
         if not len(record):
             raise ValueError("the record is empty: call record.add(loader) after each epoch of the run to record")
         self.record = record
-        self.needs = Needs(ids=True, num_examples=record.num_examples, max_epochs=len(record))
+
+    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
+        require_one_each("the record is", self.record.num_examples, num_examples)
+        if num_epochs is not None and num_epochs > len(self.record):
+            raise ValueError(f"the record is of a run of {len(self.record)} epochs, got num_epochs={num_epochs}")
 
     def plans(self, epoch: int) -> bool:
         return True

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.inference import device_of, is_sharded, unwrap
+from selective_backprop.scorers.base import require_one_each
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Candidates, Needs, Scorer, Task
@@ -48,14 +49,18 @@ class ReducibleLossScorer(Wrapping):
         super().__init__(fresh)
         self.score_name = "reducible loss"
         self.reference = reference
-        num_examples = len(reference) if isinstance(reference, Tensor) else None
-        self.needs = Needs(ids=num_examples is not None, selection_pass=True, num_examples=num_examples)
+        self.needs = Needs(ids=isinstance(reference, Tensor), selection_pass=True)
         self._of_reference = ForwardScorer("eval")
         self._base_losses = torch.empty(0)  # by id, those known so far; NaN where not known
 
     def __deepcopy__(self, memo: dict[int, object]) -> ReducibleLossScorer:
         # The reference is not copied: it may be large, and it is only read.
         return ReducibleLossScorer(copy.deepcopy(self.fresh, memo), self.reference)
+
+    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
+        super().check_run(num_examples, num_epochs)
+        if isinstance(self.reference, Tensor):
+            require_one_each("the reference losses are", len(self.reference), num_examples)
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         losses = self.fresh.score(candidates, task)

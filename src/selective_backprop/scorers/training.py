@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from selective_backprop.functional import loss_above_smallest
-from selective_backprop.ledger import LedgerRows
+from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, shift
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.types import Needs, Scorer
+
+_LOSS_BEFORE = {
+    "loss_before": Column("loss", before),
+    "loss_before_epoch": Column("loss", epoch_before, dtype=torch.int32, fill=-1),
+}
 
 
 class TrainingLossScorer(Scorer):
@@ -36,7 +41,7 @@ class TrainingLossScorer(Scorer):
         self.most_rise = most_rise
         self._forgetting = None if most_rise is None else ForgettingCheck(most_rise)
         if most_rise is not None:
-            self.needs = dataclasses.replace(self.needs, earlier_losses=max(1, self.needs.earlier_losses))
+            self.needs = dataclasses.replace(self.needs, columns=_LOSS_BEFORE)
 
     def plans(self, epoch: int) -> bool:
         return True
@@ -51,7 +56,7 @@ class TrainingLossScorer(Scorer):
 
     def _must_come_back(self, check: ForgettingCheck, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         """Whether each example is trained on in any case: it is its turn, or what is left out is forgotten."""
-        earlier, earlier_epochs = rows.earlier_losses[:, 0], rows.earlier_loss_epochs[:, 0]
+        earlier, earlier_epochs = rows.loss_before, rows.loss_before_epoch
         # These were trained on in the latest epoch, and before that left out for one epoch or more.
         came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
         known = loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
@@ -85,7 +90,8 @@ class SecondDifferenceScorer(TrainingLossScorer):
             raise ValueError(f"average must be a whole number of second differences >= 1, got {average!r}")
         super().__init__(max_age=max_age)
         self.average = average
-        self.needs = Needs(ids=True, training_losses=True, earlier_losses=average + 1)
+        earlier = Column("loss", shift, width=average + 1)
+        self.needs = dataclasses.replace(self.needs, columns={"earlier_losses": earlier})
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         last = super().recall(ids, rows, epoch)

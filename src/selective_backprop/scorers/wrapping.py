@@ -22,6 +22,9 @@ class Wrapping(Scorer):
     def fidelity(self) -> float:  # type: ignore[override]
         return self.fresh.fidelity
 
+    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
+        self.fresh.check_run(num_examples, num_epochs)
+
     def submit(self, candidates: Candidates | None, task: Task) -> None:
         self.fresh.submit(candidates, task)
 

@@ -63,7 +63,7 @@ def last_known_loss(ledger: Ledger) -> Tensor:
     >>> last_known_loss(ledger)
     tensor([0.5000, 2.5000,    nan])
     """
-    return torch.where(ledger.loss_epoch >= ledger.score_epochs[:, 0], ledger.loss, ledger.score)
+    return torch.where(ledger.loss_epoch >= ledger.score_epoch, ledger.loss, ledger.score)
 
 
 def spread(num_examples: int, count: int = 5) -> list[int]:
