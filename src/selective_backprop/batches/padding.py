@@ -124,16 +124,9 @@ class ShapeCheck:
 
     def __init__(self) -> None:
         self._shapes: list[tuple[Any, Any]] | None = None
-        self._is_over = False
-
-    def stop(self) -> None:
-        """Stop checking: from now on examples may differ in shape."""
-        self._is_over = True
 
     def __call__(self, columns: list[Column]) -> ValueError | None:
         """Return the error if these columns could not be joined with those of the first batch; else None."""
-        if self._is_over:
-            return None
         shapes = []
         for column in columns:
             if isinstance(column, Tensor):

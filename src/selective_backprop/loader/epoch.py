@@ -182,7 +182,11 @@ class Epoch(ABC):
         Several ranks plan even then, to find out whether they have equally many batches.
         """
         run = self._run
-        if run.team.size > 1 or not run.passes_batches or source.keep is not None or source.num_batches is None:
+        if run.team.size > 1 or not run.passes_batches or source.keep is not None:
+            return False
+        if run.parts.schedule.never_on:
+            return True
+        if source.num_batches is None:
             return False
         # At first no losses are known, so every example is trained on.
         nothing_known = run.parts.scorer.needs.training_losses and not run.observer.ledger.has_losses()
