@@ -49,7 +49,7 @@ MADE: dict[str, Callable[[], sb.Method]] = {
     "diet": lambda: methods.diet(method=ledger(), scores=LOSSES, prune=0.25),
     "kath18": lambda: methods.kath18(variable_start=False),
     "ledger_backprop": lambda: ledger(),
-    "predicted_selective_backprop": lambda: methods.predicted_selective_backprop(max_age=3),
+    "predicted_selective_backprop": lambda: methods.predicted_selective_backprop(every=3),
     "recorded_backprop": recorded,
     "reducible_loss": lambda: methods.reducible_loss(1 / 3, reference=torch.where(UNLEARNABLE, LOSSES, 0.3 * LOSSES)),
 }

@@ -52,7 +52,7 @@ METHODS = {
     "stale_selective_backprop, proxy": some("stale_selective_backprop", every=2, scoring=proxy(make_model(seed=8), 1)),
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
     "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),
-    "predicted_selective_backprop": some("predicted_selective_backprop", max_age=2),
+    "predicted_selective_backprop": some("predicted_selective_backprop", every=2),
     "distance_backprop": lambda minimum: methods.distance_backprop(minimum=minimum),
     "expected_selective_backprop": some("expected_selective_backprop"),
     "ledger_backprop": lambda share: methods.ledger_backprop(loss_share=share, max_age=2),

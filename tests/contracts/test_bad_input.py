@@ -130,7 +130,6 @@ def test_a_batch_that_is_no_pair(make):
         ({"method": sb.selective_backprop(start=0.5)}, ValueError, "selects in a window of training: pass num_epochs="),
         ({"model": len}, TypeError, "model must be a torch.nn.Module, got builtin_function_or_method"),
         ({"loss_fn": "cross_entropy"}, TypeError, "loss_fn must be callable, got str"),
-        ({"reducer": "median"}, ValueError, "reducer must be one of mean, sum, max or a function, got 'median'"),
     ],
 )
 def test_bad_arguments_of_the_loader(options, error, message):
@@ -151,7 +150,7 @@ def test_a_loader_that_is_none():
         (
             lambda: sb.selective_backprop(scoring="test"),
             ValueError,
-            "names joined by \\+. There are eval, train, .* got 'test'",
+            "scoring must be a scorer or one of eval, train, .* got 'test'",
         ),
         (
             lambda: sb.stale_selective_backprop(every=0),
@@ -176,7 +175,7 @@ def test_a_loader_that_is_none():
                 "mine", sb.scorers.ConstantScorer(), sb.policies.UniformPolicy(selectivity=1), groups=torch.zeros(9)
             ),
             TypeError,
-            "groups need a policy that selects within each group",
+            "groups need a GroupedPolicy, which selects within each group",
         ),
     ],
 )
@@ -202,7 +201,7 @@ def test_loss_before_any_batch_and_of_another_batch():
     model = make_model()
     loader = loader_with(model=model)
     inputs, targets = digits()[:10]
-    with pytest.raises(RuntimeError, match="no batch has been given out yet"):
+    with pytest.raises(RuntimeError, match="no training step is under way"):
         loader.loss(model(inputs), targets)
     iteration = iter(loader)
     next(iteration)
@@ -231,7 +230,7 @@ def test_states_that_do_not_fit():
         (loader_with(dataset=digits(100)), state, "saved ledger has 203 examples but the data set has 100"),
         (loader_with(), state | {"version": 99}, "this state has version 99, expected 1"),
         (loader_with(), {}, "this is not the state of a SelectiveLoader, which is a dict with a version: got {}"),
-        (loader_with(), {"version": 1}, "this state lacks batch_size, feedback, in_epoch, ledger, method, ranks"),
+        (loader_with(), {"version": 1}, "this state lacks batch_size, dynamics, epochs, generators, ledger"),
     ]
     for other, saved, message in cases:
         before = other.stats.state_dict()
@@ -250,7 +249,7 @@ def test_a_sampler_that_may_never_end_cannot_be_saved_mid_epoch():
     loader = sb.SelectiveLoader(train_loader, make_model(), CRITERION, sb.selective_backprop(0.5))
     iterator = iter(loader)
     next(iterator)
-    with pytest.raises(ValueError, match="the batch sampler has no length and may never end"):
+    with pytest.raises(ValueError, match="cannot save in the middle of an epoch: the batch sampler has no length"):
         loader.state_dict()
     assert len(next(iterator)[0]) == 16, "and training goes on"
 
@@ -291,7 +290,7 @@ def dropping(at):
 @pytest.mark.parametrize("at", [1, 3])
 def test_a_collate_function_that_drops_an_example(make, at):
     loader = make_loader(make(0.5), num_epochs=3, loader_options={"collate_fn": dropping(at)})
-    message = "a batch has 15 examples where the sampler asked for 16: .* Leave examples out in the sampler"
+    message = r"a batch has \d+ examples where the sampler asked for \d+: .* Leave examples out in the sampler"
     with pytest.raises(ValueError, match=message):
         for inputs, targets in loader:
             loader.loss(loader.model(inputs), targets)

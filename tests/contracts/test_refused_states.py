@@ -60,14 +60,15 @@ class StopRunError(Exception):
 def saved(name):
     """What a run by the method saves in the middle of its first epoch."""
     loader, model = make(name)
+    file = io.BytesIO()
 
     def stop(number, _):
         if number == 3:
+            torch.save(loader.state_dict(), file)
             raise StopRunError
 
     with pytest.raises(StopRunError):
         train(loader, model, EPOCHS, on_step=stop)
-    torch.save(loader.state_dict(), file := io.BytesIO())
     file.seek(0)
     return torch.load(file, weights_only=True)
 
@@ -124,21 +125,21 @@ def changed(state, value, *path):
 
 DAMAGED = {
     "no key": lambda state: without(state, "selector"),
-    "no policy": lambda state: without(state, "selector", "policy"),
-    "policy without its history": lambda state: changed(state, {}, "selector", "policy"),
-    "generator of another size": lambda state: changed(
-        state, torch.zeros(3, dtype=torch.uint8), "selector", "generator"
-    ),
+    "no policy": lambda state: without(state, "parts", "policy"),
+    "policy without its history": lambda state: changed(state, {}, "parts", "policy"),
+    "generator of another size": lambda state: changed(state, torch.zeros(3, dtype=torch.uint8), "parts", "generator"),
     "ledger without a column": lambda state: without(state, "ledger", "loss_epoch"),
     "ledger with more past scores": lambda state: changed(state, torch.zeros(203, 4), "ledger", "scores"),
     "unknown statistics": lambda state: changed(state, 1, "stats", "unheard_of"),
-    "class of batches that is not there": lambda state: changed(state, "no.such:Class", "queue", "layout", "class"),
-    "no generators in the source": lambda state: changed(state, [], "source", "generators"),
-    "generator of the source of another size": lambda state: changed(
-        state, [torch.zeros(3, dtype=torch.uint8)], "source", "generators"
+    "class of batches that is not there": lambda state: changed(
+        state, "no.such:Class", "epochs", "under_way", "queue", "layout", "class"
+    ),
+    "no generators of the sampler": lambda state: changed(state, [], "generators"),
+    "generator of the sampler of another size": lambda state: changed(
+        state, [torch.zeros(3, dtype=torch.uint8)], "generators"
     ),
     "transform without its count": lambda state: changed(state, {}, "transform"),
-    "no feedback": lambda state: changed(state, {}, "feedback"),
+    "no losses": lambda state: without(state, "losses"),
 }
 
 

@@ -32,7 +32,7 @@ PLANNED = {
     "stale": lambda selectivity: sb.stale_selective_backprop(selectivity, every=2),
     "ledger": sb.ledger_backprop,
     "infobatch": lambda selectivity: sb.infobatch(prune=1 - selectivity, until=0.8),
-    "predicted": lambda selectivity: sb.methods.predicted_selective_backprop(selectivity, max_age=2),
+    "predicted": lambda selectivity: sb.methods.predicted_selective_backprop(selectivity, every=2),
     "random": sb.random_backprop,
     "repeated": sb.repeated_random,
 }

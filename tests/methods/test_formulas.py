@@ -66,7 +66,7 @@ def test_exponential_average():
 
 
 def test_examples_scored_in_different_epochs_have_their_own_weights():
-    scorer = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), decay=0.25, past_scores=3, max_age=9)
+    scorer = sb.scorers.PredictedScorer(sb.scorers.ForwardScorer(), decay=0.25, past_scores=3)
     ledger = Ledger(4, EARLIER)
     ledger.record_scores(torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 0)
     ledger.record_scores(torch.tensor([1, 2]), torch.tensor([1.0, 4.0]), 2)
@@ -76,13 +76,13 @@ def test_examples_scored_in_different_epochs_have_their_own_weights():
     assert got[3].isnan()
 
 
-def test_a_maximum_age_forces_a_fresh_pass():
-    loader = make_loader(sb.methods.predicted_selective_backprop(0.5, max_age=3))
+def test_every_third_epoch_has_selection_passes():
+    loader = make_loader(sb.methods.predicted_selective_backprop(0.5, every=3))
     scored = []
     for _ in range(8):
         for _ in loader:
             pass
-        scored.append(round(loader.stats.scored / NUM_DIGITS))  # a few wait in the queue, and are scored a bit later
+        scored.append(loader.stats.scored / NUM_DIGITS)
     assert scored == [1, 1, 1, 2, 2, 2, 3, 3]
 
 
@@ -649,7 +649,7 @@ def test_expected_batches_are_larger():
     for inputs, targets in loader:
         loader.loss(model(inputs), targets)
         sizes.append(len(inputs))
-    assert sizes == [64, 64, 64, 11]
+    assert sizes == [64, 64, 38, 37]
     assert len(loader) == 4
 
 

@@ -129,6 +129,39 @@ class Layout:
         return Layout(state["kind"], _find_class(state["class"]), tuple(state["keys"]), children)
 
 
+class RowCheck:
+    """Checks that batches have as many examples as were asked for. Batches that are not divided by examples pass.
+
+    Some batches hold examples in another way, such as sequences one after the other in a single row. The first batch
+    tells which kind they are.
+    """
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._is_divided: bool | None = None
+
+    def __call__(self, batch: Any, num_rows: int) -> None:
+        """Raise if this batch has another number of examples."""
+        if self._is_divided is None:
+            try:
+                self._layout = Layout.of(batch, num_rows)
+            except (TypeError, ValueError):
+                # Every part may have the same, wrong number: a collate function has dropped or added examples.
+                lengths = {len(value) for value in _columns(batch)}
+                if len(lengths) == 1:
+                    raise _other_number(lengths.pop(), num_rows) from None
+            self._is_divided = self._layout is not None
+        elif self._layout is not None:
+            self._layout.columns(batch, num_rows)
+
+
+def _columns(batch: Any) -> list[Any]:
+    """List the tensors and lists at the top of a batch, if it consists of nothing else."""
+    values = list(entries(batch).values()) if isinstance(batch, Mapping | list | tuple) else [batch]
+    is_plain = all(isinstance(value, list) or (isinstance(value, Tensor) and value.dim()) for value in values)
+    return values if is_plain and len(values) > 1 else []
+
+
 def _other_number(found: int, expected: int) -> ValueError:
     return ValueError(
         f"a batch has {found} examples where the sampler asked for {expected}: a collate function or a transform that "

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from selective_backprop.batches.layout import Column, move
+from selective_backprop.batches.layout import Column, RowCheck, move
 from selective_backprop.batches.padding import Pad, PadToLongest, ShapeCheck
 from selective_backprop.distributed.team import Contribution, Share, Team
 from selective_backprop.loader.observer import Observer
@@ -211,6 +211,7 @@ class PlannedEpoch(Epoch):
         self._num_planned: int | None = None  # training batches of the epoch
         self._num_offered: int | None = None  # candidates of the epoch; None while the user's own batches pass
         self._counted = 0  # candidates counted as offered
+        self._check_rows = RowCheck()
 
     def begin(self) -> PlannedEpoch:
         """Start the epoch."""
@@ -242,6 +243,7 @@ class PlannedEpoch(Epoch):
             return False
         self.fraction = loaded.fraction
         candidates, kept = loaded.candidates, keep_all(loaded)
+        self._check_rows(candidates.data, candidates.size)
         self._ready.append(Batch(candidates.data, candidates.ids, kept.weights, kept.probabilities))
         if self._num_offered is None:
             run.observer.offered(candidates.ids, candidates.size, loaded=candidates.size)

@@ -438,8 +438,8 @@ class SelectiveLoader(LoaderAttributes):
 
         If the state does not fit this loader and its method, an error says what differs, and nothing is changed.
         """
-        self._refuse_a_second_iteration()
         self.check_state_dict(state)
+        self._refuse_a_second_iteration()
         run, source = self._run, self._source
         stateful = [source.transform] if hasattr(source.transform, "load_state_dict") else []
         parts = [self, run, source, run.selector, run.observer, self._reporting, self.stepper, self.stats]

@@ -70,26 +70,29 @@ def stale_selective_backprop(
 def predicted_selective_backprop(
     selectivity: float | None = None,
     *,
+    every: int = 3,
     past_scores: int = 4,
-    max_age: int = 3,
     decay: float = 0.5,
     scoring: Scoring = "eval",
     **options: Unpack[PercentileOptions],
 ) -> Method:
     """Select by losses that are predicted from each example's past scores, as their exponentially weighted average.
 
-    If the past scores of an example are too old, it is scored anew.
+    Every n-th epoch has selection passes, which give new scores.
 
     Args:
         selectivity, scoring, options: as for `selective_backprop`.
+        every: n.
         past_scores: number of past scores to predict from.
-        max_age: number of epochs after which an example is scored anew.
         decay: the weight of each score relative to the next newer one.
 
-    >>> predicted_selective_backprop(max_age=2).scorer.max_age
+    >>> predicted_selective_backprop(every=2).scorer.every
     2
     """
-    scorer = PredictedScorer(scorer_from(scoring), decay=decay, past_scores=past_scores, max_age=max_age)
+    first_epoch = math.ceil(options.get("warmup_epochs", 0))
+    scorer = PredictedScorer(
+        scorer_from(scoring), every=every, first_epoch=first_epoch, decay=decay, past_scores=past_scores
+    )
     return percentile_method("predicted_selective_backprop", scorer, selectivity, options)
 
 

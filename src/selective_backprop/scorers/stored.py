@@ -30,7 +30,7 @@ class StoredScorer(Wrapping):
         self.first_epoch = first_epoch
 
     def plans(self, epoch: int) -> bool:
-        return (epoch - self.first_epoch) % self.every != 0
+        return epoch > self.first_epoch and (epoch - self.first_epoch) % self.every != 0
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return rows.score
