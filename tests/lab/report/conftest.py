@@ -23,7 +23,7 @@ HOSTILE_DATA = '"><img src=x onerror=alert(2)>'
 def small_digits():
     """Quick to train on."""
     data = load_images("digits")
-    parts = (data.train_images[:500], data.train_labels[:500], data.test_images[:200], data.test_labels[:200])
+    parts = (data.train_images[:300], data.train_labels[:300], data.test_images[:200], data.test_labels[:200])
     return ImageSet("digits", *parts, data.classes)
 
 
