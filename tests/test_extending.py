@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import selective_backprop as sb
 
 PAGE = (Path(__file__).parent.parent / "docs" / "guides" / "extending.md").read_text()
@@ -57,7 +59,7 @@ def test_everything_on_the_page_works(tmp_path):
     for command in commands:
         run("-m", "selective_backprop.lab", *command)
     assert "How long the runs are" in (tmp_path / "report.html").read_text()
-    run("-m", "doctest", "src/selective_backprop/methods/overdue.py")
+    run("-m", "doctest", "src/selective_backprop/methods/smoothed.py")
 
 
 def test_each_addition_touches_three_source_files_at_most():
@@ -65,3 +67,19 @@ def test_each_addition_touches_three_source_files_at_most():
     for section in SECTIONS:
         files = set(re.findall(r"^[# ] ?(src/\S+\.py)$", section, flags=re.MULTILINE))
         assert 1 <= len(files) <= 3, f"{section.splitlines()[0]} touches {sorted(files)}"
+
+
+NAMES = {
+    "seta": r"\bseta\b|SlidingWindowPolicy",
+    "second_difference": r"second_difference|SecondDifferenceScorer|ThresholdPolicy|earlier_losses",
+    "tail_sft": r"tail_sft|FallScorer|first_loss",
+}
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_the_last_real_additions_are_in_the_files_that_the_page_names(method):
+    package = Path(sb.__file__).parent
+    library = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "lab"]
+    found = {str(path.relative_to(package)) for path in library if re.search(NAMES[method], path.read_text())}
+    (row,) = re.findall(rf"^\| `{method}` \|.*$", PAGE, flags=re.MULTILINE)
+    assert {name for name in found if not name.endswith("__init__.py")} == set(re.findall(r"`([a-z_/]+\.py)`", row))

@@ -45,10 +45,10 @@ class Column:
         dtype: type of the values.
         fill: value before anything is written.
 
-    >>> ledger = Ledger(2, {"first_loss": Column("loss", first)})
+    >>> ledger = Ledger(2, {"start": Column("loss", first)})
     >>> for epoch, loss in enumerate([5.0, 4.0, 3.0]):
     ...     ledger.record_losses(torch.tensor([1]), torch.tensor([loss]), epoch)
-    >>> ledger.first_loss.tolist(), ledger.loss.tolist()
+    >>> ledger.start.tolist(), ledger.loss.tolist()
     ([nan, 5.0], [nan, 3.0])
     """
 
