@@ -14,7 +14,7 @@ Protocol, fixed before the runs:
 - Network: two convolutions with BatchNorm and a linear layer, 8 epochs of SGD, batches of 100, the learning rate falls
   linearly to 0. The rules of the audit were chosen on runs of the same data sets with 3,000 or 4,000 images, at seeds
   0 and 7, partly with the same network.
-- Audit: one plain run with record="dynamics", ranked by `label_score`. Extra training: none.
+- Audit: one plain run with audit=True, ranked by `label_score`. Extra training: none.
 - Audit under selection: the same from a run of `ledger_backprop()`. To be within 5% of the plain run's.
 - Features: both audits again with `features=`, the inputs of the last layer by one forward pass over the data after the
   run, 1/24 of the run's compute. The ledger's is held against the plain audit without features (what one would have had
@@ -121,7 +121,7 @@ def train(
         method,
         num_epochs=epochs,
         seed=seed,
-        record="dynamics" if record else None,
+        audit=record,
     )
     model.train()
     for _ in range(epochs):

@@ -176,9 +176,8 @@ def run(weights, data, method, options, epochs, seed):
     loader = sb.SelectiveLoader(
         batches,
         model,
-        sb.token_cross_entropy,
+        sb.losses.PerExampleLoss(sb.token_cross_entropy, reducer="mean"),
         method,
-        reducer="mean",
         pad=PAD,
         num_epochs=math.ceil(epochs),
         seed=seed,

@@ -1,4 +1,4 @@
-"""Measure what record="dynamics" adds to a training step, as a share of the step.
+"""Measure what audit=True adds to a training step, as a share of the step.
 
     python benchmarks/recording.py
 

@@ -119,7 +119,9 @@ def train_gpt(rule: str, sequences: int, batch_size: int, epochs: int, length: i
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     method = sb_by_rule(1 / 3, rule=rule)
     train_loader = DataLoader(data, batch_size, shuffle=True)
-    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method, reducer="mean", num_epochs=epochs)
+    loader = sb.SelectiveLoader(
+        train_loader, model, sb.losses.PerExampleLoss(nn.CrossEntropyLoss(), "mean"), method, num_epochs=epochs
+    )
     shares = []
     for _ in range(epochs):
         before = loader.stats.copy()

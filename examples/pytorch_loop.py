@@ -106,7 +106,7 @@ def main() -> None:
             if args.mix:
                 # Calls loss_fn, not loader.loss, because the loss of a mixture is not the loss of one example. The loss
                 # is linear in the targets, so each example's weight is multiplied into its target.
-                targets = F.one_hot(labels, classes) * loader.batch.weights[:, None].to(device)
+                targets = F.one_hot(labels, classes) * loader.weights()[:, None]
                 images, targets = mix(args.mix, images, targets)
                 loss = loss_fn(forward(model, (images, labels))[0], targets)
             else:

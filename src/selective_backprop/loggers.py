@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 PREFIX = "selection/"
@@ -32,6 +32,24 @@ class Logger(Protocol):
     def __call__(self, values: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Every:
+    """Also calls a logger after every n training batches, and not only after every epoch.
+
+    Args:
+        every: n.
+        on_stats: the logger, or any other function of a flat dict.
+
+    >>> Every(100, print).every
+    100
+    """
+
+    def __init__(self, every: int, on_stats: Callable[[dict[str, float]], None]) -> None:
+        self.every, self._on_stats = every, on_stats
+
+    def __call__(self, values: dict[str, float]) -> None:
+        self._on_stats(values)
 
 
 class TensorBoardLogger:

@@ -18,9 +18,7 @@ def trained(method, labels, images, *, epochs=8, seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     batches = DataLoader(TensorDataset(images, labels), 32, shuffle=True, generator=torch.Generator().manual_seed(seed))
-    loader = sb.SelectiveLoader(
-        batches, model, nn.CrossEntropyLoss(), method, num_epochs=epochs, seed=seed, record="dynamics"
-    )
+    loader = sb.SelectiveLoader(batches, model, nn.CrossEntropyLoss(), method, num_epochs=epochs, seed=seed, audit=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(epochs):
         for inputs, targets in loader:
@@ -151,7 +149,9 @@ def test_regression_has_statistics_of_losses():
     inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     batches = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 8)
     model = nn.Linear(3, 1)
-    loader = sb.SelectiveLoader(batches, model, nn.MSELoss(), sb.traditional(), record="dynamics", reducer="mean")
+    loader = sb.SelectiveLoader(
+        batches, model, sb.losses.PerExampleLoss(nn.MSELoss(), "mean"), sb.traditional(), audit=True
+    )
     for _ in range(2):
         for batch in loader:
             loader.loss(model(batch[0]), batch[1]).backward()
@@ -169,7 +169,7 @@ def test_sequences_and_regression_have_duplicates_too():
     targets = torch.zeros(20, 3, dtype=torch.int64)
     model, batches = nn.Conv1d(4, 5, 1), DataLoader(TensorDataset(inputs, targets), 5)
     loader = sb.SelectiveLoader(
-        batches, model, nn.CrossEntropyLoss(), sb.traditional(), record="dynamics", reducer="mean"
+        batches, model, sb.losses.PerExampleLoss(nn.CrossEntropyLoss(), "mean"), sb.traditional(), audit=True
     )
     for _ in range(2):
         for batch in loader:

@@ -140,9 +140,7 @@ def test_planted_copies_are_found_by_the_networks_features():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     batches = DataLoader(TensorDataset(images, labels), 32, shuffle=True)
-    loader = sb.SelectiveLoader(
-        batches, model, nn.CrossEntropyLoss(), sb.traditional(), num_epochs=4, record="dynamics"
-    )
+    loader = sb.SelectiveLoader(batches, model, nn.CrossEntropyLoss(), sb.traditional(), num_epochs=4, audit=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(4):
         for inputs, targets in loader:

@@ -194,7 +194,7 @@ def audit(
     `statistics.selection_shift`.
 
     Args:
-        source: a `SelectiveLoader` with `record="dynamics"`, its `dynamics`, the folder of a run or a file that
+        source: a `SelectiveLoader` with `audit=True`, its `dynamics`, the folder of a run or a file that
             `Dynamics.save` wrote. A ledger works too, but knows last losses only.
         labels: the labels of the run, one per example. By default those that the run recorded.
         features: (M, D) features of the examples, such as `sb.pruning.last_features` finds with one forward pass. They
@@ -216,7 +216,7 @@ def audit(
         source = _from_ledger(source)
     if not isinstance(source, Dynamics):
         raise TypeError(
-            "audit needs a SelectiveLoader with record='dynamics', its dynamics or ledger, or the folder of a run, got "
+            "audit needs a SelectiveLoader with audit=True, its dynamics or ledger, or the folder of a run, got "
             f"{type(source).__name__}"
         )
     if not source.num_rows:
@@ -241,7 +241,7 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
     confidence, spread = statistics.time_mean(confidences), statistics.variability(confidences)
     if not has_classes:
         notes.append(
-            "There are only statistics of losses. Margins, confidences and wrong labels need record='dynamics' "
+            "There are only statistics of losses. Margins, confidences and wrong labels need audit=True "
             "(on the command line --record dynamics), and outputs that are logits (N, C) with labels (N,), which "
             "regression and sequences do not have."
         )
@@ -343,7 +343,7 @@ def _from_path(path: Path) -> Dynamics:
     file = path / FILE if path.is_dir() else path
     if not file.exists():
         raise ValueError(
-            f"{path} has no {FILE}, so the run recorded no dynamics: train with record='dynamics' "
+            f"{path} has no {FILE}, so the run recorded no dynamics: train with audit=True "
             "(`selective-backprop train --record dynamics`)"
         )
     return Dynamics.load(file)

@@ -249,6 +249,7 @@ class Training:
             given_out += len(labels)
             wrong += (outputs.detach().argmax(1) != labels).sum()
             if self.settings.length is not None and self.progress >= 1:
+                self.loader.stepper.end_step()  # an epoch that is left in its first step would not count
                 break  # a budget may end within an epoch
         record: Record = {}
         if self.test_every_epoch or len(self.records) == self.settings.epochs - 1:
