@@ -128,7 +128,7 @@ class ScaledScorer(TrainingLossScorer):
         self.scale = SCALES[scale]
 
     def _must_come_back(self, check: ForgettingCheck, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
-        earlier, earlier_epochs = rows.earlier_losses[:, 0], rows.earlier_loss_epochs[:, 0]
+        earlier, earlier_epochs = rows.loss_before, rows.loss_before_epoch
         came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
         known = functional.loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
         check.learn(earlier[came_back], rows.loss[came_back], self.scale(known) if len(known) else 0.0)
