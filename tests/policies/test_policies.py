@@ -6,7 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selective_backprop.policies import ExpectedPolicy, GroupedPolicy, PercentilePolicy, TopKPolicy, UniformPolicy
+from selective_backprop.policies import (
+    ExpectedPolicy,
+    GroupedPolicy,
+    PercentilePolicy,
+    Policy,
+    TopKPolicy,
+    UniformPolicy,
+)
 from tests import reference
 
 THIRD = 1 / 3
@@ -269,3 +276,8 @@ def test_top_k_decides_ties_by_lot():
 def test_bad_parameters(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_policy_has_at_most_eight_flags_and_hooks():
+    declared = {*vars(Policy), *Policy.__annotations__}
+    assert len([name for name in declared if not name.startswith("_")]) <= 8
