@@ -70,7 +70,7 @@ class Bare:
         dataset = ImageDataset(data.train_images, data.train_labels)
         generator = torch.Generator().manual_seed(SEED)
         self.loader = DataLoader(
-            dataset, recipe.batch_size, shuffle=True, generator=generator, collate_fn=dataset.collate
+            dataset, recipe.batch_size, shuffle=True, generator=generator, collate_fn=dataset.collate, drop_last=True
         )
         self.total_steps = recipe.epochs * len(self.loader)
         self.optimizer = make_optimizer(recipe, self.model.parameters(), CPU)

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import runpy
-import signal
-import time
 import tomllib
 
 import pytest
@@ -14,7 +12,7 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop import methods
-from tests.lab.command_line import run, run_on_ranks, start, text_of
+from tests.lab.command_line import run, run_on_ranks, text_of
 from tests.pages import DOCS, PAGES, blocks, commands, sides, smallest, write_images
 from tests.processes import ROOT
 
@@ -57,12 +55,6 @@ def shell(words, folder, images):
         in_folder = [word.replace("runs/", f"{folder}/runs/") for word in smallest(rest[after:], images)]
         result = run_on_ranks(*in_folder)
         assert result.returncode == 0, text_of(result)
-    elif rest[:1] == ["watch"]:
-        with start(*rest, prepare=there) as process:
-            while "http://" not in process.output():
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
     else:
         assert program == "selective-backprop", f"tests do not know how to run {program}"
         result = run(*smallest(rest, images), prepare=there)
@@ -174,7 +166,6 @@ def test_the_reference_of_the_command_line_has_every_command_and_option():
         "compare",
         "sweep",
         "report",
-        "watch",
         "advise",
         "diet score",
         "diet prune",
