@@ -36,28 +36,16 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
         batch_size: B from now on; by default as saved.
     """
     first, own = states[0], states[rank % len(states)]
-    for other, state in enumerate(states):
-        for name in ("version", "method", "batch_size"):
-            if state[name] != first[name]:
-                raise ValueError(_not_together(name, first[name], state[name], other))
-        for name, value in {"epoch": state["epochs"]["epoch"], "in_epoch": _in_epoch(state)}.items():
-            expected = {"epoch": first["epochs"]["epoch"], "in_epoch": _in_epoch(first)}[name]
-            if value != expected:
-                raise ValueError(_not_together(name, expected, value, other))
-    size_of_batch = first["batch_size"] if batch_size is None else batch_size
-    under_way = _epoch(states, rank, size, size_of_batch) if _in_epoch(first) else None
-    queued = sum(under_way["queue"]["lengths"][rank : rank + 1]) if under_way and "queue" in under_way else 0
+    _require_same_moment(states)
+    batch_size = first["batch_size"] if batch_size is None else batch_size
+    under_way = None if first["epochs"]["under_way"] is None else _epoch(states, rank, size, batch_size)
+    queued = under_way["queue"]["lengths"][rank] if under_way is not None and "queue" in under_way else 0
     return {
         **first,
         "ranks": {"rank": rank, "size": size},
-        "batch_size": size_of_batch,
+        "batch_size": batch_size,
         "epochs": {**first["epochs"], "under_way": under_way},
-        "parts": {
-            **own["parts"],
-            "generator": _generators([[state["parts"]["generator"]] for state in states], rank)[0],
-        },
-        "selector": own["selector"],
-        "transform": own["transform"],
+        **{name: own[name] for name in ("parts", "selector", "transform", "stream")},
         "generators": _generators([state["generators"] for state in states], rank),
         "stats": _stats([state["stats"] for state in states], rank, size, queued=queued),
         "reported": _reported([state["reported"] for state in states], rank, size),
@@ -66,12 +54,23 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
     }
 
 
-def _in_epoch(state: State) -> bool:
-    return state["epochs"]["under_way"] is not None
+def _require_same_moment(states: list[State]) -> None:
+    """Raise if ranks did not save these states together."""
 
+    def moment(state: State) -> State:
+        under_way = state["epochs"]["under_way"]
+        batches = None if under_way is None else under_way["given"]
+        named = {name: state[name] for name in ("version", "method", "batch_size")}
+        return {**named, "epoch": state["epochs"]["epoch"], "number of batches in the epoch": batches}
 
-def _not_together(name: str, first: Any, other: Any, rank: int) -> str:
-    return f"{name} is {first} on rank 0 and {other} on rank {rank}: their states were not saved at the same time"
+    first = moment(states[0])
+    for rank, state in enumerate(states):
+        for name, value in moment(state).items():
+            if value != first[name]:
+                raise ValueError(
+                    f"{name} is {first[name]} on rank 0 and {value} on rank {rank}: their states were not saved at the "
+                    "same time"
+                )
 
 
 def deal(items: list[T], size: int) -> list[list[T]]:
@@ -104,26 +103,27 @@ def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) ->
     remaining = [_remaining(epoch) for epoch in epochs]
     turns = max(map(len, remaining))
     in_turn = [batches[turn] for turn in range(turns) for batches in remaining if turn < len(batches)]
-    loaded = sum(epoch["place"]["position"] - len(_loaded_ahead(epoch)) for epoch in epochs)
-    place: State = {"position": loaded // size}
+    loaded = sum(epoch["place"]["position"] - len(_loaded_ahead(epoch)) for epoch in epochs) // size
     began_with = _stats([epoch["began_with"] for epoch in epochs], rank, size, queued=0)
     if first["kind"] == "planned":
         batches = _cut_anew(IdBatches.join(in_turn), rank, size, batch_size)
-        place |= {"total": place["position"] + len(batches), "batches": batches.state_dict()}
-        counts = {
-            name: None
-            if any(epoch[name] is None for epoch in epochs)
-            else deal_count([epoch[name] for epoch in epochs], rank, size)
-            for name in ("offered", "counted")
-        }
-        planned = None if first["planned"] is None else place["total"]
-        return {**first, "place": place, "began_with": began_with, "planned": planned, "ready": [], **counts}
-    totals = [epoch["place"]["total"] for epoch in epochs]
-    total = None if None in totals else -(-sum(totals) // size)
-    place |= {"total": total, "batches": IdBatches.join(in_turn[rank::size]).state_dict()}
-    queue = _queue_state([epoch["queue"] for epoch in epochs], rank, size)
-    rounds = {"round": place["position"], "ahead": None}
-    return {**first, "place": place, "began_with": began_with, "queue": queue, **rounds}
+        own = _planned_counts(epochs, rank, size, loaded + len(batches)) | {"ready": []}
+        most = len(batches)
+    else:
+        batches = IdBatches.join(in_turn[rank::size])
+        queue = _queue_state([epoch["queue"] for epoch in epochs], rank, size)
+        own = {"queue": queue, "round": loaded, "ahead": None}
+        most = -(-len(in_turn) // size)
+    place = {"position": loaded, "total": loaded + most, "batches": batches.state_dict()}
+    return {**first, **own, "place": place, "began_with": began_with}
+
+
+def _planned_counts(epochs: list[State], rank: int, size: int, num_batches: int) -> State:
+    """Divide the counts of a planned epoch. num_batches: its training batches on each of the new ranks."""
+    if epochs[0]["offered"] is None:  # one process that passes the user's own batches
+        return {}
+    counts = {name: deal_count([epoch[name] for epoch in epochs], rank, size) for name in ("offered", "counted")}
+    return {"planned": num_batches, **counts}
 
 
 def _remaining(epoch: State) -> list[IdBatch]:
@@ -140,9 +140,11 @@ def _loaded_ahead(epoch: State) -> list[IdBatch]:
 def _cut_anew(left: IdBatches, rank: int, size: int, batch_size: int | None) -> IdBatches:
     """Cut the ids that are left into training batches, equally many on every rank."""
     bounds = _bounds(len(left.ids), size)
-    rows, most = slice(*bounds[rank]), max(end - begin for begin, end in bounds)
+    counts = [end - begin for begin, end in bounds]
     largest = batch_size or max([1, *left.sizes.tolist()])
-    sizes = training_batch_sizes(rows.stop - rows.start, largest, drop_last=False, most=most)
+    sizes = training_batch_sizes(counts[rank], largest, drop_last=False, counts=counts)
+    begin = bounds[rank][0]
+    rows = slice(begin, begin + int(sizes.sum()))
     columns = (None if column is None else column[rows] for column in (left.weights, left.probabilities))
     return IdBatches(left.ids[rows], sizes, *columns)
 

@@ -164,13 +164,15 @@ class Epoch(ABC):
         run = self._run
         stats = run.observer.stats
         phase = stats.switch("selecting")
-        candidates = source.all_candidates()
-        size = run.batch_size or max([1, *candidates.sizes.tolist()])
+        with run.team.failing_together("could not plan this epoch"):
+            candidates = source.all_candidates()
+        size = run.batch_size or max(run.team.count(max([1, *candidates.sizes.tolist()])))
         plan = run.planner.plan(candidates, self.number, at_least=size, drop_last=source.drop_last)
         if plan.keeps_all and run.passes_batches and len(set(run.team.count(len(candidates)))) == 1:
             batches = candidates
         else:
             batches = plan.batches(size, drop_last=source.drop_last and run.batch_tokens is None)
+            stats.dropped += len(plan.ids) - len(batches.ids)
         stats.switch(phase)
         self._know(candidates, batches)
         source.know(batches)
@@ -452,7 +454,8 @@ class ScoredEpoch(Epoch):
             asked = None if ahead["asked"] is None else next(iter(IdBatches.from_state_dict(ahead["asked"])))
             candidates = Candidates(data, None if asked is None else asked.ids, ahead["size"])
             self._ahead = Loaded(candidates, asked, ahead["batch_idx"], ahead["fraction"])
-            self._run.selector.submit(self._ahead)
+        # Without candidates ahead, this drops scores of candidates that another number of ranks had loaded ahead.
+        self._run.selector.submit(self._ahead)
 
 
 AnyEpoch = PlannedEpoch | ScoredEpoch

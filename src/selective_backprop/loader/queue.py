@@ -184,11 +184,12 @@ class Queue:
             return 0
         self.even_out()
         own = self.lengths[self._ranks.rank]
-        sizes = training_batch_sizes(own, self.batch_size, drop_last=drop_last, most=max(self.lengths))
+        sizes = training_batch_sizes(own, self.batch_size, drop_last=drop_last, counts=self.lengths)
         self._last_sizes = deque(sizes.tolist())
-        dropped = own - sum(self._last_sizes)
-        self.lengths[self._ranks.rank] -= dropped
-        return dropped
+        kept = sum(self._last_sizes)
+        self._pieces = deque(self._split_off(kept))
+        self.lengths[self._ranks.rank] = kept
+        return own - kept
 
     def _first(self, count: int) -> Piece:
         """Take the first `count` waiting examples, joined into one piece."""

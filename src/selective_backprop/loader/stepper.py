@@ -140,7 +140,7 @@ class Stepper:
             if self._run.observer.stats.scored > scored:
                 self._run.observer.learn()  # no extra wait: scoring has just waited for the device
             return True
-        if not self._run.observer.stats.offered:
+        if self.num_done == 0 and not any(self._run.team.count(self._run.observer.stats.offered)):
             raise ValueError("the loader is empty: it offered no batch in a whole epoch")
         return False
 

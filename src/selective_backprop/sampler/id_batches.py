@@ -96,24 +96,29 @@ class IdBatches:
         return IdBatches(**state)
 
 
-def training_batch_sizes(count: int, batch_size: int, *, drop_last: bool, most: int | None = None) -> Tensor:
+def training_batch_sizes(count: int, batch_size: int, *, drop_last: bool, counts: list[int] | None = None) -> Tensor:
     """Cut `count` examples into batches of B. The last two share what does not fill a batch: none is below half of B.
 
     With drop_last it is left out instead. If ranks have different counts, all of them cut as many batches as the rank
-    with the most needs, and cut them alike; counts may differ by one.
+    with the most needs, and cut them alike; counts may differ by one. An example is left out if other ranks would have
+    none for the same batch.
 
     Args:
         count: number of examples of this rank.
         batch_size: B.
         drop_last: leave out what does not fill a batch.
-        most: number of examples of the rank that has the most; None for `count`.
+        counts: number of examples of each rank; None for a single rank.
 
     >>> training_batch_sizes(11, 4, drop_last=False).tolist(), training_batch_sizes(9, 4, drop_last=False).tolist()
     ([4, 4, 3], [4, 3, 2])
     >>> training_batch_sizes(11, 4, drop_last=True).tolist(), training_batch_sizes(3, 4, drop_last=False).tolist()
     ([4, 4], [3])
+    >>> [training_batch_sizes(count, 4, drop_last=False, counts=[9, 8]).tolist() for count in (9, 8)]
+    [[4, 3, 2], [4, 2, 2]]
     """
-    most = count if most is None else most
+    most, fewest = (count, count) if counts is None else (max(counts), min(counts))
+    if batch_size == 1 or fewest == 0:
+        most = count = fewest  # the last batch would be empty on some ranks
     full, rest = divmod(most, batch_size)
     number = full + (rest > 0 and not drop_last)
     if not number:

@@ -24,14 +24,14 @@ class Plan:
     """(K,) float64: the chance that each id had to be selected; None if all are 1."""
     num_offered: int
     """Number of this rank's candidates, skipped ones included."""
-    most: int
-    """K on the rank that loads the most. It differs by one between ranks at most."""
+    counts: list[int]
+    """K of every rank. They differ by one at most."""
     keeps_all: bool
     """Whether every rank loads each of its candidates once and with weight 1, as plain training does."""
 
     def batches(self, batch_size: int, *, drop_last: bool) -> IdBatches:
         """Cut the plan into training batches, equally many on every rank; see `training_batch_sizes`."""
-        sizes = training_batch_sizes(len(self.ids), batch_size, drop_last=drop_last, most=self.most)
+        sizes = training_batch_sizes(len(self.ids), batch_size, drop_last=drop_last, counts=self.counts)
         count = int(sizes.sum())
         columns = (None if column is None else column[:count] for column in (self.weights, self.probabilities))
         return IdBatches(self.ids[:count], sizes, *columns)

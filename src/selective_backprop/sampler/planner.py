@@ -55,12 +55,12 @@ class Planner:
         fewest = at_least if drop_last else min(2, at_least)  # BatchNorm cannot train on a single example
         if sum(counts) < fewest * self._team.size:
             found = found.topped_up(at_least, weight=0.0 if parts.policy.weighting == "unbiased" else 1.0)
-            counts = [int(kept) for (kept,) in self._team.ranks.share([len(found.ids)])]
+            counts = self._team.count(len(found.ids))
         keeps_all = all(plain for _, plain in everyone)
         if max(counts) - min(counts) > 1:
             found, keeps_all = found.evened(self._team, counts), False
-        most = max(counts) if keeps_all else -(-sum(counts) // len(counts))
-        return Plan(found.ids, found.weights, found.probabilities, len(ids), most, keeps_all)
+            counts = self._team.count(len(found.ids))
+        return Plan(found.ids, found.weights, found.probabilities, len(ids), counts, keeps_all)
 
     def _is_on(self, sizes: Tensor, epoch: int) -> Tensor | None:
         """Return (n,) bool: whether selection is on for each candidate. None if it is on for all of them."""

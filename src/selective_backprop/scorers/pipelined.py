@@ -89,6 +89,7 @@ class PipelinedScorer(FreshScorer):
         """Begin to score the next candidates. None: drop those submitted before."""
         self._finish()
         if candidates is None:
+            self._known = None
             return
         if self._known is not None:
             future: Future[Tensor] = Future()
