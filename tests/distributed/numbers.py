@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import selective_backprop as sb
-from tests.distributed.runs import Ids, spy_on
+from tests.distributed.runs import Ids, begin_epoch
 
 
 class Numbers(Dataset):
@@ -36,10 +36,11 @@ class Losses(nn.Module):
 def make(method, count, batches, *, epochs, **options):
     """A model, and a loader over these batches of ids."""
     model, loader_options = Losses(), options.pop("loader_options", {})
+    loss_fn = sb.losses.PerExampleLoss(lambda outputs, targets: outputs, reducer=options.pop("reducer", None))
     loader = sb.SelectiveLoader(
         DataLoader(Numbers(count), batch_sampler=batches, **loader_options),
         model,
-        lambda outputs, targets: outputs,
+        loss_fn,
         method,
         forward=lambda model, batch: (model(batch), None),
         num_epochs=epochs,
@@ -54,16 +55,18 @@ def cut(ids, size):
 
 
 def go_through(model, loader, epochs, on_step=lambda step: None):
-    """Ids of every batch, by epoch; and those selected in each round."""
+    """Ids of every batch, by epoch; and those selected in each round of scored epochs."""
     rounds, given, steps = [], [], 0
-    spy_on(loader.queue, rounds.append)
     for epoch in range(loader.epoch, epochs):
         model.epoch = epoch
         given.append([])
-        for batch in loader:
-            loader.loss(model(batch), None).backward()
-            assert batch.tolist() == loader.batch.ids.tolist()
-            given[-1].append(batch.long().tolist())
+        begin_epoch(loader, rounds.append)
+        while (batch := loader.stepper.next()) is not None:
+            loader.loss(model(batch.data), None).backward()
+            assert batch.data.tolist() == batch.ids.tolist()
+            given[-1].append(batch.ids.tolist())
             steps += 1
             on_step(steps)
+            loader.stepper.end_step()
+        loader.stepper.end_epoch()
     return given, rounds

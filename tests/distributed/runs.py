@@ -27,8 +27,12 @@ class Ids:
         return len(self.ids)
 
 
-def spy_on(queue, note):
-    """Have the ids of each round noted as they are queued; of a rank without candidates, nothing."""
+def begin_epoch(loader, note):
+    """Begin an epoch. If it is a scored one, note the ids that are queued in each round on this rank."""
+    loader.stepper.begin()
+    queue = getattr(loader.stepper.epoch, "queue", None)
+    if queue is None:
+        return
 
     def spied(add):
         def spy(columns, selection, ids, *rest, **options):
@@ -60,7 +64,6 @@ class Run:
             self.loader = sb.SelectiveLoader(
                 train_loader, self.model, nn.CrossEntropyLoss(), method, num_epochs=epochs, **options
             )
-            spy_on(self.loader.queue, self.selected.append)
 
     def train_plainly(self):
         loss_fn, batches = nn.CrossEntropyLoss(), []
@@ -78,24 +81,24 @@ class Run:
             if hasattr(self.sampler, "set_epoch"):
                 self.sampler.set_epoch(epoch)
             self.sizes.append([])  # by epoch
-            for inputs, targets in self.loader:
+            begin_epoch(self.loader, self.selected.append)
+            stepper = self.loader.stepper
+            while (batch := stepper.next()) is not None:
+                inputs, targets = batch.data
                 self.sizes[-1].append(len(targets))
                 self.optimizer.zero_grad()
                 self.loader.loss(self.model(inputs), targets).backward()
                 self.optimizer.step()
-                self.batches.append(self.loader.batch.ids.tolist())
-                self.weights.append(self.loader.batch.weights.tolist())
+                self.batches.append(batch.ids.tolist())
+                self.weights.append(batch.weights.tolist())
                 on_step(len(self.batches))
+                stepper.end_step()
+            stepper.end_epoch()
         return self
 
     @property
     def parameters(self):
         return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
-
-    @property
-    def queued(self):
-        """Ids that are still waiting."""
-        return self.loader.queue.waiting_ids().tolist()
 
     def save(self):
         parts = {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}

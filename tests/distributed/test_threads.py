@@ -30,7 +30,8 @@ ROUNDWISE = {
 }
 PLANNED = {
     "stale": lambda selectivity: sb.stale_selective_backprop(selectivity, every=2),
-    "ledger": sb.ledger_backprop,
+    "ledger": lambda selectivity: sb.ledger_backprop(),
+    "ledger, percentile": sb.methods.ledger_percentile,
     "infobatch": lambda selectivity: sb.infobatch(prune=1 - selectivity, until=0.8),
     "predicted": lambda selectivity: sb.methods.predicted_selective_backprop(selectivity, every=2),
     "random": sb.random_backprop,
@@ -39,7 +40,7 @@ PLANNED = {
 METHODS = {"traditional": lambda selectivity: sb.traditional()} | ROUNDWISE | PLANNED
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(sorted(METHODS)),
     shards=st.lists(st.integers(1, 40), min_size=1, max_size=5),
@@ -47,11 +48,10 @@ METHODS = {"traditional": lambda selectivity: sb.traditional()} | ROUNDWISE | PL
     batch_size=st.none() | st.integers(1, 7),
     selectivity=st.sampled_from([0.2, 0.5, 0.9, 1.0]),
     epochs=st.integers(1, 4),
-    scope=st.sampled_from(["global", "local"]),
     stop=st.integers(1, 30),
 )
-def test_any_ranks(name, shards, candidates, batch_size, selectivity, epochs, scope, stop):
-    """As many, equally full batches; nothing is lost or repeated; resumed exactly; the ledger knows all of it."""
+def test_any_ranks(name, shards, candidates, batch_size, selectivity, epochs, stop):
+    """Equally many batches; nothing is lost or repeated; a resume is exact; the ledger knows all of it."""
     ends = torch.tensor([0, *shards]).cumsum(0).tolist()
     states = {}
 
@@ -59,8 +59,7 @@ def test_any_ranks(name, shards, candidates, batch_size, selectivity, epochs, sc
         batches = cut(range(ends[rank], ends[rank + 1]), candidates)
 
         def new():
-            options = {"epochs": epochs, "scope": scope, "batch_size": batch_size}
-            return make(METHODS[name](selectivity), sum(shards), batches, **options)
+            return make(METHODS[name](selectivity), sum(shards), batches, epochs=epochs, batch_size=batch_size)
 
         def save(step):
             if step == stop:
@@ -73,51 +72,54 @@ def test_any_ranks(name, shards, candidates, batch_size, selectivity, epochs, sc
             resumed.load_state_dict(states[rank])
             rest, _ = go_through(again, resumed, epochs)
             assert sum(rest, []) == sum(given, [])[stop:]  # noqa: RUF017
-            assert same(resumed.ledger.state_dict(), loader.ledger.state_dict())
-        queued = loader.queue.waiting_ids().tolist()
-        assert loader.stats.queued == len(queued)
-        return given, rounds, queued, loader.ledger.whole(), loader.batch_size
+            assert same(vars(resumed.ledger.whole()), vars(loader.ledger.whole()))
+        assert loader.stats.queued == 0, "nothing waits between epochs"
+        return given, rounds, loader.ledger.whole(), loader.batch_size or candidates, loader.stats.dropped
 
     results = run_loaders(len(shards), work)
-    sizes = [[[len(batch) for batch in epoch] for epoch in given] for given, *_ in results]
-    assert all(other == sizes[0] for other in sizes)
-    size, k = results[0][-1], len(shards)
-    for epoch in sizes[0]:
-        is_plain = k * sum(epoch) > sum(shards) - k
-        # The user's own batches pass through plain epochs, also where they are too large to be filled from a queue.
-        full = {size, candidates} if is_plain and batch_size is None else {size}
-        assert set(epoch[:-1] if is_plain or epoch is sizes[0][-1] else epoch) <= full
-        assert not epoch or epoch[-1] <= max(full)
+    size, dropped = results[0][-2], sum(result[-1] for result in results)
+    for by_rank in zip(*(result[0] for result in results), strict=True):
+        check_an_epoch(by_rank, size, sum(shards), may_repeat=name == "kath18", own_batches=batch_size is None)
+    assert dropped < epochs * len(shards), "only what ranks cannot share evenly"
     given_out = Counter(i for given, *_ in results for epoch in given for batch in epoch for i in batch)
-    selected = Counter(i for _, rounds, *_ in results for ids in rounds for i in ids)
-    queued = Counter(i for _, _, waiting, *_ in results for i in waiting)
-    assert given_out + queued == selected
-    assert queued.total() < 2 * k
-    ledgers = [ledger for *_, ledger, _ in results]
+    if name in ROUNDWISE:
+        selected = Counter(i for _, rounds, *_ in results for ids in rounds for i in ids)
+        assert given_out <= selected and selected.total() == given_out.total() + dropped
+    if name == "traditional":
+        assert given_out.total() + dropped == epochs * sum(shards)
+    ledgers = [ledger for _, _, ledger, *_ in results]
     assert all(same(vars(other), vars(ledgers[0])) for other in ledgers)
     assert ledgers[0].offered.tolist() == [epochs] * sum(shards)
-    assert ledgers[0].selected.tolist() == [selected[i] for i in range(sum(shards))]
+    assert ledgers[0].selected.tolist() == [given_out[i] for i in range(sum(shards))]
     assert (ledgers[0].loss_epoch >= 0).tolist() == [given_out[i] > 0 for i in range(sum(shards))]
+
+
+def check_an_epoch(by_rank, size, num_candidates, *, may_repeat, own_batches):
+    """Ranks have equally many batches, which are full but for the last two, and no id twice."""
+    sizes = [[len(batch) for batch in batches] for batches in by_rank]
+    assert len({len(mine) for mine in sizes}) == 1
+    ids = [i for batches in by_rank for batch in batches for i in batch]
+    assert may_repeat or len(set(ids)) == len(ids)
+    if own_batches and len(ids) == num_candidates:
+        return  # an epoch that keeps everything may pass the user's own batches
+    for mine in sizes:
+        assert set(mine[:-2]) <= {size} and all(0 < count <= size for count in mine[-2:])
+        assert len(mine) == 1 or min(mine, default=size) >= size // 2
+    for counts in zip(*sizes, strict=True):
+        assert max(counts) - min(counts) <= 1
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", sorted(ROUNDWISE))
 def test_ranks_select_what_one_process_would(name, size):
-    """The same candidates in the same order: the same ids in every round, whose batches are dealt out to ranks.
-
-    With candidates that wait offered again, as if they were drawn with replacement: as many wait on all ranks together
-    as in one process, but others.
-    """
+    """The same candidates in the same order: the same ids in every round, whose batches are dealt out to ranks."""
     count, candidates, epochs = 120, 5, 3
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
 
     def work(rank, ranks=size):
         share = candidates * size // ranks
         batches = [part[rank * share : (rank + 1) * share] for part in cut(order, candidates * size)]
-        method = ROUNDWISE[name](0.4)
-        if name != "kath18":
-            method.policy.with_replacement = True
-        model, loader = make(method, count, batches, epochs=epochs, batch_size=4 * size // ranks)
+        model, loader = make(ROUNDWISE[name](0.4), count, batches, epochs=epochs, batch_size=4 * size // ranks)
         _, rounds = go_through(model, loader, epochs)
         return rounds, loader.policy.state_dict(), sum(map(len, rounds))
 
@@ -126,6 +128,27 @@ def test_ranks_select_what_one_process_would(name, size):
     together = [sum(parts, []) for parts in zip(*(result[0] for result in results), strict=True)]  # noqa: RUF017
     assert together == rounds and total < epochs * count
     assert all(same(result[1], policy) for result in results)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", ["ledger", "ledger, percentile", "infobatch", "random", "repeated"])
+def test_ranks_plan_what_one_process_would(name, size):
+    """With the same candidates in the same order, ranks together load the same ids in every epoch."""
+    count, epochs = 120, 5
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def work(rank, ranks=size):
+        share = count // ranks
+        model, loader = make(PLANNED[name](0.4), count, cut(order[rank * share : (rank + 1) * share], 5), epochs=epochs)
+        given, _ = go_through(model, loader, epochs)
+        assert loader.stats.scored == 0
+        return given
+
+    (alone,), together = run_loaders(1, lambda rank: work(rank, ranks=1)), run_loaders(size, work)
+    for expected, *by_rank in zip(alone, *together, strict=True):
+        assert sorted(sum(expected, [])) == sorted(i for batches in by_rank for ids in batches for i in ids)  # noqa: RUF017
+        assert max(map(len, by_rank)) == min(map(len, by_rank))
+    assert name == "ledger" or sum(len(ids) for batches in alone for ids in batches) < epochs * count
 
 
 class Swapped:
@@ -142,7 +165,7 @@ class Swapped:
         return len(self.shards[0])
 
 
-@pytest.mark.parametrize("name", ["stale", "predicted", "ledger"])
+@pytest.mark.parametrize("name", ["stale", "predicted", "ledger, percentile"])
 def test_scores_follow_examples_to_other_ranks(name):
     """What one rank learned about an example decides about it before another loads it."""
     shards = [cut(range(first, first + 30), 5) for first in (0, 30, 60)]
@@ -175,21 +198,20 @@ LEDGER = sb.ledger_backprop
 DIFFERENT = {
     "batch_size; rank 0 has 4, rank 1 has 5": lambda rank: {"batch_size": 4 + rank},
     "seed; rank 0 has 0, rank 1 has 1": lambda rank: {"seed": rank},
-    "scope; rank 0 has global, rank 1 has local": lambda rank: {"scope": ["global", "local"][rank]},
     "number of examples in the data set, whose indices are their ids; rank 0 has 20, rank 1 has 21": (
         lambda rank: {"count": 20 + rank}
     ),
     "num_epochs; rank 0 has 3, rank 1 has 4": lambda rank: {"epochs": 3 + rank},
     "transform; rank 0 has None, rank 1 has one": lambda rank: {"transform": [None, torch.clone][rank]},
-    "reducer; rank 0 has mean, rank 1 has max": lambda rank: {"reducer": ["mean", "max"][rank]},
+    "reducer; rank 0 has None, rank 1 has one": lambda rank: {"reducer": [None, "max"][rank]},
     "pad; rank 0 has None, rank 1 has one": lambda rank: {"pad": [None, sb.pad_to_longest({"x": 0})][rank]},
     "method; rank 0 has selective_backprop, rank 1 has top_k": (
         lambda rank: {"method": [sb.selective_backprop, sb.top_k][rank](0.5)}
     ),
     "selectivity; rank 0 has 0.5, rank 1 has 0.4": lambda rank: {"method": sb.top_k([0.5, 0.4][rank])},
-    "max_age; rank 0 has 10, rank 1 has 5": lambda rank: {"method": LEDGER(0.5, max_age=[10, 5][rank])},
+    "max_age; rank 0 has 10, rank 1 has 5": lambda rank: {"method": LEDGER(max_age=[10, 5][rank])},
     "every; rank 0 has 2, rank 1 has 3": lambda rank: {"method": sb.stale_selective_backprop(0.5, every=2 + rank)},
-    "warmup_epochs; rank 0 has 0, rank 1 has 1": lambda rank: {"method": LEDGER(0.5, warmup_epochs=rank)},
+    "warmup_epochs; rank 0 has 0, rank 1 has 1": lambda rank: {"method": LEDGER(warmup_epochs=rank)},
     "end; rank 0 has 0.5, rank 1 has 0.75": lambda rank: {"method": sb.infobatch(prune=0.5, until=[0.5, 0.75][rank])},
     "past_scores; rank 0 has 2, rank 1 has 3": (
         lambda rank: {"method": sb.methods.predicted_selective_backprop(0.5, past_scores=2 + rank)}
@@ -200,31 +222,14 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("scope", ["global", "local"])
 @pytest.mark.parametrize("said", DIFFERENT)
-def test_ranks_that_differ_in_an_option_are_refused_at_the_start(said, scope):
+def test_ranks_that_differ_in_an_option_are_refused_at_the_start(said):
     def work(rank):
-        usual = {"count": 20, "method": sb.selective_backprop(0.5), "scope": scope, "epochs": 3}
+        usual = {"count": 20, "method": sb.selective_backprop(0.5), "epochs": 3}
         make(batches=cut(range(20), 5), **usual | DIFFERENT[said](rank))
 
     first, second = errors_of(2, work)
     assert first == second and first.startswith(f"ValueError: all ranks need the same {said}")
-
-
-def test_ranks_that_decide_for_themselves_draw_numbers_of_their_own():
-    """With any seeds of two runs, no two ranks draw the same; and one process draws as it always did."""
-    drawn = set()
-
-    def work(rank, seed):
-        _, loader = make(sb.selective_backprop(0.5), 60, cut(range(60), 5), epochs=1, seed=seed, scope="local")
-        generator = torch.Generator()
-        generator.set_state(loader.state_dict()["selector"]["generator"])
-        return tuple(torch.rand(4, generator=generator).tolist())
-
-    for seed in (0, 1, 2, -1):
-        drawn |= set(run_loaders(3, lambda rank, seed=seed: work(rank, seed)))
-    assert len(drawn) == 12
-    assert work(0, 7) == tuple(torch.rand(4, generator=torch.Generator().manual_seed(7)).tolist())
 
 
 @pytest.mark.parametrize(
@@ -232,10 +237,8 @@ def test_ranks_that_decide_for_themselves_draw_numbers_of_their_own():
     [
         ({"batches": []}, "ValueError: the loader is empty: it has no batch to offer"),
         ({"batch_size": 0}, "ValueError: batch_size must be at least 1, got 0"),
-        ({"scope": "both"}, "ValueError: scope must be 'global' or 'local', got 'both'"),
         ({"method": None}, "TypeError: method must be a Method"),
         ({"device": "abacus"}, "RuntimeError: Expected one of cpu"),
-        ({"reducer": "median"}, "ValueError: "),
     ],
 )
 def test_an_error_of_one_rank_at_the_start_is_raised_on_all(wrong, said):
@@ -249,19 +252,32 @@ def test_an_error_of_one_rank_at_the_start_is_raised_on_all(wrong, said):
     assert first == third == f"RuntimeError: rank 1 could not start: {sentence}"
 
 
+def test_an_error_of_one_rank_in_planning_is_raised_on_all():
+    def work(rank):
+        go_through(*make(sb.ledger_backprop(), 20, cut([0, 1, 2, 20 + rank], 2), epochs=1), 1)
+
+    first, second = errors_of(2, work)
+    assert "the sampler yields the indices 20," in first and "the sampler yields the indices 21," in second
+
+    def only_one(rank):
+        go_through(*make(sb.ledger_backprop(), 20, cut([0, 1, 2, 19 + rank], 2), epochs=1), 1)
+
+    first, second = errors_of(2, only_one)
+    assert first.startswith("RuntimeError: rank 1 could not plan this epoch: the sampler yields the indices 20,")
+
+
 BROKEN = {"all": (3, 21, 37), "some": (21,)}
 
 
-@pytest.mark.parametrize("scope", ["global", "local"])
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("classes", [None, torch.arange(48) % 3], ids=["", "by class"])
-def test_7_each_rank_names_its_own_examples_that_are_not_finite(scope, broken, classes):
+def test_7_each_rank_names_its_own_examples_that_are_not_finite(broken, classes):
     shards = [range(first, first + 16) for first in (0, 16, 32)]
     ids = BROKEN[broken]
 
     def work(rank):
         method = sb.selective_backprop(0.5, classes=classes)
-        model, loader = make(method, 48, cut(shards[rank], 16), epochs=1, scope=scope)
+        model, loader = make(method, 48, cut(shards[rank], 16), epochs=1)
         forward = model.forward
         model.forward = lambda values: torch.where(torch.isin(values, torch.tensor(ids)), float("nan"), forward(values))
         go_through(model, loader, 1)
@@ -274,9 +290,8 @@ def test_7_each_rank_names_its_own_examples_that_are_not_finite(scope, broken, c
             assert said.startswith("ValueError: rank 1 ") and "see its own error" in said
 
 
-@pytest.mark.parametrize("scope", ["global", "local"])
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_rank_whose_examples_are_all_pruned_takes_part_without_any(name, scope):
+def test_a_rank_whose_examples_are_all_pruned_takes_part_without_any(name):
     shards = [cut(range(first, first + 20), 5) for first in (0, 20, 40)]
     scores = torch.arange(60.0)
     scores[20:40] = -1  # those of rank 1
@@ -284,7 +299,7 @@ def test_a_rank_whose_examples_are_all_pruned_takes_part_without_any(name, scope
 
     def work(rank, state=None):
         method = sb.diet(method=METHODS[name](0.5), scores=scores, prune=1 / 3)
-        model, loader = make(method, 60, shards[rank], epochs=3, scope=scope, batch_size=2)
+        model, loader = make(method, 60, shards[rank], epochs=3, batch_size=2)
         if state is not None:
             loader.load_state_dict(state)
 
@@ -298,7 +313,7 @@ def test_a_rank_whose_examples_are_all_pruned_takes_part_without_any(name, scope
     results = run_loaders(3, work)
     assert [offered for _, offered in results] == [60, 0, 60]
     batches = [[len(batch) for epoch in given for batch in epoch] for given, _ in results]
-    assert batches[0] == batches[1] == batches[2] and sum(batches[0]) > 10
+    assert len(batches[0]) == len(batches[1]) == len(batches[2]) and sum(batches[1]) > 10
     for step in (1, len(results[0][0][0])):  # in the first epoch, and at its end
         resumed = run_loaders(3, lambda rank, step=step: work(rank, states[rank, step]))
         for (whole, _), (rest, _) in zip(results, resumed, strict=True):
