@@ -276,7 +276,8 @@ def test_the_report_has_a_section_on_the_data(folder, tmp_path):
     section = next(section for section in made.sections if section.title == "Your data")
     found = sb.audit(runs / "with")
     points = section.parts[0].rows
-    assert len(points) == 1437 and points[7]["confidence"] == pytest.approx(found.confidence[7], rel=1e-5)
+    assert len(points) == (found.times_trained > 0).sum()
+    assert points[7]["confidence"] == pytest.approx(found.confidence[7], rel=1e-5)
     assert len(section.parts[1].cells) == 10
     (runs / "with" / "dynamics.npz").write_bytes(b"broken")
     again = write_report([runs], tmp_path / "again.html")
@@ -349,5 +350,5 @@ def test_two_ranks_record_what_each_trains_on(tmp_path):
     found = sb.audit(tmp_path)
     labels = load_images("digits").train_labels.numpy()
     assert found.times_trained.sum() == sum(record["trained"] for record in read_records(tmp_path))
-    assert (found.times_trained == 2).sum() >= 1435  # an odd number of examples is not divided evenly
-    assert (found.label == labels).all()
+    assert (found.times_trained == 2).sum() >= 1437 - 2 * 29  # what fills no batch of 32 is left out
+    assert (found.label == labels)[found.times_trained > 0].all()

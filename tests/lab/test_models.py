@@ -50,7 +50,7 @@ PUBLISHED = {
         for name, width in (("strided_cnn_tiny", 8), ("strided_cnn", 16), ("strided_cnn_wide", 32))
     },
 }
-TEXT = ("byte_transformer", "byte_transformer_tiny")
+TEXT = [name for name in MODELS if name.startswith("byte_transformer")]
 
 # Millions of multiply-adds per 32x32 image, 224x224 for resnet50. They tell where images shrink; parameters do not.
 MULTIPLY_ADDS = {

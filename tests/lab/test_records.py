@@ -206,14 +206,14 @@ def test_every_named_method_can_be_made():
     [
         ("selective_backpropp", {}, "there is no method 'selective_backpropp': did you mean selective_backprop"),
         ("xyz", {}, "there is no method 'xyz': there are composer_backprop, diet, "),
-        ("top_k", {"every": 3}, "top_k has no option 'every'.* Its options are scoring"),
-        ("top_k", {"proxy": "small_cn"}, "there is no model 'small_cn', did you mean 'small_cnn'"),
+        ("top_k", {"every": 3}, "top_k has no option 'every'.* Its options are selectivity, scoring"),
+        ("top_k", {"proxy": "small_cn"}, "there is no model 'small_cn': did you mean small_cnn"),
         ("top_k", {"proxy": 3}, "proxy must be a word, got 3"),
         ("top_k", {"proxy": "small_cnn", "train_every": -1}, "train_every must be a whole number .* got -1"),
-        ("top_k", {"train_every": 2}, "train_every says how a proxy learns, and there is none: give proxy=MODEL too"),
+        ("top_k", {"train_every": 2}, "train_every needs a proxy to learn: give proxy=MODEL too"),
         ("ledger", {"proxy": "small_cnn"}, "ledger_backprop has no option 'proxy'"),
         ("reducible_loss", {}, "reducible_loss needs reference=MODEL, the name of the network .*, got None"),
-        ("reducible_loss", {"reference": "small_cn"}, "there is no model 'small_cn', did you mean 'small_cnn'"),
+        ("reducible_loss", {"reference": "small_cn"}, "there is no model 'small_cn': did you mean small_cnn"),
         (
             "reducible_loss",
             {"reference": "small_cnn", "reference_epochs": 0},
@@ -222,7 +222,7 @@ def test_every_named_method_can_be_made():
         (
             "reducible_loss",
             {"reference": "small_cnn", "every": 3},
-            "reducible_loss has no option 'every'.* Its options are reference, reference_epochs",
+            "reducible_loss has no option 'every'.* Its options are selectivity, reference, reference_epochs",
         ),
         ("recorded", {}, "recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats"),
         ("recorded", {"run": "no/run"}, r"there is no no/run/ledger/epoch-\*.npz"),

@@ -20,7 +20,7 @@ from tests.lab.command_line import run, start, text_of
 from tests.lab.test_datasets import write_folders, write_set
 
 SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")
-PROBES = ("--probe", "gradients,confidence,examples", "--tensorboard")
+PROBES = ("--probe", "gradients,confidence,examples", "--log", "tensorboard")
 TRAIN = ("train", *SMALL, *PROBES)
 DEEP = "[" * 200_000
 

@@ -150,10 +150,10 @@ class Audit:
         return rows
 
     def by_class(self) -> list[dict[str, Any]]:
-        """Summarise each class, by its label in training."""
+        """Summarise each class, by its label in training. Examples that were never trained on have none."""
         if not self.num_classes:
             raise ValueError(f"there are no classes in this audit: {' '.join(self.notes)}")
-        return self.by(self.label)
+        return [row for row in self.by(self.label) if row["group"] >= 0]
 
     def diet_scores(self) -> Tensor:
         """Return scores for `sb.diet`, which leaves out the lowest: 1 - confidence, or the mean loss if there is none.

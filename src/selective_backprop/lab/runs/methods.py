@@ -283,7 +283,7 @@ def make_method(
         scoring = {"scoring": given.pop("scoring")} if "scoring" in given else {}
         given["scoring"] = sb.scorers.proxy(network, **of_proxy, **scoring)
     elif of_proxy:
-        raise ValueError(f"{' and '.join(of_proxy)} say how a proxy learns, and there is none: give proxy=MODEL too")
+        raise ValueError(f"{' and '.join(of_proxy)} needs a proxy to learn: give proxy=MODEL too")
     if name == "reducible_loss":
         given["reference"] = _reference(given, make_network, reference_losses)
     if has_selectivity(name):
