@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
         traditional,
     )
     from selective_backprop.progress import step_by_progress
+    from selective_backprop.sampler.selective_sampler import SelectiveSampler
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "BatchFunction",
     "Method",
     "SelectiveLoader",
+    "SelectiveSampler",
     "WithLength",
     "advise",
     "audit",
@@ -85,6 +87,7 @@ _HOMES = {
     "BatchFunction": "loader.batch_function",
     "Method": "method",
     "SelectiveLoader": "loader.selective_loader",
+    "SelectiveSampler": "sampler.selective_sampler",
     "WithLength": "loader.with_length",
     "advise": "advice.advise",
     "audit": "dynamics.auditing",

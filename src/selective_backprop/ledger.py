@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 _NAN = float("nan")
+BATCH_LOSS_MEMORY = 0.9
+"""a in the running mean of batch losses, s <- a s + (1 - a) x."""
 
 
 class Event(NamedTuple):
@@ -97,7 +99,8 @@ class Columns:
     score_epoch: Annotated[Tensor, _Kind(torch.int32, -1)]
     """(M,) The epoch of this score; -1 if there was none."""
     loss: Annotated[Tensor, _Kind(torch.float32, _NAN)]
-    """(M,) The last loss from training, as given to `SelectiveLoader.loss`; NaN if there was none."""
+    """(M,) The last loss from training, as given to `SelectiveLoader.loss` or `SelectiveSampler.update`; NaN if there
+    was none. If only the losses of whole batches are known, a running mean of those."""
     loss_epoch: Annotated[Tensor, _Kind(torch.int32, -1)]
     """(M,) The epoch of this loss; -1 if there was none."""
     probability: Annotated[Tensor, _Kind(torch.float32, _NAN)]
@@ -214,6 +217,24 @@ class Ledger(Columns):
             last_epoch.index_copy_(0, ids, epoch.to(torch.int32))
         else:
             last_epoch.index_fill_(0, ids, epoch)
+
+    def record_batch_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
+        """Store the loss of the whole batch that each id was in, where the losses of single examples are not known.
+
+        The loss of an example becomes a running mean s of the losses x of its batches: s <- a s + (1 - a) x. Examples
+        that are hard raise the loss of every batch that they are in, so their mean is higher in the long run.
+
+        >>> ledger = Ledger(2)
+        >>> for batch_loss in (1.0, 2.0):
+        ...     ledger.record_batch_losses(torch.tensor([1]), torch.tensor([batch_loss]), epoch=0)
+        >>> ledger.loss
+        tensor([   nan, 1.1000])
+
+        The batch loss score of https://arxiv.org/abs/2604.04681.
+        """
+        known, losses = self.loss.index_select(0, ids), losses.to(torch.float32)
+        means = BATCH_LOSS_MEMORY * known + (1 - BATCH_LOSS_MEMORY) * losses
+        self.record_losses(ids, torch.where(known.isnan(), losses, means), epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""

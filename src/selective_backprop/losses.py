@@ -275,6 +275,7 @@ class PerExampleLoss:
         num_examples: int | None = None,
         *,
         record: bool = True,
+        of_batch: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the scalar to call backward on, and the detached loss of each example.
 
@@ -288,7 +289,15 @@ class PerExampleLoss:
             weights: (N,) weight of each example; None if all are 1.
             num_examples: N, to check the number of losses.
             record: whether the loss of each example is needed. If not, it is None if it would take a second call.
+            of_batch: whether a loss function may give one number for the whole batch. It is returned instead of the
+                losses of the examples, as a tensor without dimensions.
         """
+        if of_batch and weights is None and not self._has_reduction and self.token_share is None:
+            loss = self.loss_fn(outputs, targets)
+            if isinstance(loss, Tensor) and loss.dim() == 0:
+                return loss, loss.detach()
+            losses = self._reduce(loss.detach() if isinstance(loss, Tensor) else loss, targets, num_examples)
+            return loss.mean(), losses
         if weights is None and not record and self.costs_extra:
             loss = self.loss_fn(outputs, targets)
             return (loss if loss.dim() == 0 else loss.mean()), None
@@ -340,8 +349,9 @@ class PerExampleLoss:
             raise TypeError(f"loss_fn must return a tensor with one loss per example, got {type(raw).__name__}")
         if raw.dim() == 0:
             raise ValueError(
-                "loss_fn returned a single number for the whole batch, but one loss per example is needed: let it "
-                "return the losses without reduction, or take a keyword argument `reduction`"
+                "loss_fn returned a single number for the whole batch, but one loss per example is needed, to score "
+                "examples or to weight them: let it return the losses without reduction, or take a keyword argument "
+                "`reduction`"
             )
         rows = len(raw) if num_examples is None else num_examples
         if len(raw) != rows:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import selective_backprop as sb
 from selective_backprop.checkpoint.reshard import redeal
-from selective_backprop.loader.stats import COMBINATIONS, Stats
+from selective_backprop.sampler.stats import COMBINATIONS, Stats
 from selective_backprop.testing import same
 from tests.distributed.numbers import Losses, Numbers, go_through
 from tests.distributed.threads import run_loaders

@@ -10,8 +10,8 @@ import selective_backprop as sb
 from selective_backprop.distributed.ledger import ShardedLedger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Team
-from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import PerExampleLoss, default_forward
+from selective_backprop.sampler.stats import Stats
 from tests.distributed.numbers import Losses, cut, go_through, make
 
 CANDIDATES, BATCHES = 6, 5

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import PerExampleLoss, default_forward
+from selective_backprop.sampler.stats import Stats
 from tests.helpers import Noisy, digits, make_loader, make_model, train
 
 
@@ -384,7 +384,7 @@ def test_selection_passes_need_less_memory_than_training():
 def test_no_second_counts_twice(monkeypatch):
     """Planning happens inside loading: its time is taken from it."""
     clock = iter([0.0, 10.0, 15.0, 20.0])
-    monkeypatch.setattr("selective_backprop.loader.stats.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("selective_backprop.sampler.stats.time.perf_counter", lambda: next(clock))
     stats = Stats()
     stats.switch("loading")
     phase = stats.switch("selecting")

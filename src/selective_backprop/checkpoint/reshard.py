@@ -14,8 +14,8 @@ from torch import Tensor
 
 from selective_backprop.dynamics.log import divide
 from selective_backprop.loader.queue import Piece
-from selective_backprop.loader.stats import COMBINATIONS
 from selective_backprop.sampler.id_batches import IdBatch, IdBatches, training_batch_sizes
+from selective_backprop.sampler.stats import COMBINATIONS
 
 State = dict[str, Any]
 T = TypeVar("T")

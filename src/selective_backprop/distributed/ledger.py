@@ -23,7 +23,7 @@ def make_ledger(num_examples: int, ranks: Ranks, columns: Mapping[str, Column]) 
     return Ledger(num_examples, columns) if ranks.size == 1 else ShardedLedger(num_examples, ranks, columns)
 
 
-_WITH_VALUES = ("scores", "losses", "probabilities")
+_WITH_VALUES = ("scores", "losses", "batch losses", "probabilities")
 _KINDS = (*_WITH_VALUES, "offered", "selected")
 
 
@@ -42,6 +42,8 @@ class Write(NamedTuple):
             ledger.record_scores(self.ids, self.values, self.epoch)
         elif self.kind == "losses":
             ledger.record_losses(self.ids, self.values, self.epoch)
+        elif self.kind == "batch losses":
+            ledger.record_batch_losses(self.ids, self.values, self.epoch)
         elif self.kind == "probabilities":
             ledger.record_probabilities(self.ids, self.values)
         elif self.kind == "offered":
@@ -90,6 +92,10 @@ class ShardedLedger:
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
         """Store losses of a training step."""
         self._write("losses", ids, losses, epoch)
+
+    def record_batch_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
+        """Store the loss of the whole batch that each id was in; see `Ledger.record_batch_losses`."""
+        self._write("batch losses", ids, losses, epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""
@@ -204,7 +210,7 @@ class ShardedLedger:
 
     def has_losses(self) -> bool:
         """Whether the training loss of any example is known, delivered or not. All ranks must call this."""
-        own = self.block.has_losses() or any(write.kind == "losses" for write in self._writes)
+        own = self.block.has_losses() or any(write.kind in ("losses", "batch losses") for write in self._writes)
         return bool(torch.cat(self._ranks.gather(torch.tensor([own]), [1] * self._ranks.size)).any())
 
     def whole(self) -> Ledger:

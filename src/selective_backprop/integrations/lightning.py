@@ -18,9 +18,9 @@ from selective_backprop.integrations.pacing import Slots
 from selective_backprop.loader.checks import check_on_stats
 from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
-from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.method import Method, require_method
+from selective_backprop.sampler.stats import Stats
 from selective_backprop.types import Forward
 
 try:

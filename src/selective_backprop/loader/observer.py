@@ -14,11 +14,11 @@ from torch import Tensor
 
 from selective_backprop.distributed.ledger import AnyLedger
 from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.loader.copying import MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.loader.recording import Recorder
-from selective_backprop.loader.stats import Stats
 from selective_backprop.losses import require_finite
+from selective_backprop.sampler.copying import MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.sampler.parts import Parts
+from selective_backprop.sampler.stats import Stats
 from selective_backprop.types import Batch, Candidates
 
 
@@ -86,9 +86,17 @@ class Observer:
         self.stats.queued = queued
 
     def trained(self, batch: Batch, outputs: Any, targets: Any, losses: Tensor | None, epoch: int) -> None:
-        """Collect the losses of a training step. None: nobody needs them, and computing them would cost extra."""
+        """Collect the losses of a training step. None: nobody needs them, and computing them would cost extra.
+
+        losses: one per example, or a tensor without dimensions: one for the whole batch.
+        """
         if losses is None:
             return
+        if self.recorder is not None and not losses.dim():
+            raise ValueError(
+                "an audit records the loss of each example, but your loss function gives one number for the whole "
+                "batch: let it return one loss per example"
+            )
         all_kept = self._parts.schedule.observes_losses and bool((batch.probabilities == 1).all())
         self._steps.append((batch.ids, begin_copy(losses), epoch, all_kept))
         if self.recorder is not None:
@@ -104,6 +112,9 @@ class Observer:
         steps, self._steps = self._steps, []
         for ids, copied, epoch, all_kept in steps:
             losses = finish_copy(copied)
+            if not losses.dim():
+                self._learn_batch_loss(losses, ids, epoch)
+                continue
             total = float(losses.sum())
             if not math.isfinite(total):
                 require_finite(losses, ids, "training loss")
@@ -113,6 +124,13 @@ class Observer:
                 self._parts.schedule.observe_losses(losses)
             if ids is not None:
                 self.ledger.record_losses(ids, losses, epoch)
+
+    def _learn_batch_loss(self, loss: Tensor, ids: Tensor | None, epoch: int) -> None:
+        losses = loss.expand(1 if ids is None else len(ids))
+        require_finite(losses, ids, "training loss of the whole batch")
+        if ids is not None:
+            self.stats.count_losses(float(losses.sum()), len(ids), "trained")
+            self.ledger.record_batch_losses(ids, losses, epoch)
 
     @property
     def dynamics(self) -> Dynamics | None:

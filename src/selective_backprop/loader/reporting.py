@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from selective_backprop.distributed.team import Team
-from selective_backprop.loader.stats import COMBINATIONS, PHASES, Stats
+from selective_backprop.sampler.stats import COMBINATIONS, PHASES, Stats
 
 OnStats = Callable[[dict[str, float]], None]
 """Called with a flat dict of numbers: what happened since the last call."""

@@ -40,13 +40,13 @@ from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.reporting import OnStats, Reporting
 from selective_backprop.loader.selector import Selector
 from selective_backprop.loader.source import StreamSource, make_source
-from selective_backprop.loader.stats import Stats
 from selective_backprop.loader.stepper import Stepper
-from selective_backprop.loader.undoing import unchanged_on_error
 from selective_backprop.losses import PerExampleLoss, WrongCountError, default_forward
 from selective_backprop.method import Method
 from selective_backprop.sampler.parts import Parts
 from selective_backprop.sampler.planner import Planner
+from selective_backprop.sampler.stats import Stats
+from selective_backprop.sampler.undoing import unchanged_on_error
 from selective_backprop.schedules import Schedule
 from selective_backprop.types import Batch, Forward, Policy, Scorer, Task
 
@@ -274,9 +274,13 @@ class SelectiveLoader(LoaderAttributes):
         If all weights are 1, the result is loss_fn's own value, bit for bit, from one call of loss_fn. If this is
         called several times in a training step, the first call is recorded.
 
-        A loss_fn of your own that returns a single number does not tell the loss of each example. Methods that select
-        by training losses then call a copy of it once more, with the same random numbers. To avoid this second call,
-        let loss_fn return one loss per example.
+        A loss_fn of your own that takes `reduction=` and returns a single number does not tell the loss of each
+        example. Methods that select by training losses then call a copy of it once more, with the same random numbers.
+        To avoid this second call, let loss_fn return one loss per example.
+
+        If loss_fn gives one number and has no `reduction=`, each example of the batch gets a running mean of the losses
+        of its batches. That is a much weaker sign of which examples are hard. It works for methods without a selection
+        pass and without weights.
 
         Args:
             outputs: the model's outputs, first argument of loss_fn.
@@ -297,7 +301,10 @@ class SelectiveLoader(LoaderAttributes):
         weights = batch.weights.to(self._source.device, non_blocking=True) if weighted else None
         needed = self._records or self._run.parts.learns_losses
         try:
-            loss, losses = self._loss.for_training(outputs, targets, weights, len(batch), record=needed)
+            of_batch = not self._run.parts.scorer.needs.selection_pass
+            loss, losses = self._loss.for_training(
+                outputs, targets, weights, len(batch), record=needed, of_batch=of_batch
+            )
         except WrongCountError as error:
             raise ValueError(
                 f"{error}. loader.loss is for the batch that the loader gave out; for other batches, such as "

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import preserved_rng, random_states, set_random_states
-from selective_backprop.loader.stats import Stats
 from selective_backprop.loader.user_samplers import (
     batch_size_of,
     drops_last,
@@ -37,6 +36,7 @@ from selective_backprop.loader.user_samplers import (
 )
 from selective_backprop.loader.with_length import WithLength
 from selective_backprop.sampler.id_batches import IdBatch, IdBatches
+from selective_backprop.sampler.stats import Stats
 from selective_backprop.types import Candidates
 
 _logger = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from selective_backprop.batches.layout import move
 from selective_backprop.functional import softmax_distance
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap
 from selective_backprop.loader.source import IndexedSource
-from selective_backprop.loader.stats import Stats
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, untouched_generators
 from selective_backprop.losses import default_forward, require_finite
 from selective_backprop.sampler.id_batches import IdBatch
+from selective_backprop.sampler.stats import Stats
 from selective_backprop.types import Forward
 
 Measure = Literal["el2n", "grand"]

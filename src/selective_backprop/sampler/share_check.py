@@ -55,7 +55,7 @@ class ShareCheck:
         if missing <= max(_FAR * expected, _BEYOND_CHANCE * (expected * (1 - self._asked)) ** 0.5):
             return
         advice = self._explanation or (
-            "ask for another selectivity, or use larger candidate batches, until loader.stats.selectivity fits"
+            "ask for another selectivity, or use larger candidate batches, until stats.selectivity fits"
         )
         _logger.warning(
             "%s was asked to select %.3f of the candidates, and selected %.3f of %d in epoch %d: %s",

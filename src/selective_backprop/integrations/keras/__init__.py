@@ -12,8 +12,8 @@ from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.keras.steps import SelectedSteps
 from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
-from selective_backprop.loader.stats import Stats
 from selective_backprop.method import Method
+from selective_backprop.sampler.stats import Stats
 from selective_backprop.types import Batch
 
 try:

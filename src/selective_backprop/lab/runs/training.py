@@ -37,7 +37,7 @@ from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.reference import Preparation, cross_fitted_losses
 from selective_backprop.lab.runs.settings import Settings as Settings
 from selective_backprop.loader.checks import check_ranks
-from selective_backprop.loader.stats import COMBINATIONS
+from selective_backprop.sampler.stats import COMBINATIONS
 from selective_backprop.scorers import RecordedScorer
 
 Record = dict[str, Any]

@@ -1,0 +1,158 @@
+"""The ids of an epoch that something else loads: which were asked for, and which came back with their losses.
+
+# K = ids of the epoch, n = examples of a batch
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.sampler.id_batches import NO_IDS
+
+
+class AskedIds:
+    """The planned ids of an epoch under way. Places count from 0 to K in the order of the plan.
+
+    Args:
+        number: number of the epoch, from 0.
+        ids: (K,) the ids to load.
+        weights: (K,) the weight of each id; None if all are 1.
+        num_offered: number of candidates that were planned from.
+    """
+
+    def __init__(self, number: int, ids: Tensor, weights: Tensor | None, num_offered: int) -> None:
+        self.number, self.ids, self.weights, self.num_offered = number, ids, weights, num_offered
+        self.asked = 0
+        """Number of ids asked for so far."""
+        self.updated = 0
+        """Every id before this place has come back."""
+        self.ahead = NO_IDS
+        """Places after `updated` that have come back already: batches came in another order."""
+        self.num_updates = 0
+        self.largest = 0
+        """Number of examples of the largest batch that came back."""
+        self.is_exhausted = False
+        """Whether more ids were asked for than there are."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_updated(self) -> int:
+        """Number of ids that have come back."""
+        return self.updated + len(self.ahead)
+
+    @property
+    def num_open(self) -> int:
+        """Number of ids that were asked for and have not come back."""
+        return max(0, self.asked - self.num_updated)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the epoch was gone through: all ids were asked for, and what is missing fills no batch.
+
+        A DataLoader with drop_last asks for ids that it does not load.
+        """
+        return self.is_exhausted and (not self.num_updates or len(self) - self.num_updated < self.largest)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ids were asked for and have come back; without any update, whether all were asked for."""
+        return self.is_exhausted and (not self.num_updates or self.num_updated == len(self))
+
+    def next_places(self, count: int) -> Tensor:
+        """Return the places of the next `count` ids that have not come back, in the order of asking."""
+        if not len(self.ahead):
+            return torch.arange(self.updated, self.updated + count)
+        return self._open_places()[:count]
+
+    def places_of(self, ids: Tensor) -> Tensor:
+        """Find the places of these ids among those that have not come back. Raises if one is not there."""
+        places = self._open_places()
+        # If an id was asked for twice, the first of both comes back first.
+        keys, asked = _numbered(ids), _numbered(self.ids[places])
+        in_order, order = asked.sort()
+        found = torch.searchsorted(in_order, keys).clamp(max=max(0, len(in_order) - 1))
+        missing = in_order[found] != keys if len(in_order) else torch.ones_like(keys, dtype=torch.bool)
+        if bool(missing.any()):
+            raise ValueError(
+                f"the ids {ids[missing][:5].tolist()} were not asked for in this epoch, or their losses came already: "
+                "pass the ids of the batch, as your data set gives them out, and each batch once"
+            )
+        return places[order[found]]
+
+    def _open_places(self) -> Tensor:
+        places = torch.arange(self.updated, max(self.asked, self.updated))
+        return places[~torch.isin(places, self.ahead)] if len(self.ahead) else places
+
+    def come_back(self, places: Tensor) -> None:
+        """Take note that a batch came back."""
+        count = len(places)
+        self.num_updates += 1
+        self.largest = max(self.largest, count)
+        if (
+            not len(self.ahead)
+            and count
+            and int(places[0]) == self.updated
+            and int(places[-1]) == self.updated + count - 1
+        ):
+            self.updated += count
+            return
+        ahead = torch.cat([self.ahead, places]).sort().values
+        # The places that follow on `updated` without a gap.
+        joined = int((ahead == torch.arange(self.updated, self.updated + len(ahead))).cumprod(0).sum())
+        self.updated, self.ahead = self.updated + joined, ahead[joined:]
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "ids": self.ids,
+            "weights": self.weights,
+            "num_offered": self.num_offered,
+        }
+
+    def place(self) -> dict[str, Any]:
+        """Return what changes while the epoch runs."""
+        return {
+            "asked": self.asked,
+            "updated": self.updated,
+            "ahead": self.ahead,
+            "updates": self.num_updates,
+            "largest": self.largest,
+        }
+
+    @staticmethod
+    def from_state_dict(state: dict[str, Any], place: dict[str, Any]) -> AskedIds:
+        """Go on after the ids that have come back. The others are asked for again."""
+        ids, weights, ahead = state["ids"], state["weights"], place["ahead"]
+        if len(ahead):
+            order = torch.arange(len(ids))
+            later = order[place["updated"] :]
+            order = torch.cat([order[: place["updated"]], ahead, later[~torch.isin(later, ahead)]])
+            ids, weights = ids[order], None if weights is None else weights[order]
+        epoch = AskedIds(state["number"], ids, weights, state["num_offered"])
+        epoch.num_updates, epoch.largest = place["updates"], place["largest"]
+        # Without any update, nothing says what was trained on, except what was asked for.
+        epoch.go_to(place["updated"] + len(ahead) if place["updates"] else place["asked"])
+        return epoch
+
+    def go_to(self, place: int) -> None:
+        """Ask for the ids from this place on. Those before it do not come back any more."""
+        self.asked, self.updated, self.ahead = place, max(self.num_updated, place), NO_IDS
+        self.is_exhausted = place >= len(self)
+
+
+def _numbered(ids: Tensor) -> Tensor:
+    """Turn ids into keys that are all different: the id, and how often it occurred before.
+
+    >>> _numbered(torch.tensor([5, 5])).unique().numel()
+    2
+    """
+    in_order, order = ids.sort(stable=True)
+    before = torch.arange(len(ids)) - torch.searchsorted(in_order, in_order)
+    return torch.empty_like(ids).index_copy_(0, order, in_order * (2**20) + before)

@@ -1,0 +1,530 @@
+"""SelectiveSampler: a planned method as a torch Sampler, for any loader and any training loop.
+
+# M = data set, n = examples of a batch, k = number of ranks
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from selective_backprop.description import describe
+from selective_backprop.distributed.agreement import fails_on_all
+from selective_backprop.distributed.ledger import AnyLedger, ShardedLedger, make_ledger
+from selective_backprop.distributed.ranks import current_ranks
+from selective_backprop.distributed.team import Team
+from selective_backprop.ledger import COLUMNS
+from selective_backprop.losses import require_finite
+from selective_backprop.method import Method
+from selective_backprop.sampler.asked_ids import AskedIds
+from selective_backprop.sampler.checks import (
+    STATE_VERSION,
+    agree,
+    check_arguments,
+    check_method,
+    check_state,
+    checked_ids,
+    size_of,
+)
+from selective_backprop.sampler.copying import MAX_WAITING, Copy, begin_copy, finish_copy
+from selective_backprop.sampler.groups import GroupStats, checked_groups, stats_by_group
+from selective_backprop.sampler.id_batches import IdBatches
+from selective_backprop.sampler.parts import Parts
+from selective_backprop.sampler.planner import Planner
+from selective_backprop.sampler.stats import Stats
+from selective_backprop.sampler.undoing import unchanged_on_error
+
+_logger = logging.getLogger(__name__)
+
+_PARTS_OF_AN_EPOCH = 100  # how finely schedules divide an epoch if the batch size is not known
+
+
+class SelectiveSampler(Sampler[int]):
+    """Yields the ids of the examples that the method selects. Works with any DataLoader and in any training loop.
+
+    Each epoch is planned when its first id is asked for, from the losses that `update` was told. Your own loader forms
+    the batches, so its `drop_last` and its last batch are as always.
+
+    Args:
+        source: the size of the data set, for a new random order in each epoch, or your own sampler of ids, such as a
+            RandomSampler. With several ranks, a size is divided among them. A sampler of your own must divide the data
+            set itself, as DistributedSampler does.
+        method: how to select: a method without a selection pass, such as `ledger_backprop()`.
+        batch_size: examples in a batch. Needed only for `update` with one number for a whole batch, for the option
+            `interrupt` of methods, and to make sure that an epoch gives at least one full batch.
+        groups: a whole number for each example, by id, such as its class, domain or source, for `group_stats`. By
+            default the `classes=` of the method, which also keeps each group's share.
+        num_epochs: length of the run. Methods that select in a window of training need it.
+        seed: seed of the sampler's own random generators. Global random state is never touched.
+        num_examples: size of the data set, if your own sampler does not tell it.
+
+    With several ranks, all of them plan together, and all get equally many ids. Fewer ids than there are ranks may be
+    left over in an epoch; they are dropped and counted in `stats.dropped`.
+
+    An iteration that is left before its second update does not count as an epoch.
+
+    >>> sampler = SelectiveSampler(4, sb.repeated_random(0.5))
+    >>> first, second = list(sampler), list(sampler)
+    >>> sorted(first + second)
+    [0, 1, 2, 3]
+    """
+
+    def __init__(
+        self,
+        source: int | Iterable[int],
+        method: Method,
+        *,
+        batch_size: int | None = None,
+        groups: Tensor | Sequence[int] | None = None,
+        num_epochs: int | None = None,
+        seed: int = 0,
+        num_examples: int | None = None,
+    ) -> None:
+        ranks = current_ranks()
+        self.team = Team(ranks)
+        """The ranks that train together. A process that trains alone is a team of one."""
+        with fails_on_all(ranks, "could not start"):
+            check_arguments(source, batch_size=batch_size, num_epochs=num_epochs, seed=seed, num_examples=num_examples)
+            size = size_of(source) if num_examples is None else num_examples
+            check_method(method, size, batch_size=batch_size, num_epochs=num_epochs)
+            self._groups = checked_groups(groups, size)
+        self._source, self._size = source, size
+        self.method, self.batch_size, self.num_epochs = method, batch_size, num_epochs
+        agree(ranks, method, num_examples=size, batch_size=batch_size, num_epochs=num_epochs, seed=seed)
+        needs = method.scorer.needs
+        self.ledger: AnyLedger = make_ledger(
+            size,
+            ranks,
+            past_scores=needs.past_scores,
+            earlier_losses=needs.earlier_losses,
+            first_losses=needs.first_losses,
+        )
+        """What is known about each example. With several ranks, each holds a part."""
+        self.stats = Stats()
+        self._parts = Parts(method, num_epochs=num_epochs, seed=seed, team=self.team)
+        self._planner = Planner(self._parts, self.ledger, self.team)
+        # A seed of its own, so that the order does not follow from the numbers that the policy draws.
+        order_seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(seed)))
+        self._order = torch.Generator().manual_seed(order_seed)
+        self._next_epoch = 0
+        self._is_set = False  # whether set_epoch was called since the last epoch began
+        self._epoch: AskedIds | None = None  # the epoch under way, or the last one until the next begins
+        self._goes_on = False  # whether the next iteration goes on with the epoch of a state that was loaded
+        self._candidates: Tensor | None = None  # this epoch's candidates, until the ledger has counted them
+        self._before: dict[str, Any] = {}  # to go back to, if the epoch turns out not to count
+        self._iteration: _Iteration | None = None
+        self._waiting: list[tuple[Tensor, Copy, int]] = []  # for each update: ids, losses, epoch
+        self._last: tuple[Tensor, Tensor] | None = None  # ids and weights of the last update
+        self._now: dict[str, Any] = {}  # the part of the state that changes with every update; see state_dict
+        self._refresh()
+
+    # ---- what users read
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.method!r}, {self._size:,} examples, epoch {self.epoch})"
+
+    def __len__(self) -> int:
+        """Return the number of ids of the epoch under way, or the most that an epoch can have on this rank."""
+        if self._epoch is not None and not self._epoch.is_over:
+            return len(self._epoch)
+        keep = self.method.keep
+        if isinstance(self._source, int):
+            return (self._size if keep is None else int(keep.sum())) // self.team.size
+        return len(self._source)  # type: ignore[arg-type]
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch under way, from 0. When all its losses have come back, that of the next one."""
+        if self._epoch is None:
+            return self._next_epoch
+        return self._epoch.number + self._epoch.is_complete
+
+    @property
+    def ids(self) -> Tensor:
+        """(n,) int64: the ids of the batch of the last update."""
+        return self._last_update()[0]
+
+    @property
+    def weights(self) -> Tensor:
+        """(n,) float32: the weights of the batch of the last update, on the device of its losses."""
+        return self._last_update()[1]
+
+    def _last_update(self) -> tuple[Tensor, Tensor]:
+        if self._last is None:
+            raise RuntimeError("ids and weights are those of the batch of the last update, and there was none yet")
+        return self._last
+
+    def probabilities(self) -> Tensor:
+        """Return (M,) the chance that each example had when it was last decided about; 1 if it never was.
+
+        With several ranks, all must call this.
+        """
+        return self.ledger.whole().probability.nan_to_num(nan=1.0)
+
+    def group_stats(self) -> dict[int, GroupStats]:
+        """Return the statistics of each group, by its number. With several ranks, all must call this."""
+        groups = self._groups if self._groups is not None else self.method.groups
+        if not isinstance(groups, Tensor):
+            raise RuntimeError("there are no groups: pass groups=, one whole number per example, to SelectiveSampler")
+        self._learn()
+        return stats_by_group(groups, self.ledger.whole())
+
+    # ---- giving out ids
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the ids of one epoch, or of the rest of the one that was under way when the state was saved."""
+        # Everything happens when the first id is asked for: a DataLoader draws a seed for its workers before that.
+        return _Iteration(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that begins next, from 0, here and in your own sampler.
+
+        Without this, epochs count themselves. After a state was loaded, a later epoch than the saved one leaves out the
+        rest of the saved one.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch must be a whole number >= 0, got {epoch!r}")
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        self._next_epoch = epoch
+        self._is_set = True
+
+    def _begin(self, iteration: _Iteration, *, goes_on: bool) -> AskedIds:
+        """Begin an epoch, or go on with the one that was under way when the state was saved."""
+        if not (goes_on or self._can_go_on()):
+            self._end_epoch()
+        if self._epoch is not None and (goes_on or self._can_go_on()):
+            epoch = self._epoch
+            self._before = self._to_go_back_to() | {"epoch": (epoch.state_dict(), epoch.place())}
+        else:
+            self._end_epoch()
+            self._before = self._to_go_back_to()
+            epoch = self._epoch = self._plan(self._next_epoch)
+        self._iteration, self._goes_on, self._is_set = iteration, False, False
+        self._refresh()
+        return epoch
+
+    def _can_go_on(self) -> bool:
+        """Whether the next iteration is the rest of an epoch of a state that was loaded."""
+        if self._epoch is None or not self._goes_on:
+            return False
+        return not self._is_set or self._next_epoch == self._epoch.number
+
+    def _plan(self, number: int) -> AskedIds:
+        phase = self.stats.switch("selecting")
+        try:
+            with self.team.failing_together("could not plan this epoch"):
+                ids = self._draw()
+            size = self.batch_size or max(1, -(-len(ids) // _PARTS_OF_AN_EPOCH))
+            sizes = torch.full((-(-len(ids) // size),), size)
+            if len(sizes):
+                sizes[-1] = len(ids) - size * (len(sizes) - 1)
+            plan = self._planner.plan(IdBatches(ids, sizes), number, at_least=self.batch_size or 1)
+            count = min(self.team.count(len(plan.ids)))
+        finally:
+            self.stats.switch(phase)
+        self.stats.dropped += len(plan.ids) - count
+        self._candidates = ids
+        weights = None if plan.weights is None else plan.weights[:count]
+        return AskedIds(number, plan.ids[:count], weights, plan.num_offered)
+
+    def _draw(self) -> Tensor:
+        """Draw this rank's candidates for an epoch, in order."""
+        if isinstance(self._source, int):
+            ids = torch.randperm(self._size, generator=self._order)
+            if self.method.keep is not None:
+                ids = ids[self.method.keep[ids]]
+            return ids[self.team.rank :: self.team.size]
+        ids = checked_ids(self._source, self._size)
+        return ids if self.method.keep is None else ids[self.method.keep[ids]]
+
+    def _end_epoch(self) -> None:
+        """End the epoch that was under way. If it was left before its second update, nothing of it counts."""
+        epoch = self._epoch
+        if epoch is None:
+            return
+        saved = self._before.get("epoch")
+        new_updates = epoch.num_updates - (0 if saved is None else saved[1]["updates"])
+        if epoch.is_exhausted and not epoch.num_updates and self._parts.learns_losses:
+            self._forget()
+            raise RuntimeError(
+                f"{self.method.name} selects by training losses, but got none in the last epoch: call "
+                "sampler.update(losses) in every training step, with the loss of each example"
+            )
+        if new_updates < 2 and not epoch.is_over and not self._goes_on:
+            self._forget()
+            return
+        self._goes_on = False
+        self._warn_if_divided_again(epoch)
+        self._learn(everything=True)
+        if not epoch.num_updates:  # nobody tells what was trained on, so it is what was asked for
+            self._count_trained(epoch.ids[: epoch.asked], epoch.asked)
+        if epoch.is_over:
+            self.stats.offered += epoch.num_offered - self._counted(epoch)
+            self.stats.dropped += len(epoch) - epoch.num_updated if epoch.num_updates else 0
+            self.stats.skipped_before_loading += max(0, epoch.num_offered - len(epoch)) - self._skipped(epoch)
+        self._parts.share_check.end_epoch(epoch.number)
+        self._epoch, self._before = None, {}
+        if not self._is_set:
+            self._next_epoch = epoch.number + 1
+
+    def _warn_if_divided_again(self, epoch: AskedIds) -> None:
+        if self.team.size > 1 and epoch.is_exhausted and 0 < 2 * epoch.num_updated <= len(epoch):
+            _logger.warning(
+                "rank %d asked for %d ids in an epoch, and the losses of %d came back. If a framework divides batches "
+                "among ranks, as accelerator.prepare and the Trainer do, losses go to the wrong examples: "
+                "SelectiveSampler divides them already, so do not let the framework prepare the DataLoader",
+                self.team.rank,
+                len(epoch),
+                epoch.num_updated,
+            )
+
+    def _to_go_back_to(self) -> dict[str, Any]:
+        return {"parts": self._parts.state_dict(), "order": self._order.get_state(), "stats": self.stats.copy()}
+
+    def _forget(self) -> None:
+        """Go back to where the epoch began, or went on after a state was loaded."""
+        before, self._before = self._before, {}
+        self._waiting, self._epoch = [], None
+        if before:
+            self._parts.load_state_dict(before["parts"])
+            self._order.set_state(before["order"])
+            stats = replace(before["stats"], seconds=self.stats.seconds)
+            self.stats.load_state_dict(stats.state_dict())
+            if "epoch" in before:
+                self._epoch, self._goes_on = AskedIds.from_state_dict(*before["epoch"]), True
+            else:
+                self._candidates = None
+
+    # ---- learning losses
+
+    def update(self, losses: Tensor | float, *, ids: Any = None, size: int | None = None) -> Tensor:
+        """Record the losses of a training batch, and return the weights of its examples, (n,), on the losses' device.
+
+        Call it once per training step, in the order of the batches:
+
+            weights = sampler.update(losses)
+            (losses * weights).mean().backward()
+
+        Args:
+            losses: (n,) the loss of each example. Or one number for the whole batch, where your framework gives no
+                more: then each example's score is a running mean of the losses of its batches, which is a much weaker
+                sign of which examples are hard.
+            ids: (n,) the ids of the batch. Needed if batches may come in another order than they were asked for, as
+                with DataLoader(in_order=False).
+            size: number of examples of the batch, if losses is one number and batch_size= was not given.
+        """
+        epoch = self._epoch
+        if epoch is None:
+            raise RuntimeError(
+                "no epoch is under way: call sampler.update inside the loop over a loader that has this sampler"
+            )
+        losses = torch.as_tensor(losses).detach()
+        given = None if ids is None else torch.as_tensor(ids).to("cpu", torch.int64).flatten()
+        places = self._places(epoch, losses, given, size)
+        batch_ids = epoch.ids[places]
+        if not losses.is_cuda:
+            require_finite(losses.expand(len(batch_ids)), batch_ids, "training loss")
+        ones = torch.ones(len(places))
+        weights = (ones if epoch.weights is None else epoch.weights[places]).to(losses.device, non_blocking=True)
+        before = self._counted(epoch), self._skipped(epoch)
+        epoch.come_back(places)
+        # A copy also on the CPU: the losses wait, and your loop may change them.
+        self._waiting.append((batch_ids, begin_copy(losses if losses.is_cuda else losses.clone()), epoch.number))
+        self.stats.batches += 1
+        self.stats.trained += len(batch_ids)
+        self.stats.offered += self._counted(epoch) - before[0]
+        self.stats.skipped_before_loading += self._skipped(epoch) - before[1]
+        self._last = batch_ids, weights
+        # Losses on a GPU are read when many have piled up, because that waits for it.
+        if not losses.is_cuda or len(self._waiting) >= MAX_WAITING:
+            self._learn()
+        self._refresh()
+        return weights
+
+    def _places(self, epoch: AskedIds, losses: Tensor, ids: Tensor | None, size: int | None) -> Tensor:
+        """Find which of the ids that were asked for the losses belong to."""
+        if losses.dim() > 1 or not losses.is_floating_point():
+            raise ValueError(
+                f"losses must be one number per example, of shape (n,), or one number for the batch, got shape "
+                f"{tuple(losses.shape)} and type {losses.dtype}"
+            )
+        count = len(losses) if losses.dim() else size if ids is None else len(ids)
+        if count is None:
+            if self.batch_size is None:
+                raise ValueError(
+                    "one number for a whole batch does not tell how many examples the batch has: pass size=, or "
+                    "batch_size= when you make the sampler"
+                )
+            count = min(self.batch_size, len(epoch) - epoch.num_updated)
+        if ids is not None:
+            if len(ids) != count:
+                raise ValueError(f"got {count} losses for {len(ids)} ids: there must be one loss per id")
+            return epoch.places_of(ids)
+        if count > epoch.num_open:
+            raise ValueError(
+                f"got losses of {count} examples, but only {epoch.num_open} of the ids that were asked for wait for "
+                "theirs: call update once per training step, with the losses of that batch alone. If something loads "
+                "batches in another order, pass ids="
+            )
+        return epoch.next_places(count)
+
+    def _learn(self, *, everything: bool = False) -> None:
+        """Write losses to the ledger, unless the epoch may still turn out not to count."""
+        epoch = self._epoch
+        if not everything and (epoch is None or epoch.num_updates < 2):
+            return
+        if self._candidates is not None:
+            self.ledger.count_offered(self._candidates)
+            self._candidates = None
+        waiting, self._waiting = self._waiting, []
+        for ids, copied, number in waiting:
+            losses = finish_copy(copied)
+            of_each = losses.expand(len(ids))
+            require_finite(of_each, ids, "training loss")
+            self.stats.count_losses(float(of_each.sum()), len(ids), "trained")
+            self.ledger.count_selected(ids)
+            if losses.dim():
+                self.ledger.record_losses(ids, losses, number)
+            else:
+                self.ledger.record_batch_losses(ids, of_each, number)
+
+    def _count_trained(self, ids: Tensor, count: int) -> None:
+        self.ledger.count_selected(ids)
+        self.stats.trained += count
+
+    @staticmethod
+    def _counted(epoch: AskedIds) -> int:
+        """Return how many candidates count as offered: they count evenly over the epoch's ids."""
+        return round(epoch.num_offered * epoch.num_updated / max(1, len(epoch)))
+
+    @classmethod
+    def _skipped(cls, epoch: AskedIds) -> int:
+        return max(0, cls._counted(epoch) - epoch.num_updated)
+
+    # ---- saving
+
+    def _refresh(self) -> None:
+        """Bring the part of the state up to date that changes with every update."""
+        self._now["place"] = None if self._epoch is None else self._epoch.place()
+        self._now["stats"] = self.stats.state_dict()
+        self._now["candidates"] = self._candidates
+        self._now["waiting"] = [[ids, copied[0], number] for ids, copied, number in self._waiting]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to resume exactly: plain data and tensors, loadable with weights_only=True.
+
+        Like the state of a module, it goes on changing with the sampler: save or copy it at once. A StatefulDataLoader
+        asks for it whenever it asks for a batch, and what it saves later must be what is true then.
+
+        Your own sampler's generator is saved, if it has one. Otherwise the order of later epochs comes from torch's
+        global random state. Save that yourself, as for any exact resume.
+        """
+        for _, copied, _ in self._waiting:
+            finish_copy(copied)
+        self._refresh()
+        ledger = self.ledger
+        generator = getattr(self._source, "generator", None)
+        return {
+            "version": STATE_VERSION,
+            "method": describe(self.method),
+            "ranks": {"rank": self.team.rank, "size": self.team.size},
+            "num_examples": self._size,
+            "next_epoch": self._next_epoch,
+            "epoch": None if self._epoch is None else self._epoch.state_dict(),
+            "parts": self._parts.state_dict(),
+            "order": self._order.get_state(),
+            "source": generator.get_state() if isinstance(generator, torch.Generator) else None,
+            # The tensors themselves, without copies: there may be a million states in an epoch.
+            "ledger": ledger.state_dict()
+            if isinstance(ledger, ShardedLedger)
+            else {name: getattr(ledger, name) for name in COLUMNS},
+            "now": self._now,
+        }
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise if `load_state_dict` would refuse this state. Nothing is changed."""
+        check_state(state, self.method, num_examples=self._size, team=self.team)
+        self._parts.check_state_dict(state["parts"])
+        self.ledger.check_state_dict(state["ledger"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume where the state was saved. The next iteration finishes the epoch that was under way.
+
+        With a plain DataLoader, it goes on after the last batch that was given to `update`. If the state does not fit
+        this sampler and its method, an error says what differs, and nothing is changed.
+        """
+        self.check_state_dict(state)
+        generator = getattr(self._source, "generator", None)
+        generators = [self._order, *([generator] if isinstance(generator, torch.Generator) else [])]
+        with unchanged_on_error(self, self.stats, generators=generators, stateful=[self._parts]):
+            now = state["now"]
+            self._order.set_state(state["order"])
+            if isinstance(generator, torch.Generator) and state["source"] is not None:
+                generator.set_state(state["source"])
+            self._parts.load_state_dict(state["parts"])
+            self.stats.load_state_dict(now["stats"])
+            self._next_epoch, self._candidates = state["next_epoch"], now["candidates"]
+            self._waiting = [(ids, (losses, None), number) for ids, losses, number in now["waiting"]]
+            self._epoch = None if state["epoch"] is None else AskedIds.from_state_dict(state["epoch"], now["place"])
+            self._goes_on = self._epoch is not None and not self._epoch.is_exhausted
+            self._iteration, self._last, self._before, self._now = None, None, {}, {}
+            self._is_set = False
+            # The ledger is written to in place and cannot be undone. check_state_dict has made sure that it fits.
+            self.ledger.load_state_dict(state["ledger"])
+            self._refresh()
+
+
+class _Iteration(Iterator[int]):
+    """One iteration over the sampler. It has a state of its own: how many ids were asked for.
+
+    A StatefulDataLoader with workers asks for ids ahead of training, and saves for each batch where it was.
+    """
+
+    def __init__(self, sampler: SelectiveSampler) -> None:
+        self._sampler = sampler
+        self._epoch: AskedIds | None = None
+        self._ids: Iterator[int] = iter(())
+        self._goes_on = False  # whether a state was loaded into this iteration
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> int:
+        epoch = self._epoch
+        if epoch is None:
+            epoch = self._epoch = self._sampler._begin(self, goes_on=self._goes_on)
+            self._ids = _one_by_one(epoch.ids[epoch.asked :])
+        elif self._sampler._iteration is not self:
+            raise RuntimeError(
+                "another iteration over this sampler has begun, or a state was loaded: an iteration that was left "
+                "cannot go on. For two loops at once, make two samplers"
+            )
+        for number in self._ids:
+            epoch.asked += 1
+            return number
+        epoch.is_exhausted = True
+        raise StopIteration
+
+    def state_dict(self) -> dict[str, Any]:
+        epoch = self._sampler._epoch if self._goes_on and self._epoch is None else self._epoch
+        return {"epoch": None if epoch is None else epoch.number, "asked": 0 if epoch is None else epoch.asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        epoch = self._sampler._epoch
+        # An iteration that has not begun says nothing about the place.
+        if epoch is not None and state["epoch"] == epoch.number:
+            epoch.go_to(state["asked"])
+            self._goes_on, self._sampler._goes_on = True, False
+
+
+def _one_by_one(ids: Tensor) -> Iterator[int]:
+    # In pieces: a list of all ids of an epoch may take gigabytes.
+    for piece in torch.split(ids, 4096):
+        yield from piece.tolist()
