@@ -416,13 +416,7 @@ def test_save_after_any_step_and_resume(method, workers):
         pytest.skip("workers do not depend on the method")
     options = {"num_workers": workers}
     states, whole = [], sampler_for(method(0.5))
-    steps = []
-    batches = train(
-        load(whole, **options),
-        whole,
-        range(4),
-        on_step=lambda: (states.append(saved(whole.state_dict())), steps.append(whole._epoch.number)),
-    )
+    batches = train(load(whole, **options), whole, range(4), on_step=lambda: states.append(saved(whole.state_dict())))
     for number in range(0, len(states), 1 if not workers else 7):
         rest = sampler_for(method(0.5), seed=9)
         rest.load_state_dict(states[number])
@@ -477,7 +471,8 @@ def test_a_look_after_loading_changes_nothing():
         (lambda state: state | {"num_examples": 7}, "saved for 7 examples"),
         (lambda state: state | {"method": state["method"] | {"name": "x"}}, "saved by the method x"),
         (lambda state: state | {"ranks": {"rank": 1, "size": 2}}, "by rank 1 of 2"),
-        (lambda state: state | {"order": torch.zeros(3, dtype=torch.uint8)}, "size"),
+        (lambda state: state | {"now": state["now"] | {"order": torch.zeros(3, dtype=torch.uint8)}}, "size"),
+        (lambda state: state | {"now": {}}, "lacks"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, error):

@@ -17,7 +17,8 @@ from selective_backprop.method import Method, require_method
 
 STATE_VERSION = 1
 
-_STATE_KEYS = {"method", "ranks", "num_examples", "next_epoch", "epoch", "parts", "order", "source", "ledger", "now"}
+_STATE_KEYS = {"method", "ranks", "num_examples", "ledger", "now"}
+_NOW_KEYS = {"place", "stats", "candidates", "waiting", "next_epoch", "begun", "epoch", "parts", "order", "source"}
 
 
 def check_arguments(source: Any, *, batch_size: Any, num_epochs: Any, seed: Any, num_examples: Any) -> None:
@@ -160,7 +161,7 @@ def check_state(state: Any, method: Method, *, num_examples: int, team: Team) ->
             f"this state has version {state['version']}, expected {STATE_VERSION}: it was saved by another version of "
             "selective_backprop. Finish the run with that one, or start it again"
         )
-    if missing := _STATE_KEYS - state.keys():
+    if missing := (_STATE_KEYS - state.keys()) or (_NOW_KEYS - state["now"].keys()):
         raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged, or of a SelectiveLoader")
     if state["method"]["name"] != method.name:
         raise ValueError(

@@ -57,19 +57,21 @@ class SelectiveSampler(Sampler[int]):
             set itself, as DistributedSampler does.
         method: how to select: a method without a selection pass, such as `ledger_backprop()`.
         batch_size: examples in a batch. Needed only for `update` with one number for a whole batch, for the option
-            `interrupt` of methods, and to make sure that an epoch gives at least one full batch.
+            `interrupt` of methods, and so that an epoch gives at least one full batch, and no last batch of a single
+            example, which BatchNorm cannot train on.
         groups: a whole number for each example, by id, such as its class, domain or source, for `group_stats`. By
             default the `classes=` of the method, which also keeps each group's share.
         num_epochs: length of the run. Methods that select in a window of training need it.
         seed: seed of the sampler's own random generators. Global random state is never touched.
         num_examples: size of the data set, if your own sampler does not tell it.
 
-    With several ranks, all of them plan together, and all get equally many ids. Fewer ids than there are ranks may be
-    left over in an epoch; they are dropped and counted in `stats.dropped`.
+    With several ranks, all of them plan together, and all get equally many ids. Ids that are left over, fewer than
+    there are ranks, are dropped and counted in `stats.dropped`.
 
     An iteration that is left before its second update does not count as an epoch.
 
-    >>> sampler = SelectiveSampler(4, sb.repeated_random(0.5))
+    >>> from selective_backprop.methods import repeated_random
+    >>> sampler = SelectiveSampler(4, repeated_random(0.5))
     >>> first, second = list(sampler), list(sampler)
     >>> sorted(first + second)
     [0, 1, 2, 3]
@@ -121,8 +123,9 @@ class SelectiveSampler(Sampler[int]):
         self._iteration: _Iteration | None = None
         self._waiting: list[tuple[Tensor, Copy, int]] = []  # for each update: ids, losses, epoch
         self._last: tuple[Tensor, Tensor] | None = None  # ids and weights of the last update
-        self._now: dict[str, Any] = {}  # the part of the state that changes with every update; see state_dict
-        self._refresh()
+        self._num_begun = 0  # how often an epoch was planned, also if it turned out not to count
+        self._now: dict[str, Any] = {}  # the part of the state that changes; see state_dict
+        self._refresh(everything=True)
 
     # ---- what users read
 
@@ -194,6 +197,7 @@ class SelectiveSampler(Sampler[int]):
             self._source.set_epoch(epoch)
         self._next_epoch = epoch
         self._is_set = True
+        self._refresh(everything=True)
 
     def _begin(self, iteration: _Iteration, *, goes_on: bool) -> AskedIds:
         """Begin an epoch, or go on with the one that was under way when the state was saved."""
@@ -206,8 +210,9 @@ class SelectiveSampler(Sampler[int]):
             self._end_epoch()
             self._before = self._to_go_back_to()
             epoch = self._epoch = self._plan(self._next_epoch)
+            self._num_begun += 1
         self._iteration, self._goes_on, self._is_set = iteration, False, False
-        self._refresh()
+        self._refresh(everything=True)
         return epoch
 
     def _can_go_on(self) -> bool:
@@ -227,6 +232,8 @@ class SelectiveSampler(Sampler[int]):
                 sizes[-1] = len(ids) - size * (len(sizes) - 1)
             plan = self._planner.plan(IdBatches(ids, sizes), number, at_least=self.batch_size or 1)
             count = min(self.team.count(len(plan.ids)))
+            if self.batch_size is not None and count > self.batch_size > 1 and not plan.keeps_all:
+                count -= count % self.batch_size == 1  # BatchNorm cannot train on a last batch of a single example
         finally:
             self.stats.switch(phase)
         self.stats.dropped += len(plan.ids) - count
@@ -410,12 +417,19 @@ class SelectiveSampler(Sampler[int]):
 
     # ---- saving
 
-    def _refresh(self) -> None:
-        """Bring the part of the state up to date that changes with every update."""
-        self._now["place"] = None if self._epoch is None else self._epoch.place()
-        self._now["stats"] = self.stats.state_dict()
-        self._now["candidates"] = self._candidates
-        self._now["waiting"] = [[ids, copied[0], number] for ids, copied, number in self._waiting]
+    def _refresh(self, *, everything: bool = False) -> None:
+        """Bring the state up to date. everything: also what changes only when an epoch is planned."""
+        now = self._now
+        now["place"] = None if self._epoch is None else self._epoch.place()
+        now["stats"] = self.stats.state_dict()
+        now["candidates"] = self._candidates
+        now["waiting"] = [[ids, copied[0], number] for ids, copied, number in self._waiting]
+        if everything:
+            now["next_epoch"], now["begun"] = self._next_epoch, self._num_begun
+            now["epoch"] = None if self._epoch is None else self._epoch.state_dict()
+            now["parts"], now["order"] = self._parts.state_dict(), self._order.get_state()
+            generator = getattr(self._source, "generator", None)
+            now["source"] = generator.get_state() if isinstance(generator, torch.Generator) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly: plain data and tensors, loadable with weights_only=True.
@@ -430,17 +444,11 @@ class SelectiveSampler(Sampler[int]):
             finish_copy(copied)
         self._refresh()
         ledger = self.ledger
-        generator = getattr(self._source, "generator", None)
         return {
             "version": STATE_VERSION,
             "method": describe(self.method),
             "ranks": {"rank": self.team.rank, "size": self.team.size},
             "num_examples": self._size,
-            "next_epoch": self._next_epoch,
-            "epoch": None if self._epoch is None else self._epoch.state_dict(),
-            "parts": self._parts.state_dict(),
-            "order": self._order.get_state(),
-            "source": generator.get_state() if isinstance(generator, torch.Generator) else None,
             # The tensors themselves, without copies: there may be a million states in an epoch.
             "ledger": ledger.state_dict()
             if isinstance(ledger, ShardedLedger)
@@ -451,7 +459,7 @@ class SelectiveSampler(Sampler[int]):
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise if `load_state_dict` would refuse this state. Nothing is changed."""
         check_state(state, self.method, num_examples=self._size, team=self.team)
-        self._parts.check_state_dict(state["parts"])
+        self._parts.check_state_dict(state["now"]["parts"])
         self.ledger.check_state_dict(state["ledger"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -465,20 +473,20 @@ class SelectiveSampler(Sampler[int]):
         generators = [self._order, *([generator] if isinstance(generator, torch.Generator) else [])]
         with unchanged_on_error(self, self.stats, generators=generators, stateful=[self._parts]):
             now = state["now"]
-            self._order.set_state(state["order"])
-            if isinstance(generator, torch.Generator) and state["source"] is not None:
-                generator.set_state(state["source"])
-            self._parts.load_state_dict(state["parts"])
+            self._order.set_state(now["order"])
+            if isinstance(generator, torch.Generator) and now["source"] is not None:
+                generator.set_state(now["source"])
+            self._parts.load_state_dict(now["parts"])
             self.stats.load_state_dict(now["stats"])
-            self._next_epoch, self._candidates = state["next_epoch"], now["candidates"]
+            self._next_epoch, self._num_begun, self._candidates = now["next_epoch"], now["begun"], now["candidates"]
             self._waiting = [(ids, (losses, None), number) for ids, losses, number in now["waiting"]]
-            self._epoch = None if state["epoch"] is None else AskedIds.from_state_dict(state["epoch"], now["place"])
+            self._epoch = None if now["epoch"] is None else AskedIds.from_state_dict(now["epoch"], now["place"])
             self._goes_on = self._epoch is not None and not self._epoch.is_exhausted
             self._iteration, self._last, self._before, self._now = None, None, {}, {}
             self._is_set = False
             # The ledger is written to in place and cannot be undone. check_state_dict has made sure that it fits.
             self.ledger.load_state_dict(state["ledger"])
-            self._refresh()
+            self._refresh(everything=True)
 
 
 class _Iteration(Iterator[int]):
@@ -513,15 +521,17 @@ class _Iteration(Iterator[int]):
         raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
-        epoch = self._sampler._epoch if self._goes_on and self._epoch is None else self._epoch
-        return {"epoch": None if epoch is None else epoch.number, "asked": 0 if epoch is None else epoch.asked}
+        if self._epoch is None and not self._goes_on:  # the next epoch to be planned
+            return {"begun": self._sampler._num_begun + 1, "asked": 0}
+        epoch = self._epoch or self._sampler._epoch
+        return {"begun": self._sampler._num_begun, "asked": 0 if epoch is None else epoch.asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         epoch = self._sampler._epoch
-        # An iteration that has not begun says nothing about the place.
-        if epoch is not None and state["epoch"] == epoch.number:
+        self._sampler._goes_on = False
+        if epoch is not None and state["begun"] == self._sampler._num_begun:
             epoch.go_to(state["asked"])
-            self._goes_on, self._sampler._goes_on = True, False
+            self._goes_on = True
 
 
 def _one_by_one(ids: Tensor) -> Iterator[int]:

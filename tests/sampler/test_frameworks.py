@@ -1,0 +1,216 @@
+"""The sampler in real loaders and frameworks, unchanged."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import selective_backprop as sb
+from tests.helpers import NUM_DIGITS, digits, make_model
+from tests.sampler.runs import load, make, train
+
+
+class StatefulRun:
+    """A loop over a StatefulDataLoader, which saves the sampler with itself."""
+
+    def __init__(self, method, **options):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        self.sampler = make(method, num_epochs=4, batch_size=16)
+        self.loader = load(self.sampler, loader=StatefulDataLoader, **options)
+
+    def train(self, epochs, states=None):
+        def save():
+            if states is not None:
+                file = io.BytesIO()
+                torch.save(self.loader.state_dict(), file)
+                states.append(file.getvalue())
+
+        return train(self.loader, self.sampler, epochs, on_step=save)
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital")
+@pytest.mark.parametrize("method", [sb.ledger_backprop(max_age=3), sb.infobatch(), sb.repeated_random(0.4)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "snapshot_every_n_steps": 3},
+        {"num_workers": 2, "persistent_workers": True},
+        {"drop_last": True},
+    ],
+    ids=str,
+)
+def test_a_stateful_data_loader_saves_and_resumes_in_mid_epoch(method, options):
+    """With workers, torchdata asks for batches and for the sampler's state ahead of training. It is exact even so."""
+    pytest.importorskip("torchdata")
+    states, epochs = [], []
+    whole = StatefulRun(method, **options)
+    batches = []
+    for epoch in range(4):
+        part = whole.train([epoch], states)
+        batches += part
+        epochs += [epoch] * len(part)
+    for number in range(0, len(states), 5 if options else 3):
+        rest = StatefulRun(method, **options)
+        rest.loader.load_state_dict(torch.load(io.BytesIO(states[number]), weights_only=True))
+        assert rest.train(range(epochs[number], 4)) == batches[number + 1 :]
+        assert rest.sampler.stats.trained == whole.sampler.stats.trained
+        assert torch.equal(rest.sampler.ledger.loss.nan_to_num(), whole.sampler.ledger.loss.nan_to_num())
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_saved_between_epochs(workers):
+    pytest.importorskip("torchdata")
+    whole, rest = (StatefulRun(None, num_workers=workers) for _ in range(2))
+    whole.train([0, 1])
+    rest.loader.load_state_dict(whole.loader.state_dict())
+    assert rest.train([2, 3]) == whole.train([2, 3])
+
+
+# ---- frameworks that train
+
+
+def images(sampler, **options):
+    return DataLoader(digits(), batch_size=16, sampler=sampler, **options)
+
+
+def plain_run(epochs):
+    """The same training in a loop of our own."""
+    torch.manual_seed(0)
+    model = make_model()
+    sampler = make(sb.infobatch(), source=NUM_DIGITS, num_epochs=epochs, batch_size=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(epochs):
+        for inputs, targets in images(sampler):
+            losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+            (losses * sampler.update(losses)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, sampler
+
+
+def same_training(model, sampler, epochs):
+    expected, other = plain_run(epochs)
+    for one, two in zip(expected.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert 0 < sampler.stats.selectivity == other.stats.selectivity < 1
+
+
+def test_accelerate_prepares_it():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = make_model()
+    sampler = make(sb.infobatch(), source=NUM_DIGITS, num_epochs=3, batch_size=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, images(sampler))
+    for _ in range(3):
+        for inputs, targets in loader:
+            losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+            accelerator.backward((losses * sampler.update(losses)).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    same_training(model, sampler, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start")
+@pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning(tmp_path, workers):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.model = make_model()
+            self.sampler = make(sb.infobatch(), source=NUM_DIGITS, num_epochs=3, batch_size=16)
+
+        def train_dataloader(self):
+            return images(self.sampler, num_workers=workers)
+
+        def training_step(self, batch, _):
+            inputs, targets = batch
+            losses = nn.functional.cross_entropy(self.model(inputs), targets, reduction="none")
+            return (losses * self.sampler.update(losses)).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.model.parameters(), lr=0.05)
+
+        def on_fit_start(self):
+            self.model[5].eval()
+
+    module = Module()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module)
+    assert module.sampler.stats.batches == trainer.global_step
+    assert 0 < module.sampler.stats.selectivity < 1
+    assert module.sampler.epoch == 3
+    if not workers:
+        same_training(module.model, module.sampler, 3)
+
+
+def test_the_trainer_takes_it_in_two_lines(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from tests.integrations import texts
+    from tests.integrations.test_transformers import arguments
+
+    class SampledTrainer(transformers.Trainer):
+        def _get_train_sampler(self, *_):
+            return sampler
+
+        def compute_loss(self, model, inputs, return_outputs=False, **_):
+            labels = inputs.pop("labels")
+            losses = nn.functional.cross_entropy(model(**inputs).logits, labels, reduction="none")
+            return (losses * sampler.update(losses)).mean()
+
+    data = texts.classification(60)
+    sampler = make(sb.methods.ledger_percentile(0.5), source=60)
+    trainer = SampledTrainer(
+        model=texts.classifier(),
+        args=arguments(tmp_path, num_train_epochs=3),
+        train_dataset=data,
+        data_collator=texts.collate,
+    )
+    trainer.train()
+    assert sampler.ledger.loss_epoch.ge(0).all() and sampler.stats.selectivity < 1
+    assert sampler.stats.batches == trainer.state.global_step
+
+
+def test_an_own_loss_that_gives_one_number_works_in_the_loader_too():
+    """A loss with no reduction= gives each example a running mean of the losses of its batches."""
+    model = make_model()
+    calls = []
+
+    def loss_fn(outputs, targets):
+        calls.append(1)
+        return nn.functional.cross_entropy(outputs, targets) + 0.1
+
+    loader = sb.SelectiveLoader(images(None, shuffle=False), model, loss_fn, sb.methods.ledger_percentile(0.6))
+    means = torch.full((NUM_DIGITS,), float("nan"))
+    for _ in range(3):
+        for inputs, targets in loader:
+            ids = loader.batch.ids
+            loss = loader.loss(model(inputs), targets)
+            assert loss.requires_grad and loss.dim() == 0
+            means[ids] = torch.where(means[ids].isnan(), loss.detach(), 0.9 * means[ids] + 0.1 * loss.detach())
+    assert torch.allclose(loader.ledger.loss, means)
+    assert len(calls) == loader.stats.batches, "one call per step"
+    with pytest.raises(ValueError, match="single number for the whole batch, but one loss per example is needed"):
+        next(iter(sb.SelectiveLoader(images(None), model, loss_fn, sb.selective_backprop(0.5))))
