@@ -102,16 +102,9 @@ def check_method(method: Any, num_examples: int, *, batch_size: int | None, num_
             f"{method.name} decides before loading, so a function of a batch cannot tell it the classes: pass them as "
             "a tensor with one value per id"
         )
-    most = scorer.needs.max_epochs
-    if most is not None and num_epochs is not None and num_epochs > most:
-        raise ValueError(
-            f"this {method.name} has scores for runs of at most {most} epochs, got num_epochs={num_epochs}"
-        )
+    scorer.check_run(num_examples, num_epochs)
     lengths: dict[str, Any] = {"keep": method.keep, "classes": method.groups}
-    found = [(name, len(values)) for name, values in lengths.items() if values is not None]
-    if scorer.needs.num_examples is not None:
-        found.append(("scores", scorer.needs.num_examples))
-    for name, length in found:
+    for name, length in [(name, len(values)) for name, values in lengths.items() if values is not None]:
         if length != num_examples:
             raise ValueError(
                 f"{method.name} has {name} for {length} ids, but the data set has {num_examples} examples: there must "

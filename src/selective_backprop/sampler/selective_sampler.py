@@ -19,7 +19,6 @@ from selective_backprop.distributed.agreement import fails_on_all
 from selective_backprop.distributed.ledger import AnyLedger, ShardedLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Team
-from selective_backprop.ledger import COLUMNS
 from selective_backprop.losses import require_finite
 from selective_backprop.method import Method
 from selective_backprop.sampler.asked_ids import AskedIds
@@ -99,14 +98,7 @@ class SelectiveSampler(Sampler[int]):
         self._source, self._size = source, size
         self.method, self.batch_size, self.num_epochs = method, batch_size, num_epochs
         agree(ranks, method, num_examples=size, batch_size=batch_size, num_epochs=num_epochs, seed=seed)
-        needs = method.scorer.needs
-        self.ledger: AnyLedger = make_ledger(
-            size,
-            ranks,
-            past_scores=needs.past_scores,
-            earlier_losses=needs.earlier_losses,
-            first_losses=needs.first_losses,
-        )
+        self.ledger: AnyLedger = make_ledger(size, ranks, method.scorer.needs.columns)
         """What is known about each example. With several ranks, each holds a part."""
         self.stats = Stats()
         self._parts = Parts(method, num_epochs=num_epochs, seed=seed, team=self.team)
@@ -452,7 +444,7 @@ class SelectiveSampler(Sampler[int]):
             # The tensors themselves, without copies: there may be a million states in an epoch.
             "ledger": ledger.state_dict()
             if isinstance(ledger, ShardedLedger)
-            else {name: getattr(ledger, name) for name in COLUMNS},
+            else {name: getattr(ledger, name) for name in ledger.names},
             "now": self._now,
         }
 
