@@ -240,6 +240,7 @@ class PlannedEpoch(Epoch):
         run = self._run
         loaded = run.source.next()
         if loaded is None:
+            self._run.observer.ledger.deliver()  # or entries of epochs with few batches would pile up
             self._count(self._num_offered or 0, 0)
             self.fraction = 1.0
             return False
@@ -404,6 +405,7 @@ class ScoredEpoch(Epoch):
 
     def _finish(self) -> None:
         """Give out what is left: no rank has candidates any more."""
+        self._run.observer.ledger.deliver()  # or entries of epochs with few rounds would pile up
         drop_last = self._run.source.drop_last
         dropped = self.queue.finish(drop_last=drop_last and not (self._keeps_everything and self._run.passes_batches))
         self._run.observer.stats.dropped += dropped
