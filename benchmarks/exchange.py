@@ -26,6 +26,7 @@ from selective_backprop.lab.models.cifar_resnet import resnet20
 from selective_backprop.policies import PercentilePolicy
 
 HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 28  # bytes
+AGREE = 44  # bytes by which ranks agree on how much to plan
 KINDS, DELIVER_EVERY, BLOCK = 5, 64, 2**22
 CANDIDATES, ROUNDS = 128, 200
 
@@ -33,14 +34,14 @@ CANDIDATES, ROUNDS = 128, 200
 # ---- formulas: bytes that one rank sends
 
 
-def round_bytes(k, n, scope="global"):
-    """Bytes of the header and scores of one round. With scope local, the number selected replaces the scores."""
-    return (k - 1) * (HEADER + (SCORE * n if scope == "global" else COUNT))
+def round_bytes(k, n):
+    """Bytes of the header and scores of one round."""
+    return (k - 1) * (HEADER + SCORE * n)
 
 
-def plan_bytes(k, m, scope="global"):
-    """Bytes of the scores of an epoch that is planned before loading, M / k from each rank."""
-    return 0 if scope == "local" else (k - 1) * (COUNT + SCORE * -(-m // k))
+def plan_bytes(k, m):
+    """Bytes of the scores of an epoch that is planned before loading, M / k from each rank, and of what is counted."""
+    return (k - 1) * (AGREE + SCORE * -(-m // k))
 
 
 def delivery_bytes(k, scored=0, decided=0, offered=0, selected=0, trained=0):
@@ -54,34 +55,27 @@ def question_bytes(k, asked, columns):
     return (k - 1) * COUNT * (1 + columns) + asked * (ID + VALUE * columns) * (k - 1) // k
 
 
-def start_bytes(k, waiting, planned):
-    """Bytes at the start of an epoch: the ids that wait on each rank, and how many examples it has planned."""
-    return (k - 1) * ((COUNT + ID * waiting if waiting else 0) + (4 * COUNT if planned else 0))
-
-
-def epoch_bytes(k, m, n, s, scope, planned):
-    """Bytes of an epoch, except the ids that wait when it begins and the examples that move between queues."""
+def epoch_bytes(k, m, n, s, planned):
+    """Bytes of an epoch, except the ids or examples that move between ranks."""
     own, chosen = -(-m // k), round(s * -(-m // k))
-    if planned:  # two columns are read, such as loss and age; probabilities are written when planned and when loaded
-        rounds = -(-chosen // n) + 1  # one more round, in which all ranks say that they are done
-        deliveries = 2 + rounds // DELIVER_EVERY  # at the start for the plan, and at the end
-        written = delivery_bytes(k, decided=own + chosen, offered=own, selected=chosen, trained=chosen)
-        told = plan_bytes(k, m, scope) + question_bytes(k, own, 2) + rounds * (k - 1) * HEADER
+    if planned:  # two columns are read, such as loss and age
+        batches = -(-chosen // n)
+        deliveries = 2 + batches // DELIVER_EVERY  # at the start for the plan, and at the end
+        written = delivery_bytes(k, decided=own, offered=own, selected=chosen, trained=chosen)
+        told = plan_bytes(k, m) + question_bytes(k, own, 2)
     else:
         rounds = -(-own // n)
         deliveries = 1 + rounds // DELIVER_EVERY
         written = delivery_bytes(k, scored=own, decided=own, offered=own, selected=chosen, trained=chosen)
-        told = rounds * round_bytes(k, n, scope) + (k - 1) * HEADER
+        told = rounds * round_bytes(k, n) + (k - 1) * HEADER
     return told + written + (deliveries - 1) * delivery_bytes(k)
 
 
-def memory_bytes(k, m, n, scope, planned):
+def memory_bytes(k, m, n, planned):
     """Bytes of ledger rows, undelivered writes, scores of a round and the plan of an epoch, without the queue."""
     rows, waiting = ROW * -(-m // k), DELIVER_EVERY * n * (3 * (ID + VALUE) + 2 * ID)
-    of_round = (k if scope == "global" else 1) * n * (3 * SCORE + 8)
-    plan = -(-m // k) * (4 * ID + 3 * VALUE + 1) if planned else 0
-    if planned and scope == "global":
-        plan += min(m, BLOCK) * (3 * SCORE + 8)
+    of_round = k * n * (3 * SCORE + 8)
+    plan = -(-m // k) * (4 * ID + 3 * VALUE + 1) + min(m, BLOCK) * (3 * SCORE + 8) if planned else 0
     return rows + waiting + of_round + plan
 
 
@@ -150,7 +144,6 @@ def tables():
     """Print the computed tables."""
     print("\ncomputed, per rank, N = 128, s = 1/3")
     print("sent in a round: " + ", ".join(f"{k} ranks {size(round_bytes(k, 128))}" for k in (2, 8, 64, 1024)))
-    print("  scope local:   " + ", ".join(f"{k} ranks {size(round_bytes(k, 128, 'local'))}" for k in (2, 8, 64, 1024)))
     for title, function in (("sent in an epoch", epoch_bytes), ("memory", memory_bytes)):
         extra = (1 / 3,) if function is epoch_bytes else ()
         print(
@@ -159,13 +152,8 @@ def tables():
             + " |"
         )
         for planned in (False, True):
-            for scope in ("global", "local"):
-                cells = [
-                    size(function(k, m, 128, *extra, scope, planned))
-                    for m in (10**6, 10**8, 10**10)
-                    for k in (8, 64, 1024)
-                ]
-                print(f"| {'planned epoch' if planned else 'selection pass'}, {scope} | " + " | ".join(cells) + " |")
+            cells = [size(function(k, m, 128, *extra, planned)) for m in (10**6, 10**8, 10**10) for k in (8, 64, 1024)]
+            print(f"| {'planned epoch' if planned else 'scored epoch'} | " + " | ".join(cells) + " |")
 
 
 def main():

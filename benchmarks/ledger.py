@@ -10,11 +10,14 @@ import platform
 import time
 
 import torch
-from selective_backprop.loader.index_stream import joined
-from selective_backprop.loader.planning import id_blocks, plan_epoch
 
 import selective_backprop as sb
+from selective_backprop.distributed.ranks import Alone
+from selective_backprop.distributed.team import Team
 from selective_backprop.ledger import Ledger
+from selective_backprop.sampler.id_batches import IdBatches
+from selective_backprop.sampler.parts import Parts
+from selective_backprop.sampler.planner import Planner
 
 BATCH = 128
 METHODS = {
@@ -39,24 +42,18 @@ def filled_ledger(size, needs):
 
 
 def seconds(method, ledger, batches):
-    generator = torch.Generator().manual_seed(0)
+    team = Team(Alone())
+    planner = Planner(Parts(method, num_epochs=10, seed=0, team=team), ledger, team)
     start = time.perf_counter()
-    chunks, *_ = plan_epoch(
-        list(id_blocks(joined(batches))),
-        lambda number, num_batches: True,
-        scorer=method.scorer,
-        select=lambda scores, ids: method.policy.select(scores, generator),
-        ledger=ledger,
-        epoch=2,
-    )
-    return time.perf_counter() - start, sum(len(chunk.ids) for chunk in chunks)
+    plan = planner.plan(batches, epoch=2)
+    return time.perf_counter() - start, len(plan.ids)
 
 
 def main():
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, Python {platform.python_version()}, 1 thread")
     sizes = [1_000_000, 10_000_000]
-    orders = {size: list(torch.randperm(size).split(BATCH)) for size in sizes}
+    orders = {size: IdBatches.of(torch.randperm(size).split(BATCH)) for size in sizes}
     for name, method in METHODS.items():
         cells = []
         for size in sizes:

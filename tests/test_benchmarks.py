@@ -39,7 +39,7 @@ def test_every_step_runs():
 
 def test_every_method_is_planned():
     benchmark = load("ledger")
-    batches = list(torch.randperm(1000).split(benchmark.BATCH))
+    batches = benchmark.IdBatches.of(torch.randperm(1000).split(benchmark.BATCH))
     for method in benchmark.METHODS.values():
         ledger = benchmark.filled_ledger(1000, method.scorer.needs)
         _, kept = benchmark.seconds(method, ledger, batches)

@@ -2,16 +2,15 @@
 
 import torch
 import torch.distributed as dist
-from selective_backprop.loader.runner import Runner
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import selective_backprop as sb
 from selective_backprop.distributed.ledger import ShardedLedger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Team
-from selective_backprop.losses import PerExampleLoss, default_forward
-from selective_backprop.sampler.stats import Stats
+from selective_backprop.sampler.id_batches import IdBatches
+from selective_backprop.sampler.parts import Parts
+from selective_backprop.sampler.planner import Planner
 from tests.distributed.numbers import Losses, cut, go_through, make
 
 CANDIDATES, BATCHES = 6, 5
@@ -26,18 +25,15 @@ class Stream(IterableDataset):
 
 def job():
     return {
-        "rounds": {scope: rounds(scope) for scope in ("global", "local")},
-        "plan": {scope: plan(scope) for scope in ("global", "local")},
+        "rounds": rounds(),
+        "plan": plan(),
         "ledger": ledger(),
-        "epochs": {
-            name: {scope: epochs(make_method(0.5), scope) for scope in ("global", "local")}
-            for name, make_method in (("selection pass", sb.selective_backprop), ("planned", sb.random_backprop))
-        },
+        "epochs": {"scored": epochs(sb.selective_backprop(0.5)), "planned": epochs(sb.random_backprop(0.5))},
     }
 
 
-def rounds(scope):
-    """An epoch of rounds, and the word that it is over."""
+def rounds():
+    """Rounds of an epoch."""
     model = Losses()
     loader = sb.SelectiveLoader(
         DataLoader(Stream(), batch_size=CANDIDATES),
@@ -46,23 +42,21 @@ def rounds(scope):
         sb.selective_backprop(0.5),
         forward=lambda model, batch: (model(batch), None),
         batch_size=1000,  # no queue gets so long that examples move
-        scope=scope,
     )
+    loader.stepper.begin()
     before = loader.team.ranks.bytes_sent
-    assert list(loader) == []
+    for _ in range(BATCHES):
+        assert loader.stepper.offer()
     return loader.team.ranks.bytes_sent - before
 
 
-def plan(scope):
-    """Selecting before loading, from 30 examples of each rank."""
-    ids = range(dist.get_rank() * 30, dist.get_rank() * 30 + 30)
+def plan():
+    """Planning an epoch of 30 examples on each rank, without a look at the ledger."""
     ranks = current_ranks()
-    task = sb.types.Task(Losses(), default_forward, PerExampleLoss(nn.MSELoss()))
-    ledger = ShardedLedger(30 * ranks.size, ranks)
-    team = Team(ranks, scope)
-    runner = Runner(sb.methods.ledger_percentile(0.5), task, ledger, Stats(), num_epochs=3, seed=0, team=team)
+    team, ids = Team(ranks), torch.arange(ranks.rank * 30, ranks.rank * 30 + 30)
+    parts = Parts(sb.random_backprop(1.0), num_epochs=3, seed=0, team=team)
     before = ranks.bytes_sent
-    runner.select_planned(torch.rand(30), torch.as_tensor(ids))
+    Planner(parts, ShardedLedger(30 * ranks.size, ranks), team).plan(IdBatches.of([ids]), 0)
     return ranks.bytes_sent - before
 
 
@@ -83,17 +77,19 @@ def ledger():
     return {"delivered": delivered, "delivered and asked": ranks.bytes_sent - delivered, "rows": len(ledger.block)}
 
 
-def epochs(method, scope, count=4):
-    """All of a run, without what was sent to even out queues; random_backprop knows all scores and asks for none."""
+def epochs(method, count=4):
+    """All of a run but the examples that move; random_backprop knows all scores and asks for none."""
     own = range(dist.get_rank(), 300 * dist.get_world_size(), dist.get_world_size())
-    model, loader = make(method, 300 * dist.get_world_size(), cut(own, 30), epochs=count, scope=scope)
-    ranks, even_out, moving = loader.team.ranks, loader.queue.even_out, []
+    model, loader = make(method, 300 * dist.get_world_size(), cut(own, 30), epochs=count)
+    ranks, moving = loader.team.ranks, []
+    exchange, before = ranks.exchange, ranks.bytes_sent
 
-    def spy():
-        before = ranks.bytes_sent
-        even_out()
-        moving.append(ranks.bytes_sent - before)
+    def spy(parts):
+        sent, result = ranks.bytes_sent, exchange(parts)
+        if parts[0].dtype == torch.uint8:
+            moving.append(ranks.bytes_sent - sent)
+        return result
 
-    loader.queue.even_out, before = spy, ranks.bytes_sent
+    ranks.exchange = spy
     go_through(model, loader, count)
     return {"sent": ranks.bytes_sent - before - sum(moving), "trained": loader.stats.trained / loader.stats.offered}

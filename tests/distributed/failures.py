@@ -21,9 +21,9 @@ def loader_of_both(method, count, **options):
     return make(method, count, cut(range(rank * half, rank * half + half), 4), epochs=2, **options)
 
 
-def not_finite(scope):
+def not_finite():
     """What is said when example 21, which is rank 1's, has a loss that is not a number; all ranks stay in step."""
-    model, loader = loader_of_both(sb.selective_backprop(0.5), 24, scope=scope)
+    model, loader = loader_of_both(sb.selective_backprop(0.5), 24)
     forward = model.forward
     model.forward = lambda values: torch.where(values == 21, float("nan"), forward(values))
     try:

@@ -1,4 +1,4 @@
-"""Methods on several ranks whose queues carry examples from epoch to epoch; run by every rank."""
+"""Methods on three ranks with even and uneven data; run by every rank."""
 
 import logging
 
@@ -39,14 +39,12 @@ def uneven(count):
     return Ids(range(ends[rank], ends[rank + 1]))
 
 
-def run(method, *, scope="global", count=NUM_EXAMPLES, sampler=None, batch=BATCH, epochs=EPOCHS):
+def run(method, *, count=NUM_EXAMPLES, sampler=None, batch=BATCH, epochs=EPOCHS):
     torch.manual_seed(0)
     model, dataset = nn.Linear(8, 2), data(count)
     sampler = sampler or DistributedSampler(dataset, seed=1)
     train_loader = DataLoader(dataset, batch, sampler=sampler)
-    loader = sb.SelectiveLoader(
-        train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=epochs, scope=scope, seed=3
-    )
+    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=epochs, seed=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batches, weight = [], 0.0
     for epoch in range(epochs):
@@ -59,17 +57,14 @@ def run(method, *, scope="global", count=NUM_EXAMPLES, sampler=None, batch=BATCH
             optimizer.step()
             batches[-1].append(loader.batch.ids.tolist())
             weight += float(loader.batch.weights.sum())
-    queue = loader.state_dict()["queue"]
-    waiting = [i for kind in ("whole", "pieces") for piece in queue[kind] for i in piece[1].tolist()]
-    return {"batches": batches, "waiting": waiting, "len": len(loader), "weight": weight, "size": loader.batch_size}
+    return {"batches": batches, "len": len(loader), "weight": weight, "dropped": loader.stats.dropped}
 
 
 def job():
     logging.disable(logging.WARNING)
     results = {}
     for name, make in METHODS.items():
-        for scope in ("global", "local"):
-            results[f"{name}, {scope}"] = run(make(), scope=scope)
-            results[f"{name}, {scope}, uneven"] = run(make(), scope=scope, sampler=uneven(NUM_EXAMPLES))
+        results[name] = run(make())
+        results[f"{name}, uneven"] = run(make(), sampler=uneven(NUM_EXAMPLES))
     results["tiny"] = run(sb.ledger_backprop(), count=24, batch=32)
     return results

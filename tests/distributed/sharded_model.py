@@ -57,12 +57,12 @@ def uneven():
     run, states = new(), []
 
     def save(step):
-        states.append((run.loader.state_dict(), full(run), run.loader.state_dict()["round"]))
+        states.append(run.loader.state_dict())
 
     run.train(save)
-    step = next(i for i, (_, _, number) in enumerate(states) if number > 1)  # rank 1 has run out
+    step = next(i for i, state in enumerate(states) if state["epochs"]["under_way"]["round"] > 1)  # rank 1 has run out
     file = io.BytesIO()
-    torch.save(states[step][0], file)
+    torch.save(states[step], file)
     file.seek(0)
     resumed = new()
     resumed.loader.load_state_dict(torch.load(file, weights_only=True))

@@ -14,7 +14,7 @@ from tests.distributed import failures
 from tests.distributed.runs import BATCH, Ids, Run
 from tests.helpers import digits, make_loader, make_model
 
-COUNTS = ("offered", "scored", "trained", "queued", "skipped_before_loading")
+COUNTS = ("offered", "scored", "trained", "dropped")
 
 
 def facts(run):
@@ -23,9 +23,7 @@ def facts(run):
         "batches": run.batches,
         "sizes": run.sizes,
         "selected": run.selected,
-        "queued": run.queued,
         "parameters": run.parameters,
-        "moved": run.loader.queue.moved,
         "stats": {name: getattr(run.loader.stats, name) for name in COUNTS},
     }
 
@@ -34,9 +32,6 @@ def job():
     rank = dist.get_rank()
     return {
         "three times the data": facts(uneven([150, 50][rank], [0, 150][rank], sb.selective_backprop(0.5))),
-        "three times the data, local": facts(
-            uneven([150, 50][rank], [0, 150][rank], sb.selective_backprop(0.5), scope="local")
-        ),
         "three times the data, everything": facts(uneven([150, 53][rank], [0, 150][rank], sb.traditional())),
         "three times the data, planned": facts(
             uneven([150, 50][rank], [0, 150][rank], sb.methods.ledger_percentile(0.5), epochs=4)
@@ -52,7 +47,7 @@ def job():
         "kath18": late_on_rank_1(),
         "kath18 without losses": without_losses(),
         "everything on both": logged(),
-        "not finite": [failures.not_finite(scope) for scope in ("global", "local")],
+        "not finite": failures.not_finite(),
         "state of another rank": failures.wrong_states(),
         "other versions": failures.other_versions(),
     }
@@ -104,16 +99,9 @@ def skewed():
     )
     for group in run.optimizer.param_groups:
         group["lr"] = 0.0  # the one stays hard and the other easy
-    longest, queue = [0], run.loader.queue
-    add = queue.add
-
-    def spy(columns, selection, ids, counts, **options):
-        longest.append(max(before + more for before, more in zip(queue.lengths, counts, strict=True)))
-        add(columns, selection, ids, counts, **options)
-
-    queue.add = spy
-    selected = run.train().selected
-    return facts(run) | {"longest": max(longest), "share": sum(map(len, selected)) / 600}
+    longest = []
+    run.train(lambda step: longest.append(max(run.loader.stepper.epoch.queue.lengths)))
+    return facts(run) | {"longest": max(longest), "share": sum(map(len, run.selected)) / 600}
 
 
 def trained_model():
@@ -178,7 +166,7 @@ def columns():
                 wrong += batch["name"][row] != expected["name"] or batch["more"][0][row] != float(i)
                 wrong += not torch.equal(tokens[:length], expected["tokens"]) or bool(tokens[length:].any())
     foreign = sum(name not in {f"number {i}" for i in own} for name in names)
-    return {"count": len(names), "wrong": wrong, "foreign": foreign, "moved": loader.queue.moved}
+    return {"count": len(names), "wrong": wrong, "foreign": foreign}
 
 
 def accumulated():
@@ -219,7 +207,7 @@ def without_ids():
         for inputs, targets in loader:
             loader.loss(model(inputs), targets).backward()
             sizes.append(len(targets))
-    return {"sizes": sizes, "offered": loader.stats.offered, "queued": loader.stats.queued}
+    return {"sizes": sizes, "offered": loader.stats.offered}
 
 
 def workers():

@@ -1,4 +1,4 @@
-"""No batch of any rank holds an id twice, and what is due is trained on in time; on three ranks."""
+"""No epoch of three ranks has an id twice, and what is due is trained on in time."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from tests.distributed.launch import run
 from tests.distributed.queue import BATCH, EPOCHS, METHODS, NUM_EXAMPLES
 
-cases = [f"{name}, {scope}{data}" for name in METHODS for scope in ("global", "local") for data in ("", ", uneven")]
+cases = [f"{name}{data}" for name in METHODS for data in ("", ", uneven")]
 
 
 @pytest.fixture(scope="module")
@@ -16,19 +16,16 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", cases)
-def test_no_id_twice_in_a_batch_and_no_epoch_without_one(ranks, name):
+def test_no_id_twice_in_an_epoch_and_no_epoch_without_a_batch(ranks, name):
     results = [rank[name] for rank in ranks]
     for epochs in zip(*(result["batches"] for result in results), strict=True):
         counts = {len(batches) for batches in epochs}
         assert len(counts) == 1, "ranks stay in step"
         assert counts.pop() <= results[0]["len"], "len() is an upper bound"
-        if not name.startswith(("SB", "top_k", "stale")):
-            assert epochs[0], "a plan never leaves an epoch without a batch"
-        for batches in zip(*epochs, strict=True):
-            together = [i for ids in batches for i in ids]
-            assert len(set(together)) == len(together), "nor on two ranks at once"
-    waiting = [i for result in results for i in result["waiting"]]
-    assert len(set(waiting)) == len(waiting)
+        assert epochs[0], "no epoch is without a batch"
+        together = [i for batches in epochs for ids in batches for i in ids]
+        assert len(set(together)) == len(together)
+    assert sum(result["dropped"] for result in results) < len(ranks) * EPOCHS
 
 
 @pytest.mark.parametrize("name", [name for name in cases if name.startswith("ledger")])
@@ -51,5 +48,4 @@ def test_weights_stay_unbiased(ranks, name):
 
 def test_a_data_set_smaller_than_a_batch(ranks):
     for result in (rank["tiny"] for rank in ranks):
-        assert result["size"] == 24 // len(ranks) < BATCH
-        assert all(len(batches) == 1 and len(batches[0]) == result["size"] for batches in result["batches"])
+        assert all(len(batches) == 1 and 2 <= len(batches[0]) < BATCH for batches in result["batches"])

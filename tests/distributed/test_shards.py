@@ -13,65 +13,52 @@ def runs(tmp_path_factory):
     return run("shards:job", tmp_path_factory.mktemp("shards"))
 
 
-UNEVEN = ["three times the data", "three times the data, local", "three times the data, planned", "one batch"]
+SCORED = ["three times the data", "one batch", "interrupted", "skewed", "guard", "kath18"]
+PLANNED = ["three times the data, planned", "three times the data, everything"]
 
 
-@pytest.mark.parametrize(
-    "name", [*UNEVEN, "three times the data, everything", "interrupted", "skewed", "guard", "kath18"]
-)
+@pytest.mark.parametrize("name", [*SCORED, *PLANNED])
 def test_ranks_stay_in_step_and_lose_nothing(runs, name):
     ranks = [result[name] for result in runs]
-    assert ranks[0]["sizes"] == ranks[1]["sizes"] and sum(map(len, ranks[0]["sizes"])) > 2
-    for sizes in ranks[0]["sizes"][:-1]:
-        plain = sum(sizes) > 99  # of 100 to 102 on each rank: such an epoch ends with a smaller batch
-        assert set(sizes[:-1] if plain else sizes) <= {16}
-    assert set(ranks[0]["sizes"][-1][:-1]) == {16}
+    assert sum(map(len, ranks[0]["sizes"])) > 2
+    for sizes, others in zip(*(result["sizes"] for result in ranks), strict=True):
+        assert len(sizes) == len(others)
+        assert set(sizes[:-2] + others[:-2]) <= {16} and max(sizes) <= 16
     assert torch.equal(ranks[0]["parameters"], ranks[1]["parameters"])
+    assert all(result["stats"]["dropped"] == 0 for result in ranks)
     given = Counter(i for result in ranks for batch in result["batches"] for i in batch)
-    queued = Counter(i for result in ranks for i in result["queued"])
-    assert given + queued == Counter(i for result in ranks for ids in result["selected"] for i in ids)
-    assert queued.total() < 4 and [len(result["queued"]) for result in ranks] == [
-        result["stats"]["queued"] for result in ranks
-    ]
+    if name in SCORED:
+        assert given == Counter(i for result in ranks for ids in result["selected"] for i in ids)
+    assert given.total() == sum(result["stats"]["trained"] for result in ranks)
 
 
 @pytest.mark.parametrize("name", ["three times the data", "one batch"])
 def test_a_rank_without_candidates_trains_on_with_those_of_others(runs, name):
     ranks = [result[name] for result in runs]
-    assert ranks[0]["moved"] == ranks[1]["moved"] > 0
     assert ranks[0]["stats"]["offered"] > 2 * ranks[1]["stats"]["offered"]
-    skipped = ranks[0]["stats"]["skipped_before_loading"]  # what waited when the second epoch began
-    assert ranks[0]["stats"]["scored"] == ranks[0]["stats"]["offered"] - skipped
-    assert skipped < 2 * 16
-    assert ranks[0]["stats"]["trained"] == ranks[1]["stats"]["trained"]
+    assert all(result["stats"]["scored"] == result["stats"]["offered"] for result in ranks)
+    own = {i for ids in ranks[1]["selected"] for i in ids}
+    assert sum(i not in own for batch in ranks[1]["batches"] for i in batch) > 16, "examples of rank 0"
+    assert abs(ranks[0]["stats"]["trained"] - ranks[1]["stats"]["trained"]) <= len(ranks[0]["sizes"])
 
 
 def test_everything_is_trained_on_when_nothing_is_selected(runs):
     ranks = [result["three times the data, everything"] for result in runs]
     given = Counter(i for result in ranks for batch in result["batches"] for i in batch)
-    # The one that does not divide by two ranks waits, and is the next epoch's first.
-    assert given.total() == 2 * (203 - 1) and set(given) == set(range(203)) and max(given.values()) == 2
-
-
-def test_local_scope_keeps_each_ranks_share(runs):
-    for result in (ranks["three times the data, local"] for ranks in runs):
-        share = sum(map(len, result["selected"])) / result["stats"]["offered"]
-        assert 0.3 < share < 0.7
+    assert given == Counter(dict.fromkeys(range(203), 2))
 
 
 def test_queues_of_skewed_shards_are_evened_out(runs):
     hard, easy = (result["skewed"] for result in runs)
     assert hard["share"] > 2 * easy["share"], "what is selected is on rank 0"
-    assert hard["moved"] == easy["moved"] > 0
     assert max(hard["longest"], easy["longest"]) <= 3 * 16
-    assert hard["stats"]["trained"] == easy["stats"]["trained"]
+    assert abs(hard["stats"]["trained"] - easy["stats"]["trained"]) <= len(hard["sizes"])
 
 
 def test_examples_of_any_kind_move(runs):
     for result in (ranks["columns"] for ranks in runs):
         assert result["wrong"] == 0 and result["count"] > 20
-        assert result["moved"] > 0
-    assert runs[0]["columns"]["foreign"] + runs[1]["columns"]["foreign"] == runs[0]["columns"]["moved"]
+    assert sum(ranks["columns"]["foreign"] for ranks in runs) > 0
 
 
 def test_gradient_accumulation(runs):
@@ -82,9 +69,8 @@ def test_gradient_accumulation(runs):
 
 def test_iterable_data_sets_of_different_lengths(runs):
     first, second = (result["without ids"] for result in runs)
-    assert first["sizes"] == second["sizes"] and set(first["sizes"][:-1]) == {16}
+    assert len(first["sizes"]) == len(second["sizes"]) > 3 and first["sizes"].count(16) >= len(first["sizes"]) - 6
     assert (first["offered"], second["offered"]) == (120, 270)
-    assert first["queued"] + second["queued"] < 4
 
 
 def test_workers_change_nothing(runs):
@@ -95,10 +81,8 @@ def test_rank_0_says_when_selection_is_on(runs):
     """By the clock or by losses, on which ranks would not agree."""
     assert [result["guard"]["settled on"] for result in runs] == [False, True]
     for name in ("guard", "kath18"):
-        # In the same rounds. What waits in the queues when an epoch begins is not scored again, on either rank.
         scored = [result[name]["stats"]["scored"] for result in runs]
-        skipped = [result[name]["stats"]["skipped_before_loading"] for result in runs]
-        assert min(scored) > 0 and abs(scored[0] - scored[1]) <= sum(skipped)
+        assert scored[0] == scored[1] > 0, "in the same rounds"
 
 
 def test_kath18_starts_on_all_ranks_without_losses_of_training(runs):
@@ -122,9 +106,8 @@ def test_one_line_if_every_rank_goes_through_all_the_data(runs):
 def test_7_a_loss_that_is_not_finite(runs):
     """The rank that has it names the example, the other names the rank."""
     first, second = (result["not finite"] for result in runs)
-    assert "rank 1 has scores that are not finite: see its own error" in first[0]
-    assert "rank 1 could not select from its candidates: see its own error" in first[1]
-    assert all("21" in message and "nan" in message for message in second)
+    assert "rank 1 has scores that are not finite: see its own error" in first
+    assert "21" in second and "nan" in second
 
 
 def test_5_a_state_of_another_rank_is_refused(runs):
