@@ -52,6 +52,8 @@ ARMS = {
     "percentile, batch losses": Arm(lambda: sb.methods.ledger_percentile(SELECTIVITY), of_batch=True),
     "ledger, losses per example": Arm(sb.ledger_backprop),
     "ledger, batch losses": Arm(sb.ledger_backprop, of_batch=True),
+    "InfoBatch, losses per example": Arm(sb.infobatch),
+    "InfoBatch, batch losses": Arm(sb.infobatch, of_batch=True),
 }
 
 

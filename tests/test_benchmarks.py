@@ -135,6 +135,6 @@ def test_batch_losses_are_compared_with_losses_per_example(capsys, monkeypatch, 
         run: benchmark.train(recipe, data, benchmark.ARMS[run.arm], run.epochs, run.seed)
         for run in benchmark.planned_runs()
     }
-    assert len(results) == 2 + 5
+    assert len(results) == 2 + 7
     assert all(0 < compute <= run.epochs for run, (_, compute) in results.items())
     assert sum("| mnist | percentile, " in line for line in benchmark.table(results).splitlines()) == 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _NAN = float("nan")
-BATCH_LOSS_MEMORY = 0.9
+BATCH_LOSS_MEMORY = 0.7
 """a in the running mean of batch losses, s <- a s + (1 - a) x."""
 
 
@@ -228,7 +228,7 @@ class Ledger(Columns):
         >>> for batch_loss in (1.0, 2.0):
         ...     ledger.record_batch_losses(torch.tensor([1]), torch.tensor([batch_loss]), epoch=0)
         >>> ledger.loss
-        tensor([   nan, 1.1000])
+        tensor([   nan, 1.3000])
 
         The batch loss score of https://arxiv.org/abs/2604.04681.
         """

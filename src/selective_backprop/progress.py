@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from selective_backprop.loader.selective_loader import SelectiveLoader
+from selective_backprop.sampler.selective_sampler import SelectiveSampler
 
 
-def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader, total_steps: int) -> None:
+def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader | SelectiveSampler, total_steps: int) -> None:
     """Step a learning rate scheduler to the current progress of the run. Call this after each training step.
 
     Selection takes fewer training steps than the scheduler was built for. If the scheduler were stepped once per
@@ -16,7 +17,8 @@ def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader, total_step
 
     Args:
         scheduler: any torch scheduler that is stepped once per training step, also chained and sequential ones.
-        loader: a SelectiveLoader made with num_epochs=, and with total_batches= if the DataLoader has no length.
+        loader: a SelectiveLoader or SelectiveSampler made with num_epochs=. If an iterable has no length, the loader
+            takes it as sb.WithLength(iterable, num_batches).
         total_steps: the steps that the scheduler was built for, usually num_epochs * len(user's DataLoader).
 
     >>> import torch, selective_backprop as sb

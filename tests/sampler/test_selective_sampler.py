@@ -297,6 +297,23 @@ def test_length():
     assert len(sampler) == SIZE, "between epochs it is the most, so that no framework stops too early"
 
 
+def test_progress_ends_at_1_and_learning_rates_follow_it():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=39)
+    sampler, seen = make(num_epochs=3), [0.0]
+
+    def step():
+        seen.append(sampler.progress)
+        optimizer.step()
+        sb.step_by_progress(scheduler, sampler, total_steps=39)
+
+    train(load(sampler), sampler, range(3), on_step=step)
+    assert seen == sorted(seen) and seen[13] == pytest.approx(1 / 3) and seen[-1] == 1
+    assert len(seen) < 39 and optimizer.param_groups[0]["lr"] == pytest.approx(0)
+    with pytest.raises(ValueError, match="pass num_epochs= to SelectiveSampler"):
+        _ = make().progress
+
+
 # ---- one number for a batch
 
 
@@ -307,7 +324,7 @@ def test_the_loss_of_a_batch_becomes_a_running_mean():
         for ids in load(sampler, size=40):
             loss = losses_of(ids, epoch).mean()
             assert len(sampler.update(loss)) == len(ids) and torch.equal(sampler.ids, ids)
-            means[ids] = torch.where(means[ids].isnan(), loss, 0.9 * means[ids] + 0.1 * loss)
+            means[ids] = torch.where(means[ids].isnan(), loss, 0.7 * means[ids] + 0.3 * loss)
     list(sampler)
     assert torch.allclose(sampler.ledger.loss, means)
     known = make(source=40)

@@ -141,6 +141,18 @@ class SelectiveSampler(Sampler[int]):
         return self._epoch.number + self._epoch.is_complete
 
     @property
+    def progress(self) -> float:
+        """Fraction of the run whose losses have come back, from 0 to 1. Learning rate schedules should follow it.
+
+        With the drop_last of a DataLoader, the examples that an epoch drops count when the next one begins.
+        """
+        if self.num_epochs is None:
+            raise ValueError("progress is a fraction of the run: pass num_epochs= to SelectiveSampler")
+        epoch = self._epoch
+        within = 0.0 if epoch is None or epoch.is_complete else epoch.num_updated / max(1, len(epoch))
+        return min(1.0, (self.epoch + within) / self.num_epochs)
+
+    @property
     def ids(self) -> Tensor:
         """(n,) int64: the ids of the batch of the last update."""
         return self._last_update()[0]
