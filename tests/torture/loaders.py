@@ -164,6 +164,7 @@ def equal_losses(scratch):
                 loader.loss(model(inputs), targets).backward()
                 given += loader.batch.ids.tolist()
                 sizes.append(len(inputs))
-        waiting = loader.ledger.selected - torch.bincount(torch.tensor(given), minlength=len(loader.ledger))
-        assert given and int(waiting.min()) >= 0 and int(waiting.sum()) == loader.stats.queued <= 1, name
-        assert max(sizes) == loader.batch_size and sizes.count(max(sizes)) >= len(sizes) - EPOCHS, name
+        counts = torch.bincount(torch.tensor(given), minlength=len(loader.ledger))
+        assert given and torch.equal(counts, loader.ledger.selected.to(counts.dtype)), name
+        assert loader.stats.queued == loader.stats.dropped == 0, name
+        assert max(sizes) <= loader.batch_size and sizes.count(loader.batch_size) >= len(sizes) - 2 * EPOCHS, name

@@ -71,7 +71,8 @@ def _without_seconds(state):
     """Of a checkpoint, all that does not depend on how fast the machine was."""
     state = copy.deepcopy(state)
     for rank in (state, *state.get("other_ranks", ())):
-        del rank["loader"]["stats"]["seconds"]
+        for name in ("stats", "reported"):
+            del rank["loader"][name]["seconds"]
     for record in state["records"]:
         del record["seconds"]
     return state
