@@ -50,7 +50,7 @@ def _parts(in_all, at_once):
 
 
 def random_layouts(in_all, seed=0):
-    """Short runs on 2 to 4 ranks, of data, methods, models and scopes drawn from a seed."""
+    """Short runs on 2 to 4 ranks, of data, methods and models drawn from a seed."""
     return [
         Fault("random layout on 2 to 4 ranks", count, partial(layouts.survive, part, count, seed), False, part)
         for part, count in enumerate(_parts(in_all, layouts.AT_ONCE))

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from selective_backprop.checkpoint import folders
 from selective_backprop.checkpoint.reshard import deal, redeal
-from selective_backprop.distributed.agreement import all_do, first_does, gather
+from selective_backprop.distributed.agreement import all_do, first_does
+from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks, current_ranks
 from selective_backprop.files import states
 from selective_backprop.files.reading import read_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from selective_backprop.distributed.messages import gather as gather
+from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from selective_backprop.batches.padding import PadToLongest
 from selective_backprop.description import describe, differences, differing
-from selective_backprop.distributed.agreement import gather
+from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.inference import is_sharded

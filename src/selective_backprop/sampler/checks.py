@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler
 
 from selective_backprop.description import describe, differences, differing
-from selective_backprop.distributed.agreement import gather
+from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.method import Method, require_method

@@ -5,14 +5,14 @@ import itertools
 import pytest
 
 from tests.distributed.launch import run
-from tests.distributed.queue import BATCH, EPOCHS, METHODS, NUM_EXAMPLES
+from tests.distributed.three_ranks import BATCH, EPOCHS, METHODS, NUM_EXAMPLES
 
 cases = [f"{name}{data}" for name in METHODS for data in ("", ", uneven")]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run("queue:job", tmp_path_factory.mktemp("queue"), 3)
+    return run("three_ranks:job", tmp_path_factory.mktemp("ranks"), 3)
 
 
 @pytest.mark.parametrize("name", cases)
