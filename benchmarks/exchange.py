@@ -27,7 +27,7 @@ from selective_backprop.policies import PercentilePolicy
 
 HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 28  # bytes
 AGREE = 44  # bytes by which ranks agree on how much to plan
-KINDS, DELIVER_EVERY, BLOCK = 5, 64, 2**22
+KINDS, DELIVER_EVERY, BLOCK = 6, 64, 2**22
 CANDIDATES, ROUNDS = 128, 200
 
 
