@@ -79,7 +79,7 @@ def public_names() -> list[str]:
     for module in MODULES:
         path = f"selective_backprop.{module}".rstrip(".")
         members = importlib.import_module(path)
-        names += [f"{path}.{name}" for name in exported(members) if name not in MODULES]
+        names += [f"{path}.{name}" for name in exported(members) if name not in (*MODULES, "methods")]
     return names
 
 

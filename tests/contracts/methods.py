@@ -7,7 +7,7 @@ import torch
 from selective_backprop import methods
 from selective_backprop.method import Method
 from selective_backprop.scorers import ForwardScorer, PipelinedScorer
-from selective_backprop.scorers.proxy import proxy
+from selective_backprop.scorers.proxies import proxy
 from selective_backprop.scorers.selection_record import SelectionRecord
 from tests.helpers import NUM_DIGITS, make_model
 

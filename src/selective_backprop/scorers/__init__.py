@@ -9,7 +9,7 @@ from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.predicted import PredictedScorer
-from selective_backprop.scorers.proxy import ProxyScorer, proxy
+from selective_backprop.scorers.proxies import ProxyScorer, proxy
 from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
