@@ -12,7 +12,7 @@ from selective_backprop.lab.runs.ledger_log import read_ledger_log
 from tests.helpers import wordnet_texts
 from tests.lab.command_line import records, run, start, text_of
 
-SHORT = ("--epochs", 3, "--model", "small_cnn")
+SHORT = ("--epochs", 3, "--model", "strided_cnn")
 FULL = 44 * 32  # of 1,437 digits: an epoch has full batches only
 
 

@@ -37,7 +37,7 @@ def folder_of(out, label, seed=0):
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     out = tmp_path_factory.mktemp("compare")
-    command = ("compare", *METHODS, "--epochs", "2,4", "--seeds", 2, "--out", out)
+    command = ("compare", *METHODS, "--model", "strided_cnn", "--epochs", "2,4", "--seeds", 2, "--out", out)
     result = run(*command)
     assert result.returncode == 0, text_of(result)
     return out, command, result
@@ -180,7 +180,7 @@ def test_validation_is_of_the_training_data(tmp_path):
 def test_sweep_varies_what_a_method_has(tmp_path):
     methods = ("--method", "traditional", "--method", "sb", "--method", "stale", "--method", "ledger")
     vary = ("--vary", "selectivity=0.3,0.6", "--vary", "every=2,3", "--vary", "label_noise=0,0.1")
-    result = run("sweep", *methods, *vary, "--epochs", 2, "--out", tmp_path)
+    result = run("sweep", *methods, *vary, "--model", "strided_cnn", "--epochs", 2, "--out", tmp_path)
     assert result.returncode == 0, text_of(result)
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert len(folders) == 2 * (1 + 2 + 4 + 1)

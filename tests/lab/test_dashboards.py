@@ -70,7 +70,7 @@ import json, sys
 from pathlib import Path
 from selective_backprop.lab.cli import app
 
-train = ["train", "--epochs", "2", "--model", "small_cnn", "--quiet", "--log", "wandb,mlflow", "--out", "run"]
+train = ["train", "--epochs", "2", "--model", "strided_cnn", "--quiet", "--log", "wandb,mlflow", "--out", "run"]
 try:
     app(train)
 except SystemExit as end:
@@ -102,5 +102,5 @@ def test_a_run_appears_on_wandb_and_mlflow(tmp_path, monkeypatch):
     assert [(row["step"], row["test/error"]) for row in rows] == list(enumerate(errors))
     assert history == [list(pair) for pair in enumerate(errors)]
     assert (info["project"], info["config"]["method"]) == ("selective-backprop", "ledger_backprop")
-    assert (status, params["recipe.model"]) == ("FINISHED", "small_cnn")
+    assert (status, params["recipe.model"]) == ("FINISHED", "strided_cnn")
     assert os.listdir(tmp_path / "run" / "wandb")

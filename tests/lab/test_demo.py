@@ -7,11 +7,11 @@ from tests.lab.command_line import run
 
 def test_the_demo_prints_progress_a_table_and_a_verdict_and_writes_a_report(tmp_path):
     report = tmp_path / "demo" / "report.html"
-    result = run("demo", "--epochs", 4, "--seeds", 2, "--report", report)
+    result = run("demo", "--epochs", 2, "--seeds", 2, "--report", report)
     assert result.returncode == 0, result.stderr
     words = " ".join(result.stdout.split())
-    for arm in ("traditional, 4 epochs", "repeated_random, 2 epochs of compute", "ledger", "SB", "Stale-SB"):
-        assert re.search(rf"{arm}: .*epoch 4/4  error [\d.]+%  selectivity [\d.]+", result.stderr)
+    for arm in ("traditional, 2 epochs", "repeated_random, 1 epochs of compute", "ledger", "SB", "Stale-SB"):
+        assert re.search(rf"{arm}: .*epoch 2/2  error [\d.]+%  selectivity [\d.]+", result.stderr)
     assert "lossless" in words and "…" not in words, "it fits 80 columns"
     assert re.search(r"wins with an error of|subsets win: |No method beats both|Plain training is not beaten", words)
     assert "2 seeds only: differences may be chance." in words

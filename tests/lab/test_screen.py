@@ -23,7 +23,7 @@ from tests.lab.command_line import ENVIRONMENT, records, run, text_of
 
 COMMAND = [sys.executable, "-m", "selective_backprop.lab"]
 BARE = [sys.executable, "-X", "importtime", "-m", "selective_backprop.lab"]
-FAST = ("--epochs", 2, "--model", "small_cnn")
+FAST = ("--epochs", 2, "--model", "strided_cnn")
 
 
 def in_terminal(*words, columns=80):
@@ -103,7 +103,7 @@ def test_train_tells_programs_in_json_and_is_quiet(tmp_path):
 
 def test_resume_says_where_it_goes_on(tmp_path):
     first = run("train", *FAST, "--out", tmp_path)
-    assert "training small_cnn on digits with ledger_backprop" in first.stderr
+    assert "training strided_cnn on digits with ledger_backprop" in first.stderr
     again = run("train", *FAST, "--out", tmp_path, "--resume")
     assert "all 2 epochs of this run were done before: nothing is left to train" in again.stderr
     assert again.stdout == first.stdout
