@@ -166,7 +166,7 @@ def test_the_curve_agrees_with_its_definition(tmp_path):
     epochs.clear()
     assert measure().points[1].error == audited.error and not epochs
     curve.save(tmp_path)
-    assert redundancy.Curve.load(tmp_path).as_json() == curve.as_json()
+    assert redundancy.Redundancy.load(tmp_path).as_json() == curve.as_json()
 
 
 def test_intervals_hold_both_kinds_of_uncertainty():

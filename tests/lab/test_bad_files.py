@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,19 +34,6 @@ def content(folder):
 def refused(*words, folder=None, **options):
     """The message of a run that is refused, and leaves what is in the folder, if there is one."""
     return refused_in(*words, folder=folder or Path("no such folder"), **options)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "finished"
-    result = run(*TRAIN, "--out", folder)
-    assert result.returncode == 0, text_of(result)
-    return folder
-
-
-@pytest.fixture
-def folder(finished, tmp_path):
-    return shutil.copytree(finished, tmp_path / "run")
 
 
 # ---- data

@@ -29,19 +29,6 @@ def content(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stranger") / "run"
-    result = run(*TRAIN, "--out", folder)
-    assert result.returncode == 0, text_of(result)
-    return folder
-
-
-@pytest.fixture
-def folder(finished, tmp_path):
-    return shutil.copytree(finished, tmp_path / "run")
-
-
 @pytest.fixture
 def outside(tmp_path):
     """Files of the user outside the run, which must not change: one for each name that a run writes, and another."""

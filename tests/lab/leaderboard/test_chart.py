@@ -3,8 +3,8 @@ import re
 import pytest
 
 from selective_backprop.lab.leaderboard.arms import DEFAULT
+from selective_backprop.lab.leaderboard.board import make_board
 from selective_backprop.lab.leaderboard.chart import overview_chart
-from selective_backprop.lab.leaderboard.standing import standing
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
 
 NEVER_GOOD = [(1, 1.0, 0.5), (2, 2.0, 0.4), (4, 4.0, 0.3)]
@@ -14,12 +14,12 @@ AT_ONCE = [(1, 0.01, 0.1)]
 
 def board(workload, arm, **more):
     baselines = [*outcomes("plain", PLAIN, **more), *outcomes("repeated random", RANDOM, **more)]
-    return standing(workload, [*baselines, *outcomes(DEFAULT.name, arm, **more)])
+    return make_board(workload, [*baselines, *outcomes(DEFAULT.name, arm, **more)])
 
 
-def marks(*standings):
+def marks(*boards):
     """Each point of the chart: (multiplier, workload, target, bound)."""
-    svg = overview_chart(standings).decode()
+    svg = overview_chart(boards).decode()
     found = re.findall(r"is needed: ([\d.]+); workload: (\w+); target: ([^;]+); bound: ([^\"]+)\"", svg)
     return [(float(value), workload, target.replace("&#39;", "'"), bound) for value, workload, target, bound in found]
 

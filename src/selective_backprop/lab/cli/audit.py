@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from selective_backprop.dynamics import Audit, Duplicates, Dynamics
     from selective_backprop.lab.data.datasets import ImageSet
     from selective_backprop.lab.runs.settings import Settings
-    from selective_backprop.lab.study.redundancy import Curve, Point
+    from selective_backprop.lab.study.redundancy import PartOfData, Redundancy
 
 _KINDS = ("easy", "ambiguous", "hard")
 
@@ -275,7 +275,7 @@ def _measured(
     seeds: int,
     tolerance: float,
     model: str | None,
-) -> Curve:
+) -> Redundancy:
     """Measure the curve, print it, and keep it in the run's folder."""
     from selective_backprop.files.writing import make_subfolder
     from selective_backprop.lab.cli.bars import Bars
@@ -306,7 +306,7 @@ def _measured(
             observers=observers,
         )
     curve.save(run)
-    by_share: dict[float, dict[str, Point]] = {}
+    by_share: dict[float, dict[str, PartOfData]] = {}
     for point in curve.points:
         by_share.setdefault(point.share, {})[point.ranking] = point
     cells = []
@@ -319,7 +319,7 @@ def _measured(
     return curve
 
 
-def _words(point: Point) -> str:
+def _words(point: PartOfData) -> str:
     return f"{point.error.value:.2%} ({max(0.0, point.error.low):.2%} to {point.error.high:.2%})"
 
 
@@ -330,7 +330,7 @@ def _wrong_share(found: Audit) -> float:
 
 
 def _suggest(
-    screen: Screen, run: Path, found: Audit, curve: Curve | None, diet: Path | None, data_dir: Path | None
+    screen: Screen, run: Path, found: Audit, curve: Redundancy | None, diet: Path | None, data_dir: Path | None
 ) -> str | None:
     """Print a command that trains on what is worth keeping, and return it."""
     from selective_backprop.files.reading import read_json

@@ -15,8 +15,8 @@ from selective_backprop.lab.cli.compare import interval_as_json
 from selective_backprop.lab.cli.screen import OutputOptions, Screen, warn
 
 if TYPE_CHECKING:
+    from selective_backprop.lab.leaderboard.board import Board
     from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
-    from selective_backprop.lab.leaderboard.standing import Standing
     from selective_backprop.lab.leaderboard.tuning import Chosen
     from selective_backprop.lab.leaderboard.workloads import Workload
 
@@ -137,9 +137,9 @@ def show(
     from selective_backprop.lab.leaderboard.page import put_into, tables
     from selective_backprop.lab.leaderboard.records import Store
 
-    screen, standings = Screen(output), read_standings(records)
-    names = [one.workload for one in standings]
-    for one in standings:
+    screen, boards = Screen(output), read_boards(records)
+    names = [one.workload for one in boards]
+    for one in boards:
         chosen = _read_chosen(records / f"{one.workload}.chosen.json")
         if lacking := [arm for arm in chosen if one.place(arm) is None]:
             warn(
@@ -148,7 +148,7 @@ def show(
             )
     trials = {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
     images = os.path.relpath(figures, into.parent) if figures and into else None
-    text = tables(standings, trials, images)
+    text = tables(boards, trials, images)
     if into is not None:
         write_whole({into: put_into(into.read_text(), text).encode()})
         screen.say(f"leaderboard: {into}")
@@ -156,25 +156,25 @@ def show(
         typer.echo(text)  # as it is: lines of Markdown must not be broken
     if figures is not None:
         figures.mkdir(parents=True, exist_ok=True)
-        charts = {figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in standings}
-        write_whole(charts | {figures / "leaderboard.svg": overview_chart(standings)})
+        charts = {figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in boards}
+        write_whole(charts | {figures / "leaderboard.svg": overview_chart(boards)})
     if evidence is not None:
-        write_whole({evidence: (json.dumps(evidence_by_method(standings), indent=1) + "\n").encode()})
-    screen.result({"workloads": [_as_json(one) for one in standings]})
+        write_whole({evidence: (json.dumps(evidence_by_method(boards), indent=1) + "\n").encode()})
+    screen.result({"workloads": [_as_json(one) for one in boards]})
 
 
-def _as_json(standing: Standing) -> dict[str, Any]:
+def _as_json(board: Board) -> dict[str, Any]:
     arms = [
         {"arm": place.arm, "setting": place.setting, "seeds": place.seeds, "cpu_seconds": place.cpu_seconds}
         | {"points": [{"error": point.error, "compute": point.cost} for point in place.points]}
         | {"multipliers_to_plain": {name: interval_as_json(one) for name, one in place.plain.items()}}
         | {"multipliers_to_random": {name: interval_as_json(one) for name, one in place.random.items()}}
-        for place in standing.places
+        for place in board.places
     ]
-    return {"workload": standing.workload, "targets": dict(standing.targets), "arms": arms}
+    return {"workload": board.workload, "targets": dict(board.targets), "arms": arms}
 
 
-def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, float]]:
+def evidence_by_method(boards: Sequence[Board]) -> dict[str, dict[str, float]]:
     """Each method's multiplier at the middle error by workload; of several arms of a method the first counts.
 
     The ledger is the one at its defaults.
@@ -183,7 +183,7 @@ def evidence_by_method(standings: Sequence[Standing]) -> dict[str, dict[str, flo
     from selective_backprop.lab.runs.methods import MethodSpec
 
     found: dict[str, dict[str, float]] = {}
-    for one in standings:
+    for one in boards:
         for arm in (DEFAULT.name, *ARMS):
             place = one.place(arm)
             interval = None if place is None else place.against_both("middle")
@@ -206,10 +206,10 @@ def test_cells(workload: Workload, chosen: Chosen, seeds: int, trials: Store) ->
     ]
 
 
-def read_standings(records: Path) -> list[Standing]:
-    """The standing of every workload that has runs on the test set."""
+def read_boards(records: Path) -> list[Board]:
+    """The board of every workload that has runs on the test set."""
+    from selective_backprop.lab.leaderboard.board import make_board
     from selective_backprop.lab.leaderboard.records import Store
-    from selective_backprop.lab.leaderboard.standing import standing
     from selective_backprop.lab.leaderboard.workloads import WORKLOADS
 
     found = []
@@ -219,7 +219,7 @@ def read_standings(records: Path) -> list[Standing]:
         current = [one for one in outcomes if chosen.get(one.cell.arm) == one.cell.setting]
         current = whole_seeds(current)
         if current:
-            found.append(standing(name, current))
+            found.append(make_board(name, current))
     if not found:
         raise ValueError(f"{records} holds no runs of the leaderboard: run leaderboard tune and leaderboard run first")
     return found

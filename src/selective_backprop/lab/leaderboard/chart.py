@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
-from selective_backprop.lab.leaderboard.standing import Standing
+from selective_backprop.lab.leaderboard.board import Board
 from selective_backprop.lab.leaderboard.workloads import find_workload
 from selective_backprop.lab.report.charts import PERCENT, axis, log_ticks
 from selective_backprop.lab.report.figures import Spec
@@ -22,15 +22,15 @@ _WIDEST = 4.0
 _MARKS = {Bound.EXACT: "circle", Bound.LESS: "triangle-left", Bound.MORE: "triangle-right"}
 
 
-def overview_chart(standings: Sequence[Standing], arm: str = DEFAULT.name) -> bytes:
+def overview_chart(boards: Sequence[Board], arm: str = DEFAULT.name) -> bytes:
     """SVG with an arm's multiplier and its interval on every workload. Triangles are bounds."""
     rows = []
-    for one in standings:
+    for one in boards:
         place = one.place(arm)
         for target, title in _TARGETS.items():
             if place is not None and (interval := place.against_both(target)) is not None:
                 rows.append({"workload": one.workload, "target": title} | _drawn(interval))
-    names = [one.workload for one in standings]
+    names = [one.workload for one in boards]
     svg: str = import_extra("vl_convert").vegalite_to_svg(_overview(rows, names))
     return svg.encode()
 
@@ -89,7 +89,7 @@ def _framed(width: int, height: int, rows: list[Spec]) -> Spec:
     }
 
 
-def frontier_chart(one: Standing) -> bytes:
+def frontier_chart(one: Board) -> bytes:
     """SVG with plain training, random subsets, the recommended method and the best of the others in colour."""
     names = [place.arm for place in one.places]
     best = next((name for name in names if name not in _COLORS), None)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import stdev
 
 from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
+from selective_backprop.lab.leaderboard.board import Board, Place, performance_profile
 from selective_backprop.lab.leaderboard.records import Outcome
-from selective_backprop.lab.leaderboard.standing import Place, Standing, performance_profile
 from selective_backprop.lab.leaderboard.workloads import LARGER, SMALL, find_workload
 from selective_backprop.lab.study.frontier import Bound, Budget, Interval
 from selective_backprop.lab.study.tables import TextTable
@@ -23,20 +23,20 @@ _HEADINGS = {
 _FACTORS = (1.05, 1.1, 1.25, 1.5, 2.0)
 
 
-def tables(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]], images: str | None = None) -> str:
+def tables(boards: Sequence[Board], trials: Mapping[str, Sequence[Outcome]], images: str | None = None) -> str:
     """All tables of the leaderboard.
 
     Args:
-        standings: one for each workload.
+        boards: one for each workload.
         trials: the runs on held-out examples, by workload.
         images: folder of the charts, relative to the page; None for a page without charts.
     """
-    parts = [told(standings)]
+    parts = [told(boards)]
     for target, heading in _HEADINGS.items():
-        parts += [f"### {heading}", matrix(standings, target).markdown()]
-    parts += ["### How often an arm is near the best", profile(standings).markdown()]
-    parts += ["### What tuning chose and cost", tuning(standings, trials).markdown()]
-    for one in standings:
+        parts += [f"### {heading}", matrix(boards, target).markdown()]
+    parts += ["### How often an arm is near the best", profile(boards).markdown()]
+    parts += ["### What tuning chose and cost", tuning(boards, trials).markdown()]
+    for one in boards:
         title = find_workload(one.workload).title
         parts += [f"### Runs: {one.workload}", f"{title}."]
         if images is not None:
@@ -45,9 +45,9 @@ def tables(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]
     return "\n\n".join(parts) + "\n"
 
 
-def told(standings: Sequence[Standing]) -> str:
+def told(boards: Sequence[Board]) -> str:
     """A sentence on the state of the runs, and one on the recommended method."""
-    done = {one.workload: min(place.seeds for place in one.places) for one in standings}
+    done = {one.workload: min(place.seeds for place in one.places) for one in boards}
     missing = [name for name, seeds in done.items() if seeds < find_workload(name).seeds]
     board = next((names for names in (LARGER, SMALL) if names.keys() & done.keys()), {})
     unrun = [name for name in board if name not in done]
@@ -58,7 +58,7 @@ def told(standings: Sequence[Standing]) -> str:
             f"**The runs are not complete**: {', '.join(missing)} have fewer seeds than planned (last row){rest}. Take "
             "differences below a fifth for chance until then."
         )
-    found = {one.workload: place.against_both("middle") for one in standings if (place := one.place(DEFAULT.name))}
+    found = {one.workload: place.against_both("middle") for one in boards if (place := one.place(DEFAULT.name))}
     values = {name: interval.short() for name, interval in found.items() if interval is not None}
     if values:
         listed = ", ".join(f"{value} on {name}" for name, value in values.items())
@@ -79,29 +79,29 @@ def put_into(text: str, content: str) -> str:
     return f"{before}{START}\n\n{content}\n{END}{after}"
 
 
-def matrix(standings: Sequence[Standing], target: str) -> TextTable:
+def matrix(boards: Sequence[Board], target: str) -> TextTable:
     """The lower of the multipliers against plain training and random subsets, by arm and workload.
 
     Arms are in the order of their mean rank. Bold: the whole interval is above 1.
     """
     rows = []
-    for arm in in_order(standings, target):
-        places = [one.place(arm) for one in standings]
+    for arm in in_order(boards, target):
+        places = [one.place(arm) for one in boards]
         rows.append([arm, *("" if place is None else _cell(place, target) for place in places)])
-    planned = (find_workload(one.workload).seeds for one in standings)
-    done = (min(place.seeds for place in one.places) for one in standings)
+    planned = (find_workload(one.workload).seeds for one in boards)
+    done = (min(place.seeds for place in one.places) for one in boards)
     seeds = ["seeds", *(f"{have} of {all_}" for have, all_ in zip(done, planned, strict=True))]
-    return TextTable(["M", *(one.workload for one in standings)], [*rows, seeds])
+    return TextTable(["M", *(one.workload for one in boards)], [*rows, seeds])
 
 
-def in_order(standings: Sequence[Standing], target: str) -> list[str]:
+def in_order(boards: Sequence[Board], target: str) -> list[str]:
     """Names of all arms but the baselines, best mean rank first; random subsets last, which have M against plain."""
-    found = list(dict.fromkeys(place.arm for one in standings for place in one.places))
+    found = list(dict.fromkeys(place.arm for one in boards for place in one.places))
     methods = [arm for arm in found if arm not in (PLAIN, RANDOM)]
 
     def mean_rank(arm: str) -> float:
         ranks = []
-        for one in standings:
+        for one in boards:
             values = [_sortable(place.against_both(target)) for place in one.places if place.arm in methods]
             if (place := one.place(arm)) is not None:
                 own = _sortable(place.against_both(target))
@@ -127,27 +127,27 @@ def _cell(place: Place, target: str) -> str:
     return f"**{text}**" if is_above else text
 
 
-def profile(standings: Sequence[Standing]) -> TextTable:
+def profile(boards: Sequence[Board]) -> TextTable:
     """Share of workloads on which an arm's compute for the middle error is within a factor of the best arm's."""
-    found = performance_profile(standings, "middle", _FACTORS)
+    found = performance_profile(boards, "middle", _FACTORS)
     rows = [[arm, *(f"{share:.0%}" for share in shares)] for arm, shares in found.items()]
     rows.sort(key=lambda row: [-float(cell.rstrip("%")) for cell in reversed(row[1:])])
     return TextTable(["arm", *(f"within {factor:g}x" for factor in _FACTORS)], rows)
 
 
-def tuning(standings: Sequence[Standing], trials: Mapping[str, Sequence[Outcome]]) -> TextTable:
+def tuning(boards: Sequence[Board], trials: Mapping[str, Sequence[Outcome]]) -> TextTable:
     """The chosen setting of each arm on each workload. The last row has the processor time of all trials."""
-    arms = list(dict.fromkeys(place.arm for one in standings for place in one.places))
+    arms = list(dict.fromkeys(place.arm for one in boards for place in one.places))
     rows = []
     for arm in arms:
-        places = [one.place(arm) for one in standings]
+        places = [one.place(arm) for one in boards]
         rows.append([arm, *("" if place is None else f"`{place.setting}`" for place in places)])
-    spent = [sum(trial.cpu_seconds for trial in trials.get(one.workload, ())) for one in standings]
+    spent = [sum(trial.cpu_seconds for trial in trials.get(one.workload, ())) for one in boards]
     cost = ["trials, seconds of one core", *(f"{seconds:.0f}" for seconds in spent)]
-    return TextTable(["arm", *(one.workload for one in standings)], [*rows, cost])
+    return TextTable(["arm", *(one.workload for one in boards)], [*rows, cost])
 
 
-def runs(one: Standing) -> TextTable:
+def runs(one: Board) -> TextTable:
     """Mean error, its standard deviation over seeds, and compute of every arm at every length.
 
     Unless all runs are compared at equal compute, the last column has the one that costs as much as plain training's

@@ -55,7 +55,9 @@ def your_data(
         parts += _duplicates(comparison, found, shown)
         parts += _estimate(comparison, found)
         if (run.path / redundancy.FILE).exists():
-            curve = left_out.unless_damaged(f"redundancy {of_run}", functools.partial(redundancy.Curve.load, run.path))
+            curve = left_out.unless_damaged(
+                f"redundancy {of_run}", functools.partial(redundancy.Redundancy.load, run.path)
+            )
             parts += [] if curve is None else _curve(comparison, curve)
     return Section("audit", "Your data", READING, parts)
 
@@ -166,7 +168,7 @@ def _estimate(comparison: Comparison, found: Audit) -> list[Part]:
     return [Text(words, comparison.id)]
 
 
-def _curve(comparison: Comparison, curve: redundancy.Curve) -> list[Part]:
+def _curve(comparison: Comparison, curve: redundancy.Redundancy) -> list[Part]:
     names = {
         redundancy.AUDIT: "likely wrong and easy ones left out, by the audit",
         redundancy.RANDOM: "left out at random",

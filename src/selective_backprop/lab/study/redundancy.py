@@ -44,7 +44,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class PartOfData:
     """Training on a part of the data.
 
     Args:
@@ -67,10 +67,10 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class Redundancy:
     """The measured curve: share kept against held-out error, by the audit's ranking and by chance."""
 
-    points: list[Point]
+    points: list[PartOfData]
     classes: tuple[str, ...]
     seeds: int
     held_out: int
@@ -84,12 +84,12 @@ class Curve:
     """Share of examples with probably wrong labels, which the audit's ranking leaves out at every share below 1."""
     tolerance: float
 
-    def of(self, ranking: str) -> list[Point]:
+    def of(self, ranking: str) -> list[PartOfData]:
         """Return the points of a ranking, the smallest share first. Training on everything belongs to both."""
         mine = [point for point in self.points if point.ranking == ranking or point.share == 1]
         return sorted(mine, key=lambda point: point.share)
 
-    def smallest(self, ranking: str) -> Point | None:
+    def smallest(self, ranking: str) -> PartOfData | None:
         """Return the smallest share below 1 that is certainly no worse than everything by more than the tolerance.
 
         Certainly: the upper end of the interval of the difference is at most the tolerance.
@@ -125,7 +125,7 @@ class Curve:
         write_whole({run / FILE: (json.dumps(_without_nan(self.as_json()), indent=1) + "\n").encode()})
 
     @classmethod
-    def load(cls, run: Path) -> Curve:
+    def load(cls, run: Path) -> Redundancy:
         """Read the curve in the folder of a run. Raises ValueError if the file is damaged."""
         file = run / FILE
         try:
@@ -145,13 +145,13 @@ class Curve:
             raise ValueError(f"{file} is damaged ({error!r}): measure the curve again") from None
 
 
-def _point_of(content: Any) -> Point:
+def _point_of(content: Any) -> PartOfData:
     error, difference = (
         Estimate(*(float(content[name][end]) for end in ("value", "low", "high"))) for name in ("error", "difference")
     )
     by_class, kept = (tuple(_number(value) for value in content[name]) for name in ("by_class", "kept"))
     share, examples = float(content["share"]), int(content["examples"])
-    return Point(str(content["ranking"]), share, examples, error, difference, by_class, kept)
+    return PartOfData(str(content["ranking"]), share, examples, error, difference, by_class, kept)
 
 
 def _number(value: Any) -> float:
@@ -197,7 +197,7 @@ def measure_redundancy(
     seeds: int = 3,
     tolerance: float = 0.01,
     observers: Callable[[str, int], Sequence[Observer]] = lambda name, seed: (),
-) -> Curve:
+) -> Redundancy:
     """Train on everything and on parts of the data, plainly, and measure held-out errors.
 
     Each run takes as many training steps as one on everything, so that a higher error is due to the missing data and
@@ -211,7 +211,7 @@ def measure_redundancy(
         shares: the shares to keep, each in (0, 1).
         highest: share of the highest scores to leave out as well.
         seeds: runs of every kind, at least 2: the spread between seeds is part of the interval.
-        tolerance: how much higher the error may be, for `Curve.smallest`.
+        tolerance: how much higher the error may be, for `Redundancy.smallest`.
         observers: makes the observers of a run from its name and seed.
     """
     if seeds < 2:
@@ -262,7 +262,7 @@ def measure_redundancy(
         for ranking, share in kinds
     ]
     split = "validation split" if settings.validation else "test set"
-    return Curve(
+    return Redundancy(
         points, data.classes, seeds, len(tests), split, settings.recipe.model, float(epochs), highest, tolerance
     )
 
@@ -299,14 +299,14 @@ def _point(
     everything: NDArray[np.bool_],
     tests: NDArray[np.int64],
     data: ImageSet,
-) -> Point:
+) -> PartOfData:
     classes = range(data.num_classes)
     by_class = [float(wrong[:, tests == label].mean()) if (tests == label).any() else float("nan") for label in classes]
     kept = [
         float(keep[labels == label].float().mean()) if (labels == label).any() else float("nan") for label in classes
     ]
     error, difference = interval(wrong.astype(float)), interval(wrong.astype(float) - everything)
-    return Point(ranking, share, int(keep.sum()), error, difference, tuple(by_class), tuple(kept))
+    return PartOfData(ranking, share, int(keep.sum()), error, difference, tuple(by_class), tuple(kept))
 
 
 def interval(values: NDArray[np.float64]) -> Estimate:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from selective_backprop.lab.leaderboard.standing import performance_profile, standing
+from selective_backprop.lab.leaderboard.board import make_board, performance_profile
 from selective_backprop.lab.study.frontier import Bound, Budget, compute_multiplier
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
 
@@ -13,7 +13,7 @@ def budgets(*points):
 
 def on_board(*arms, **more):
     baselines = [*outcomes("plain", PLAIN, **more), *outcomes("repeated random", RANDOM, **more)]
-    return standing("digits", [*baselines, *(run for arm in arms for run in arm)])
+    return make_board("digits", [*baselines, *(run for arm in arms for run in arm)])
 
 
 def test_half_the_compute_at_every_error_is_a_multiplier_of_two():
@@ -37,7 +37,7 @@ def test_both_baselines_count_and_the_stronger_one_decides():
     random = [(length, compute / 2, error) for length, compute, error in PLAIN]
     fast = [(length, compute / 4, error) for length, compute, error in PLAIN]
     runs = [*outcomes("plain", PLAIN), *outcomes("repeated random", random), *outcomes("fast", fast)]
-    place = standing("digits", runs).place("fast")
+    place = make_board("digits", runs).place("fast")
     assert place.plain["middle"].multiple.value == pytest.approx(4)
     assert place.random["middle"].multiple.value == pytest.approx(2)
     assert place.against_both("middle") is place.random["middle"]
@@ -79,7 +79,7 @@ def test_one_seed_has_no_interval():
 
 def test_without_a_baseline_nothing_is_compared():
     with pytest.raises(ValueError, match="digits has no runs of plain or of repeated random"):
-        standing("digits", outcomes("plain", PLAIN))
+        make_board("digits", outcomes("plain", PLAIN))
 
 
 def test_the_profile_counts_workloads_near_the_best():
@@ -102,7 +102,7 @@ def test_plain_training_continues_the_curve_of_random_subsets():
     # Subsets end at 2 epochs of compute and an error of 0.3; lower errors are reached by plain training only.
     random = [(1, 0.5, 0.5), (2, 1.0, 0.4), (4, 2.0, 0.3)]
     runs = [*outcomes("plain", PLAIN), *outcomes("repeated random", random), *outcomes("same", PLAIN)]
-    found = standing("digits", runs).place("same").random["lossless"]
+    found = make_board("digits", runs).place("same").random["lossless"]
     # Between 2 and 4 epochs the curve of subsets starts at a higher error, so that it is a little dearer.
     assert found.multiple.value == pytest.approx(1, abs=0.01)
     assert found.multiple.bound is Bound.EXACT

@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Board:
     """All arms of a workload, baselines first, then by their multiplier at the middle error."""
 
     workload: str
@@ -65,7 +65,7 @@ class Standing:
         return None if bound is Bound.MORE else cost
 
 
-def standing(workload: str, outcomes: Sequence[Outcome]) -> Standing:
+def make_board(workload: str, outcomes: Sequence[Outcome]) -> Board:
     """Compare all arms of a workload that have runs on the test set.
 
     Args:
@@ -95,7 +95,7 @@ def standing(workload: str, outcomes: Sequence[Outcome]) -> Standing:
                 sum(times) / len(times),
             )
         )
-    return Standing(workload, targets, tuple(sorted(places, key=_order)))
+    return Board(workload, targets, tuple(sorted(places, key=_order)))
 
 
 def _multipliers(
@@ -129,17 +129,17 @@ def _lowest(interval: Interval) -> tuple[bool, float]:
     return interval.multiple.bound is not Bound.LESS, interval.multiple.value
 
 
-def performance_profile(standings: Sequence[Standing], target: str, factors: Sequence[float]) -> dict[str, list[float]]:
+def performance_profile(boards: Sequence[Board], target: str, factors: Sequence[float]) -> dict[str, list[float]]:
     """For each arm the share of workloads on which its compute for the target is within each factor of the best arm's.
 
     An arm that does not reach the target is infinitely far from the best. Arms that lack a workload are left out.
     """
-    names = [{place.arm for place in one.places} for one in standings]
-    arms = [place.arm for place in standings[0].places if all(place.arm in found for found in names)]
+    names = [{place.arm for place in one.places} for one in boards]
+    arms = [place.arm for place in boards[0].places if all(place.arm in found for found in names)]
     profile: dict[str, list[float]] = {}
     for arm in arms:
         distances = []
-        for one in standings:
+        for one in boards:
             costs = {name: cost for name in arms if (cost := one.cost(name, target)) is not None}
             distances.append(costs[arm] / min(costs.values()) if arm in costs else math.inf)
         profile[arm] = [sum(distance <= factor for distance in distances) / len(distances) for factor in factors]
