@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from selective_backprop.functional import random_by_id
 
 _CHUNK_VALUES = 2**24  # memory-mapped pixel values to hold in memory at a time
-_PADDING_MODES = ("zero", "reflect")
 
 
 def measure_mean_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -89,7 +88,6 @@ class Augment:
         flip: mirror each image with chance 1/2.
         cutout: side of a square of zeros; 0 for none. Its centre is uniform over the image, so the border may cut it.
             DeVries and Taylor 2017 use 16 for CIFAR-10, 8 for CIFAR-100 and 20 for SVHN.
-        padding_mode: "zero" or "reflect", which does not repeat the border.
         seed: seed of the generator.
 
     >>> augment = Augment(padding=0, flip=True, seed=1)
@@ -100,15 +98,11 @@ class Augment:
             [2., 1., 0.]])
     """
 
-    def __init__(
-        self, *, padding: int = 4, flip: bool = True, cutout: int = 0, padding_mode: str = "zero", seed: int = 0
-    ) -> None:
+    def __init__(self, *, padding: int = 4, flip: bool = True, cutout: int = 0, seed: int = 0) -> None:
         for name, value in (("padding", padding), ("cutout", cutout)):
             if not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} must be a whole number of pixels, 0 or more, got {value!r}")
-        if padding_mode not in _PADDING_MODES:
-            raise ValueError(f"padding_mode must be 'zero' or 'reflect', got {padding_mode!r}")
-        self.padding, self.flip, self.cutout, self.padding_mode = padding, flip, cutout, padding_mode
+        self.padding, self.flip, self.cutout = padding, flip, cutout
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -130,17 +124,12 @@ class Augment:
         """Augment by the numbers that `draw` makes: for each range, one per image below it, (B, 1)."""
         _require_images(images)
         size, channels, height, width = images.shape
-        if self.padding_mode == "reflect" and self.padding >= min(height, width):
-            raise ValueError(
-                f"padding by reflection must be smaller than the image, {height}x{width}, got {self.padding}"
-            )
         if not (self.padding or self.flip or self.cutout):
             return images
         ranges = (2 * self.padding + 1, 2 * self.padding + 1, 1 + self.flip, *((height, width) if self.cutout else ()))
         top, left, mirrored, *centre = torch.stack(draw(ranges)).to(images.device, non_blocking=True)  # one transfer
         if self.padding:
-            mode = "constant" if self.padding_mode == "zero" else "reflect"
-            images = F.pad(images, (self.padding,) * 4, mode=mode)
+            images = F.pad(images, (self.padding,) * 4)
         row, column = (torch.arange(length, device=images.device) for length in (height, width))
         rows = row + top  # (B, H): where each row of the result comes from, in the padded image
         columns = torch.where(mirrored.bool(), column.flip(0), column) + left

@@ -53,8 +53,6 @@ class PartOfData:
         examples: how many these are.
         error: held-out error.
         difference: held-out error minus that of training on everything, paired by seed and held-out example.
-        by_class: held-out error of each class, mean over seeds; NaN for a class without held-out examples.
-        kept: share of the examples of each class that stays.
     """
 
     ranking: str
@@ -62,8 +60,6 @@ class PartOfData:
     examples: int
     error: Estimate
     difference: Estimate
-    by_class: tuple[float, ...]
-    kept: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +67,6 @@ class Redundancy:
     """The measured curve: share kept against held-out error, by the audit's ranking and by chance."""
 
     points: list[PartOfData]
-    classes: tuple[str, ...]
     seeds: int
     held_out: int
     """Number of held-out examples."""
@@ -122,7 +117,7 @@ class Redundancy:
 
     def save(self, run: Path) -> None:
         """Write the curve into the folder of its run."""
-        write_whole({run / FILE: (json.dumps(_without_nan(self.as_json()), indent=1) + "\n").encode()})
+        write_whole({run / FILE: (json.dumps(self.as_json(), indent=1) + "\n").encode()})
 
     @classmethod
     def load(cls, run: Path) -> Redundancy:
@@ -130,40 +125,19 @@ class Redundancy:
         file = run / FILE
         try:
             content = read_json(file)
-            return cls(
-                [_point_of(point) for point in content["points"]],
-                tuple(map(str, content["classes"])),
-                int(content["seeds"]),
-                int(content["held_out"]),
-                str(content["split"]),
-                str(content["model"]),
-                float(content["epochs"]),
-                float(content["highest"]),
-                float(content["tolerance"]),
-            )
+            kinds = {"seeds": int, "held_out": int, "split": str, "model": str}
+            kinds |= dict.fromkeys(("epochs", "highest", "tolerance"), float)
+            rest: dict[str, Any] = {name: kind(content[name]) for name, kind in kinds.items()}
+            return cls([_part_of(point) for point in content["points"]], **rest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} is damaged ({error!r}): measure the curve again") from None
 
 
-def _point_of(content: Any) -> PartOfData:
+def _part_of(content: Any) -> PartOfData:
     error, difference = (
         Estimate(*(float(content[name][end]) for end in ("value", "low", "high"))) for name in ("error", "difference")
     )
-    by_class, kept = (tuple(_number(value) for value in content[name]) for name in ("by_class", "kept"))
-    share, examples = float(content["share"]), int(content["examples"])
-    return PartOfData(str(content["ranking"]), share, examples, error, difference, by_class, kept)
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return PartOfData(str(content["ranking"]), float(content["share"]), int(content["examples"]), error, difference)
 
 
 def labels_of_run(settings: Settings, data: ImageSet) -> Tensor:
@@ -227,8 +201,7 @@ def measure_redundancy(
             f"{settings.recipe.batch_size}: choose larger shares"
         )
     labels, epochs = labels_of_run(settings, data), settings.length or settings.epochs
-    wrong: dict[tuple[str, float], list[NDArray[np.bool_]]] = {}
-    masks: dict[tuple[str, float], Tensor] = {}
+    wrong: dict[tuple[str, float, int], list[NDArray[np.bool_]]] = {}
     kinds = [(AUDIT, 1.0), *((ranking, share) for share in sorted(set(shares)) for ranking in (AUDIT, RANDOM))]
     for seed in range(seeds):
         plain = dataclasses.replace(
@@ -253,18 +226,15 @@ def measure_redundancy(
             mine = dataclasses.replace(plain, length=None if share == 1 and settings.length is None else length)
             place = make_subfolder(folder, f"{name}/seed-{seed}")
             found = _wrong_after(mine, part, place, observers(name, seed))
-            wrong.setdefault((ranking, share), []).append(found)
-            masks.setdefault((ranking, share), keep)
-    tests = data.test_labels.numpy()
-    everything = np.stack(wrong[AUDIT, 1.0])
+            wrong.setdefault((ranking, share, int(keep.sum())), []).append(found)
+    everything = np.stack(wrong[AUDIT, 1.0, len(labels)])
     points = [
-        _point(ranking, share, masks[ranking, share], labels, np.stack(wrong[ranking, share]), everything, tests, data)
-        for ranking, share in kinds
+        PartOfData(*kind, interval(np.stack(found).astype(float)), interval(np.stack(found).astype(float) - everything))
+        for kind, found in wrong.items()
     ]
     split = "validation split" if settings.validation else "test set"
-    return Redundancy(
-        points, data.classes, seeds, len(tests), split, settings.recipe.model, float(epochs), highest, tolerance
-    )
+    recipe, held_out = settings.recipe, len(data.test_labels)
+    return Redundancy(points, seeds, held_out, split, recipe.model, float(epochs), highest, tolerance)
 
 
 def _wrong_after(settings: Settings, data: ImageSet, place: Path, observers: Sequence[Observer]) -> NDArray[np.bool_]:
@@ -288,25 +258,6 @@ def _wrong_ids(training: Training, data: ImageSet) -> list[int]:
     for part in torch.split(data.test_images, 1000):
         found.append(training.model(training.normalise(part.to(training.device))).argmax(1).cpu())
     return [int(id) for id in (torch.cat(found) != data.test_labels).nonzero().flatten()]
-
-
-def _point(
-    ranking: str,
-    share: float,
-    keep: Tensor,
-    labels: Tensor,
-    wrong: NDArray[np.bool_],
-    everything: NDArray[np.bool_],
-    tests: NDArray[np.int64],
-    data: ImageSet,
-) -> PartOfData:
-    classes = range(data.num_classes)
-    by_class = [float(wrong[:, tests == label].mean()) if (tests == label).any() else float("nan") for label in classes]
-    kept = [
-        float(keep[labels == label].float().mean()) if (labels == label).any() else float("nan") for label in classes
-    ]
-    error, difference = interval(wrong.astype(float)), interval(wrong.astype(float) - everything)
-    return PartOfData(ranking, share, int(keep.sum()), error, difference, tuple(by_class), tuple(kept))
 
 
 def interval(values: NDArray[np.float64]) -> Estimate:
