@@ -1,11 +1,11 @@
 """Compare rules for how many of the hardest examples `ledger_backprop` trains on, and for when it stops skipping.
 
-    python benchmarks/ledger_rule.py DATA RESULTS.jsonl [--checks RULE]
+    python benchmarks/ledger_rule.py DATA RESULTS [--checks RULE]
 
 DATA holds mnist/, svhn/ and cifar10/, each with train.parquet and test.parquet. No test set is used: errors on images
 are on the 10,000 training examples that the leaderboard holds out. All rules take the hardest examples and differ in
-what a loss counts for, so in how many it takes to reach 95% of the total. Runs that are in the results file are not
-repeated. The tables of all runs are printed at the end. How the winner is chosen stands in
+what a loss counts for, so in how many it takes to reach 95% of the total. Results go into the folder RESULTS, and runs
+that are there are not repeated. The tables of all runs are printed at the end. How the winner is chosen stands in
 results/2026-11-18-ledger-rule/README.md, written before the runs. It runs on one thread.
 """
 
@@ -16,7 +16,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Prepare, make_optimizer
-from selective_backprop.lab.study.frontier import Arm, Frontier
+from selective_backprop.lab.study.frontier import Budget, Frontier
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import TrainingLossScorer
@@ -246,6 +246,10 @@ def second(rule: str) -> tuple[Ledger, ...]:
     return (*(Ledger(rule, *check) for check in checks), Ledger(rule, skip_at_least=0.2))
 
 
+CHECKED = ("mnist, 3% wrong", "mnist, 10% wrong", "svhn", "svhn, 10% wrong", "cifar10")
+"""Image sets on which losses of left-out examples rise, and checks for forgetting can differ."""
+
+
 class Run(NamedTuple):
     data: str
     arm: str
@@ -253,8 +257,9 @@ class Run(NamedTuple):
     seed: int
 
 
-def planned_runs(ledgers: tuple[Ledger, ...]) -> Iterator[tuple[Run, Ledger | None]]:
-    for name, plan in IMAGES.items():
+def planned_runs(ledgers: tuple[Ledger, ...], images: Iterable[str]) -> Iterator[tuple[Run, Ledger | None]]:
+    for name in images:
+        plan = IMAGES[name]
         for seed in plan.seeds:
             yield from ((Run(name, "plain", epochs, seed), None) for epochs in plan.plain)
             yield from ((Run(name, str(ledger), n, seed), ledger) for ledger in ledgers for n in plan.ledger)
@@ -277,23 +282,21 @@ def make(run: Run, ledger: Ledger | None, data: ImageSet | None) -> tuple[float,
 Results = dict[Run, tuple[float, float]]
 
 
-def arm_of(results: Results, data: str, arm: str, epochs: int) -> Arm | None:
+def arm_of(results: Results, data: str, arm: str, epochs: int) -> Budget | None:
     found = [value for run, value in results.items() if (run.data, run.arm, run.epochs) == (data, arm, epochs)]
-    return Arm(tuple(error for error, _ in found), tuple(compute for _, compute in found)) if found else None
+    return Budget(tuple(error for error, _ in found), tuple(compute for _, compute in found)) if found else None
 
 
-def image_table(results: Results, ledgers: tuple[Ledger, ...]) -> str:
+def image_table(results: Results, ledgers: tuple[Ledger, ...], images: Sequence[str]) -> str:
     """Error, compute and multiplier of every arm at every length, and each ledger's geometric mean of the latter."""
-    lines = ["| | " + " | ".join(IMAGES) + " | geometric mean of M |", "| --- |" + " ---: |" * (len(IMAGES) + 1)]
-    plain = {
-        name: [arm for n in plan.plain if (arm := arm_of(results, name, "plain", n))] for name, plan in IMAGES.items()
-    }
-    points = (", ".join(f"{100 * arm.error:.2f}% at {arm.cost:g}" for arm in plain[name]) for name in IMAGES)
+    lines = ["| | " + " | ".join(images) + " | geometric mean of M |", "| --- |" + " ---: |" * (len(images) + 1)]
+    plain = {name: [arm for n in IMAGES[name].plain if (arm := arm_of(results, name, "plain", n))] for name in images}
+    points = (", ".join(f"{100 * arm.error:.2f}% at {arm.cost:.2f}" for arm in plain[name]) for name in images)
     lines.append("| plain training | " + " | ".join(points) + " | |")
     for ledger in ledgers:
         cells, means = [], []
-        for name, plan in IMAGES.items():
-            arms = [arm for n in plan.ledger if (arm := arm_of(results, name, str(ledger), n))]
+        for name in images:
+            arms = [arm for n in IMAGES[name].ledger if plain[name] and (arm := arm_of(results, name, str(ledger), n))]
             multiples = [Frontier(plain[name]).multiple(arm) for arm in arms]
             cells.append(
                 ", ".join(
@@ -327,22 +330,24 @@ def regression_table(results: Results, ledgers: tuple[Ledger, ...]) -> str:
     return "\n".join(lines)
 
 
-def read(file: Path) -> Results:
-    lines = [json.loads(line) for line in file.open()] if file.exists() else []
+def read(folder: Path) -> Results:
+    lines = [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
     return {Run(**{name: one[name] for name in Run._fields}): (one["error"], one["compute"]) for one in lines}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder of the image sets")
-    parser.add_argument("results", type=Path, help="file of results, one JSON object a line; made or added to")
+    parser.add_argument("results", type=Path, help="folder of results, in files of one JSON object a line")
     parser.add_argument("--checks", metavar="RULE", help="compare checks for forgetting with this rule, not rules")
     parser.add_argument("--table", action="store_true", help="print the tables only, and train nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results, ledgers = read(options.results), second(options.checks) if options.checks else FIRST
+    images = CHECKED if options.checks else tuple(IMAGES)
+    file = options.results / ("checks.jsonl" if options.checks else "rules.jsonl")
     loaded: tuple[str, ImageSet | None] = "", None
-    for run, ledger in () if options.table else planned_runs(ledgers):
+    for run, ledger in () if options.table else planned_runs(ledgers, images):
         if run in results:
             continue
         if run.data != loaded[0]:
@@ -350,9 +355,9 @@ def main() -> None:
             loaded = run.data, None if plan is None else plan.workload.load(options.data, held_out=True)
         error, compute = results[run] = make(run, ledger, loaded[1])
         content: dict[str, Any] = {**run._asdict(), "error": round(error, 6), "compute": round(compute, 4)}
-        with options.results.open("a") as file:
-            file.write(json.dumps(content) + "\n")
-    print(image_table(results, ledgers), regression_table(results, ledgers), sep="\n\n")
+        with file.open("a") as lines:
+            lines.write(json.dumps(content) + "\n")
+    print(image_table(results, ledgers, images), regression_table(results, ledgers), sep="\n\n")
 
 
 if __name__ == "__main__":

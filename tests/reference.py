@@ -72,21 +72,13 @@ def variance_reduction(losses):
     return (1 - distance / squares) ** -0.5
 
 
-def capped(losses, times):
-    """Losses cut at the largest cap that is at most `times` the mean of the result: lowered step by step."""
-    while max(losses) > times * sum(losses) / len(losses) * (1 + 1e-12):
-        cap = times * sum(losses) / len(losses)
-        losses = [min(loss, cap) for loss in losses]
-    return losses
-
-
 def hardest_with_loss_share(losses, share, cap=float("inf")):
-    """Positions of the largest losses, taken one by one until they have this share of the total."""
-    if cap < float("inf"):
-        counted = capped(losses, cap)
-        number = len(hardest_with_loss_share(counted, share))
-        return sorted(range(len(losses)), key=lambda i: losses[i])[-number:]
+    """Positions of the largest losses, taken one by one until they have this share of the total.
+
+    No loss counts for more than `cap` times the mean.
+    """
+    counted = [min(loss, cap * sum(losses) / len(losses)) for loss in losses]
     taken, remaining = [], sorted(range(len(losses)), key=lambda i: losses[i])
-    while sum(losses[i] for i in taken) < share * sum(losses):
+    while sum(counted[i] for i in taken) < share * sum(counted) - 1e-9:
         taken.append(remaining.pop())
     return taken

@@ -107,7 +107,7 @@ def test_no_addresses_in_what_is_printed(name):
         (sb.traditional(), "traditional()"),
         (
             sb.ledger_backprop(loss_share=0.95),
-            "ledger_backprop(loss_share=0.95, keep_at_least=0.1, skip_at_least=0.3, max_age=10, most_rise=0.2)",
+            "ledger_backprop(loss_share=0.95, keep_at_least=0.1, skip_at_least=0.3, max_age=10, most_rise=0.4)",
         ),
         (
             sb.ledger_backprop(loss_share=0.95, skip_at_least=0, most_rise=None),

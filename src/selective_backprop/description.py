@@ -40,7 +40,7 @@ def describe(method: object) -> dict[str, Any]:
 
     >>> from selective_backprop.methods import ledger_backprop
     >>> describe(ledger_backprop(max_age=5))["scorer"]
-    {'class': 'TrainingLossScorer', 'max_age': 5, 'most_rise': 0.2}
+    {'class': 'TrainingLossScorer', 'max_age': 5, 'most_rise': 0.4}
     """
     described = {name: _plain(value) for name, value in _options(method)}
     return {name: described[name] for name in sorted(described)}

@@ -160,32 +160,13 @@ def loss_above_smallest(losses: Tensor) -> Tensor:
     return losses - smallest if smallest < 0 else losses
 
 
-def cap_losses(ordered: Tensor, times: float) -> Tensor:
-    """Cut losses >= 0, given in falling order, at the largest cap that is at most `times` the mean of the result.
+def mean_of_easiest(losses: Tensor, share: float = 0.95) -> float:
+    """Compute the mean of this share of the losses, the lowest ones, so that a few broken examples do not count.
 
-    A loss, however large, is then at most times / N of the sum, and at most half of it unless it is the only loss. If
-    so few losses are positive that each is above any such cap, they count as 1 and the others as 0.
-
-    >>> cap_losses(torch.tensor([1e6, 1.0, 1.0, 1.0]), times=2).tolist()
-    [3.0, 1.0, 1.0, 1.0]
+    >>> mean_of_easiest(torch.tensor([1.0, 2.0, 3.0, 1e6]), share=0.75)
+    2.0
     """
-    size, times, losses = len(ordered), _cap_for(len(ordered), times), ordered.to(torch.float64)
-    if size < 2 or times == float("inf"):
-        return losses
-    largest, others = losses.split_with_sizes([most := min(size, int(size / times) + 1), size - most])
-    # If the k largest are cut to t, then t = times * (k * t + rest) / N. The right k is the first whose t reaches the
-    # next loss. Sums go from small to large, because subtracting an outlier from a sum leaves only rounding errors.
-    rest = torch.cat([others.sum().view(1), largest.flip(0)]).cumsum(0)[1:].flip(0)
-    num_cut = torch.arange(len(largest), dtype=torch.float64)
-    caps = times * rest / (size - times * num_cut).clamp(min=1e-300)
-    holds = ((largest <= caps * (1 + 1e-12)) & (times * num_cut < size)).nonzero().flatten()
-    cap = float(caps[holds[0]]) if len(holds) else 0.0
-    return losses.clamp(max=cap) if cap > 0 else (losses > 0).to(torch.float64)
-
-
-def _cap_for(size: int, times: float) -> float:
-    """Return the multiple of the mean at which N losses are cut: `times`, or N / 2 if that is smaller."""
-    return times if times == float("inf") else max(1.0, min(times, size / 2))
+    return float(descending(losses)[len(losses) - math.ceil(share * len(losses)) :].mean()) if len(losses) else 0.0
 
 
 def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")) -> int:
@@ -194,29 +175,29 @@ def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")
     Args:
         losses: losses of any sign. If some are negative, each counts by how far it is above the smallest.
         share: share of the sum.
-        cap: no loss counts for more than this many times the mean (`cap_losses`), so that it takes at least share / cap
-            of all losses.
+        cap: no loss counts for more than this many times the mean.
 
     >>> count_for_loss_share(torch.tensor([0.0, 1.0, 0.0, 2.0]), share=0.6)
     1
-    >>> outlier = torch.cat([torch.ones(99), torch.tensor([1e8])])
-    >>> count_for_loss_share(outlier, share=0.95), count_for_loss_share(outlier, share=0.95, cap=10)
-    (1, 95)
+    >>> one_high = torch.cat([torch.ones(99), torch.tensor([1000.0])])
+    >>> count_for_loss_share(one_high, share=0.8), count_for_loss_share(one_high, share=0.8, cap=10)
+    (1, 59)
     """
     return count_of_ordered(descending(losses), share, cap)
 
 
 def count_of_ordered(ordered: Tensor, share: float, cap: float = float("inf")) -> int:
     """Do the same as `count_for_loss_share`, for losses in falling order."""
-    size, times = len(ordered), _cap_for(len(ordered), cap)
-    if share == 1 or not size:
-        return size  # nothing may be skipped
-    sums = cap_losses(loss_above_smallest(ordered), cap).cumsum(0)
+    if share == 1 or not len(ordered):
+        return len(ordered)  # nothing may be skipped
+    counted = loss_above_smallest(ordered).to(torch.float64)
+    if cap < float("inf"):
+        counted = counted.clamp(max=cap * float(counted.mean()))
+    sums = counted.cumsum(0)
     if sums[-1] <= 0:
-        return size  # all losses are equal
+        return len(ordered)  # all losses are equal
     # The small number corrects rounding errors: 0.9 of ten equal losses must be nine of them.
-    count = 1 + int(torch.searchsorted(sums, (share - 1e-9) * sums[-1]))
-    return max(count, math.ceil(share * size / times - 1e-9))
+    return 1 + int(torch.searchsorted(sums, (share - 1e-9) * sums[-1]))
 
 
 def descending(values: Tensor) -> Tensor:

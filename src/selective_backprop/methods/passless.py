@@ -104,7 +104,7 @@ def ledger_backprop(
     cap: float = 20.0,
     keep_at_least: float = 0.1,
     skip_at_least: float = 0.3,
-    most_rise: float | None = 0.2,
+    most_rise: float | None = 0.4,
     max_age: int | None = 10,
     classes: Tensor | Sequence[int] | None = None,
     audit: bool = False,
@@ -112,23 +112,23 @@ def ledger_backprop(
 ) -> Method:
     """Train on the hardest examples by their last training loss, without a selection pass. Others are not even loaded.
 
-    The first epoch trains on everything. Every later epoch is planned at its start, by the last training loss of each
-    example. This loss is renewed whenever the example is trained on.
+    The first epoch trains on everything. Every later epoch trains on the hardest examples that together carry 95% of
+    the loss, where no loss counts for more than 20 times the mean. It goes by the last training loss of each example,
+    which is renewed whenever the example is trained on.
 
     Args:
         loss_share: train on the hardest examples, as many as carry this share of the total loss. So the more redundant
             the data is, the fewer examples are trained on. Outliers are trained on no more often than others; see
             `LossSharePolicy`. If losses are negative, the share is that of their distance from the smallest loss.
-        cap: no loss counts for more than this many times the mean. It keeps broken examples from using up the share, as
-            long as they are fewer than 1 / cap of all. A lower cap bears more of them, but skips less once most
-            examples are learned.
+        cap: no loss counts for more than this many times the mean.
         keep_at_least: train on at least this share of the examples in every epoch.
         skip_at_least: train on everything in an epoch that could skip fewer than this share of the examples. Where
             losses are spread evenly, skipping a few examples costs about as much accuracy as it saves compute. 0 skips
             whatever it can.
         most_rise: train on everything from then on, once the loss of examples that were left out has risen by more than
-            this share of the mean loss, by the median. The network has memorised them then, and forgets them. To see
-            it, about 1% of the examples come back in every epoch; up to 10% of small data. None for no such rule.
+            this share of the mean loss of the easiest 95%, by the median. The network has memorised them then, and
+            forgets them; or it follows broken examples. To see it, about 1% of the examples come back in every epoch;
+            up to 10% of small data. None for no such rule.
         max_age: train on every example at least once in this many epochs. With None, an example that has become easy
             may never be seen again. An epoch with overdue examples must give out all that it selects, so the highest
             losses among the other examples fill up its last batch.

@@ -17,11 +17,10 @@ class LossSharePolicy(Policy):
     How many are kept depends on the data: few if few examples carry the loss, nearly all if all are hard. The policy is
     made for whole epochs. It has no history, and looks only at the candidates of one selection.
 
-    A few broken examples cannot use up the share. No score counts for more than `cap` times the mean, so at least
-    loss_share / cap of the candidates are kept, and never fewer than `keep_at_least`. An outlier is a score more than
-    100 times as high as the bound below which 99% of the scores lie. Outliers do not count, and have no priority: each
-    is kept with the average chance of a candidate. Otherwise they would be trained on in every epoch, much more often
-    than the rest.
+    No score counts for more than `cap` times the mean. An outlier is a score more than 100 times as high as the bound
+    below which 99% of the scores lie. Outliers do not count, and have no priority: each is kept with the average chance
+    of a candidate. Otherwise a broken example could use up the share, and would be trained on in every epoch, much more
+    often than the rest.
 
     If some scores are negative, as the loss of a Gaussian with a learned variance can be, each score counts by how far
     it is above the smallest. At least one candidate is kept, if there is any.

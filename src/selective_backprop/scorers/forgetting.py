@@ -27,7 +27,8 @@ class ForgettingCheck:
     those of the last three epochs, and counts from 30 examples on.
 
     Args:
-        most_rise: by how much the loss of the median example may rise, as a share of the mean loss of all examples.
+        most_rise: by how much the loss of the median example may rise, as a share of the mean loss of the easiest 95%
+            of all examples. The hardest do not count, because broken ones would hide any rise.
 
     >>> check = ForgettingCheck(most_rise=0.1)
     >>> check.learn(before=torch.full((30,), 0.02), after=torch.full((30,), 0.03), mean=0.5)
@@ -52,7 +53,7 @@ class ForgettingCheck:
         Args:
             before: (P,) their losses before they were left out.
             after: (P,) their losses now.
-            mean: the mean loss of all examples, counted from the smallest loss if some are negative.
+            mean: the mean loss of the easiest examples, counted from the smallest loss if some are negative.
         """
         if self.forgets or not mean > 0:
             return
@@ -62,7 +63,8 @@ class ForgettingCheck:
             self.forgets, self._rises = True, []
             _logger.info(
                 "everything is trained on from here on: the loss of examples that were left out rose by %.2f of the "
-                "mean loss (median of %d; above most_rise=%g), so the network forgets what it does not see",
+                "mean loss of the easiest 95%% (median of %d; above most_rise=%g), so the network forgets what it does "
+                "not see",
                 median,
                 len(rises),
                 self.most_rise,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.functional import loss_above_smallest
+from selective_backprop.functional import loss_above_smallest, mean_of_easiest
 from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, shift
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.types import Needs, Scorer
@@ -27,9 +27,9 @@ class TrainingLossScorer(Scorer):
 
     Args:
         max_age: number of epochs after which a loss no longer counts; None for no limit.
-        most_rise: if the loss of examples that were left out rises by more than this share of the mean loss, by the
-            median, no example has a score from then on; see `ForgettingCheck`. A few examples come back in every epoch
-            for that. None for no such check. With several ranks, each goes by its own candidates.
+        most_rise: if the loss of examples that were left out rises by more than this share of the mean loss of the
+            easiest 95%, by the median, no example has a score from then on; see `ForgettingCheck`. A few examples come
+            back in every epoch for that. None for no such check. With several ranks, each goes by its own candidates.
     """
 
     needs = Needs(ids=True, training_losses=True)
@@ -60,8 +60,7 @@ class TrainingLossScorer(Scorer):
         # These were trained on in the latest epoch, and before that left out for one epoch or more.
         came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
         known = loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
-        mean = float(known.mean()) if len(known) else 0.0
-        check.learn(earlier[came_back], rows.loss[came_back], mean)
+        check.learn(earlier[came_back], rows.loss[came_back], mean_of_easiest(known))
         return torch.ones_like(came_back) if check.forgets else comes_back(ids, epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -109,9 +109,9 @@ def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path
     assert chosen["mine"] == "random@0.5:rate=1"  # the other one learns nothing
     assert chosen["plain"] in ARMS["plain"].trials
     rate = chosen["plain"].partition(":")[2]
-    assert chosen["ledger, default"] == f"ledger:cap=20,keep_at_least=0.1,skip_at_least=0.3,most_rise=0.2,{rate}"
+    assert chosen["ledger, default"] == f"ledger:cap=20,keep_at_least=0.1,skip_at_least=0.3,most_rise=0.4,{rate}"
     defaults = make_method(
-        "ledger_backprop", 1 / 3, {"cap": 20, "keep_at_least": 0.1, "skip_at_least": 0.3, "most_rise": 0.2}
+        "ledger_backprop", 1 / 3, {"cap": 20, "keep_at_least": 0.1, "skip_at_least": 0.3, "most_rise": 0.4}
     )
     assert repr(defaults) == repr(sb.ledger_backprop()), "the arm states the defaults of the library"
     seeds = {arm: {cell.seed for cell in store.outcomes if cell.arm == arm} for arm in ("plain", "mine")}
