@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from selective_backprop.batches.padding import PadToLongest
-from selective_backprop.description import describe, differences, differing
+from selective_backprop.description import describe, differing
 from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
@@ -19,6 +19,7 @@ from selective_backprop.inference import is_sharded
 from selective_backprop.loader.source import AnySource, IndexedSource
 from selective_backprop.loader.user_samplers import num_candidates
 from selective_backprop.method import Method, require_method
+from selective_backprop.sampler.checks import check_saved_by
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.scorers.base import require_one_each
 from selective_backprop.types import Scorer
@@ -249,26 +250,7 @@ def check_state(
     state: dict[str, Any], method: Method, source: AnySource, *, batch_size: int | None, team: Team
 ) -> None:
     """Raise if a saved state does not fit, before anything is loaded from it."""
-    if not isinstance(state, dict) or "version" not in state:
-        raise ValueError(
-            f"this is not the state of a SelectiveLoader, which is a dict with a version: got {state!r:.200}"
-        )
-    if state["version"] != STATE_VERSION:
-        raise ValueError(
-            f"this state has version {state['version']}, expected {STATE_VERSION}: it was saved by another version of "
-            "selective_backprop. Finish the run with that one, or start it again"
-        )
-    if missing := _STATE_KEYS - state.keys():
-        raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged")
-    if state["method"]["name"] != method.name:
-        raise ValueError(
-            f"the state was saved by the method {state['method']['name']}, but this loader has {method.name}"
-        )
-    if found := differences(state["method"], describe(method)):
-        raise ValueError(
-            f"the state was saved by {method.name} with other options than this loader's. Saved, and here: "
-            f"{'; '.join(found)}"
-        )
+    check_saved_by(state, method, _STATE_KEYS, STATE_VERSION, "loader")
     saved, here = state["ranks"], {"rank": team.rank, "size": team.size}
     if saved != here:
         raise ValueError(

@@ -143,28 +143,45 @@ def agree(ranks: Ranks, method: Method, **options: Any) -> None:
             raise ValueError(f"all ranks need the same {name}; rank 0 has {first}, rank {rank} has {second}")
 
 
-def check_state(state: Any, method: Method, *, num_examples: int, team: Team) -> None:
-    """Raise if a saved state does not fit, before anything is loaded from it."""
+def check_saved_by(state: Any, method: Method, keys: set[str], version: int, what: str) -> None:
+    """Raise if a saved state is of another kind or version, is damaged, or was saved by another method.
+
+    Args:
+        state: the saved state.
+        method: the method of the loader or sampler that is to load it.
+        keys: what the state must have.
+        version: version of the state's format.
+        what: "loader" or "sampler".
+    """
     if not isinstance(state, dict) or "version" not in state:
         raise ValueError(
-            f"this is not the state of a SelectiveSampler, which is a dict with a version: got {state!r:.200}"
+            f"this is not the state of a Selective{what.title()}, which is a dict with a version: got {state!r:.200}"
         )
-    if state["version"] != STATE_VERSION:
+    if state["version"] != version:
         raise ValueError(
-            f"this state has version {state['version']}, expected {STATE_VERSION}: it was saved by another version of "
+            f"this state has version {state['version']}, expected {version}: it was saved by another version of "
             "selective_backprop. Finish the run with that one, or start it again"
         )
-    if missing := (_STATE_KEYS - state.keys()) or (_NOW_KEYS - state["now"].keys()):
-        raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged, or of a SelectiveLoader")
+    if missing := keys - state.keys():
+        raise ValueError(
+            f"this state lacks {', '.join(sorted(missing))}: it is damaged, or not of a Selective{what.title()}"
+        )
     if state["method"]["name"] != method.name:
         raise ValueError(
-            f"the state was saved by the method {state['method']['name']}, but this sampler has {method.name}"
+            f"the state was saved by the method {state['method']['name']}, but this {what} has {method.name}"
         )
     if found := differences(state["method"], describe(method)):
         raise ValueError(
-            f"the state was saved by {method.name} with other options than this sampler's. Saved, and here: "
+            f"the state was saved by {method.name} with other options than this {what}'s. Saved, and here: "
             f"{'; '.join(found)}"
         )
+
+
+def check_state(state: Any, method: Method, *, num_examples: int, team: Team) -> None:
+    """Raise if a saved state does not fit, before anything is loaded from it."""
+    check_saved_by(state, method, _STATE_KEYS, STATE_VERSION, "sampler")
+    if missing := _NOW_KEYS - state["now"].keys():
+        raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged")
     if state["num_examples"] != num_examples:
         raise ValueError(
             f"the state was saved for {state['num_examples']} examples, but this sampler has {num_examples}: was it "
