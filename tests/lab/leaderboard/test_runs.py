@@ -89,11 +89,6 @@ def test_a_damaged_line_is_named(tmp_path):
         Store(file)
 
 
-def test_a_run_that_shared_its_core_is_disturbed():
-    assert Outcome(PLAIN, 0.1, 1.0, 2.0, 1.99).undisturbed
-    assert not Outcome(PLAIN, 0.1, 1.0, 2.0, 1.5).undisturbed
-
-
 def test_seeds_come_one_after_the_other_in_a_drawn_order():
     cells = [Cell(arm, arm, 1, seed, False) for seed in (1, 0) for arm in "abcdefgh"]
     ordered = shuffled_by_seed(cells)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selective_backprop.lab.leaderboard.workloads import Workload
-from selective_backprop.lab.runs.methods import MethodSpec, split_label
+from selective_backprop.lab.runs.methods import split_label
 
 TRIALS = 6
 """Settings that are tried for each arm."""
@@ -26,10 +26,6 @@ class Arm:
 
     name: str
     trials: tuple[str, ...]
-
-    def choices(self, workload: Workload) -> list[MethodSpec]:
-        """The settings for this workload."""
-        return [MethodSpec.parse(text.replace("{proxy}", workload.proxy)) for text in self.trials]
 
 
 def _tried(name: str, *settings: str) -> Arm:

@@ -18,8 +18,6 @@ from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.records import Outcome
 from selective_backprop.lab.study.frontier import LOSSLESS, Bound, Budget, Frontier, Interval, compute_multiplier
 
-TARGETS = ("cheap", "middle", "lossless")
-
 
 @dataclass(frozen=True)
 class Place:

@@ -39,11 +39,6 @@ class Outcome:
     cpu_seconds: float
     """The same in processor time."""
 
-    @property
-    def undisturbed(self) -> bool:
-        """Whether the process had its core for itself, so that the clock says something."""
-        return self.cpu_seconds > 0.97 * self.seconds
-
 
 class Store:
     """The file of a workload's records. Lines are only ever added.
@@ -69,11 +64,6 @@ class Store:
         line = json.dumps(_rounded(asdict(outcome)) | more | {"made": _made_with()})
         with self.file.open("a") as records:
             records.write(f"{line}\n")
-
-    def of(self, arm: str, *, held_out: bool) -> list[Outcome]:
-        """Records of an arm."""
-        found = self.outcomes.values()
-        return [outcome for outcome in found if outcome.cell.arm == arm and outcome.cell.held_out == held_out]
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Cells that have no record."""
