@@ -8,8 +8,9 @@ import torch
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported; its own default is TensorFlow
 
-# A script for a process of its own. JAX in this one would make every fork a warning, and Keras has one backend.
-collect_ignore = ["integrations/keras_jax.py"]
+# Scripts for processes of their own. JAX in this one would make every fork a warning, and Keras has one backend. The
+# toy device would be the accelerator of torch in all tests.
+collect_ignore = ["contracts/on_the_toy_device.py", "integrations/keras_jax.py", "toy_device.py"]
 
 # Several test processes share the cores; and sums in a fixed order make "to the bit" meaningful.
 torch.set_num_threads(1)

@@ -5,6 +5,7 @@ A test runs each page from top to bottom, as a reader would. What each language 
 | block | what is done with it |
 | --- | --- |
 | python | run, all blocks of a page in one namespace |
+| py | Python for frameworks that need not be installed: see sampler/test_other_frameworks.py |
 | diff | its new side is run as python; its old side must be Python too |
 | sh | each command is run at the smallest size, or checked: see `shell` in test_pages |
 | toml, json | parsed |
@@ -44,9 +45,8 @@ _TRAIN = ("compare", "diet", "sweep", "train")
 _DROPPED = ("--recipe", "--data-dir", "--epochs", "--seeds", "--seconds")
 _LENGTHS = {
     "advise": ["--seconds", "0.1"],
-    "audit": ["--seeds", "2"],
     "compare": ["--epochs", "2", "--seeds", "1"],
-    "demo": ["--epochs", "2", "--seeds", "1"],
+    "demo": ["--epochs", "1,2", "--seeds", "1"],
     "diet score": ["--epochs", "1", "--seeds", "1"],
     "sweep": ["--epochs", "1"],
     "train": ["--epochs", "1"],

@@ -3,8 +3,10 @@
 Most are forked from one that has imported everything, because importing torch takes longer than most tests.
 """
 
+import atexit
 import multiprocessing
 import os
+import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -47,3 +49,16 @@ def begin(output=1, errors=2):
     os.dup2(errors, 2)
     # Or the workers of a DataLoader would be forked from a process that has to import torch first.
     multiprocessing.set_start_method("fork", force=True)
+
+
+def leave():
+    """End this process successfully, and at once.
+
+    Without this, a thread of DDP or gloo sometimes aborts the process while the interpreter ends, because it still has
+    something to release. A rank that has done all its work would then count as failed. It happened in 10 of 360
+    processes that only made a few steps of DDP, with torch 2.13.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

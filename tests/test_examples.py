@@ -3,7 +3,6 @@
 import functools
 import io
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,20 +11,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.lab.command_line import run_script
-from tests.processes import ENVIRONMENT, ROOT
+from tests.processes import ROOT
 
-STATS = re.compile(r"offered ([\d,]+), scored [\d,]+, trained ([\d,]+) in (\d+) batches")
+STATS = re.compile(r"offered ([\d,]+), trained ([\d,]+) in (\d+) batches")
 
 
 def run(script, *options):
-    command = [sys.executable, str(ROOT / "examples" / script), *map(str, options)]
-    done = subprocess.run(command, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def run_loop(*options):
-    done = run_script(ROOT / "examples" / "pytorch_loop.py", *options)
+    done = run_script(ROOT / "examples" / script, *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -50,6 +42,7 @@ def counts(printed):
         ("accelerate_loop.py", "accelerate", "transformers"),
         ("transformers_text.py", "transformers", "transformers"),
         ("trl_sft.py", "trl", "trl"),
+        ("trl_grpo.py", "trl", "trl"),
     ],
 )
 def test_a_missing_package_is_one_sentence_with_its_pip_line(script, missing, extras):
@@ -59,7 +52,7 @@ def test_a_missing_package_is_one_sentence_with_its_pip_line(script, missing, ex
 
 
 def test_pytorch_loop():
-    printed = run_loop("--epochs", 5)
+    printed = run("pytorch_loop.py", "--epochs", 5)
     offered, trained, _ = counts(printed)
     assert offered == 5 * 1437 and 0.3 < trained / offered < 0.8
     assert float(re.search(r"epoch 5: test error ([\d.]+)%", printed)[1]) < 10
@@ -68,7 +61,7 @@ def test_pytorch_loop():
 
 def test_pytorch_loop_with_everything_else_that_loops_have():
     options = ["--epochs", 1, "--amp", "--accumulate", 2, "--clip", 1, "--ema", 0.9, "--mix", "mixup", "--method", "sb"]
-    printed = run_loop(*options, "--selectivity", 0.5)
+    printed = run("pytorch_loop.py", *options, "--selectivity", 0.5)
     offered, trained, _ = counts(printed)
     assert 0.2 < trained / offered < 0.7
 
@@ -88,7 +81,7 @@ def test_pytorch_loop_with_weights_cutmix_and_parquet_files(tmp_path):
         table = datasets.Dataset.from_dict({"img": encoded, "label": [int(label) for label in digits.target[rows]]})
         table.to_parquet(folder / f"{part}.parquet")
     options = ["--data", "cifar10", "--data-dir", tmp_path, "--method", "unbiased", "--mix", "cutmix", "--epochs", 1]
-    assert counts(run_loop(*options))[0] == 300
+    assert counts(run("pytorch_loop.py", *options))[0] == 300
 
 
 def test_lightning_digits(tmp_path):
@@ -126,3 +119,12 @@ def test_trl_sft():
     assert offered == 2 * 108 and 0.5 < trained / offered < 0.8
     before, after = map(float, re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after", printed).groups())
     assert after < before
+
+
+def test_trl_grpo():
+    pytest.importorskip("trl", reason="needs the extra [trl]")
+    printed = run("trl_grpo.py", "--steps", 36, "--pretraining", 60)
+    offered, skipped = map(int, re.search(r"prompts: (\d+) offered, (\d+) skipped", printed).groups())
+    generated, trained = map(int, re.search(r"tokens: (\d+) generated, (\d+) trained on", printed).groups())
+    assert 0 < skipped < offered
+    assert 0 < trained < generated

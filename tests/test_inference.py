@@ -62,14 +62,51 @@ def test_train_mode_scores_with_the_statistics_of_the_batch():
     assert torch.allclose(outputs.mean(0), torch.zeros(3), atol=1e-5)
 
 
-def test_buffers_are_only_copied_where_the_model_writes_them():
-    for model, writes in ((make_model(), False), (Restless(), True)):
-        guard, (buffer, *_) = NoTrace(model), model.buffers()
+class Counting(nn.Module):
+    """Writes a buffer of this many entries in eval mode, from one of its passes on."""
+
+    def __init__(self, size, first_pass):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(size))
+        self.register_buffer("graph", torch.eye(3).to_sparse())
+        self.passes, self.first_pass = 0, first_pass
+
+    def forward(self, x):
+        self.passes += 1
+        if self.passes >= self.first_pass:
+            self.calls += 1
+        return x + self.calls[0]
+
+
+@pytest.mark.parametrize(("size", "first_pass"), [(8, 2), (8, 5), (2**19, 1)])
+def test_buffers_are_restored_whenever_the_model_writes_them(size, first_pass):
+    model = Counting(size, first_pass)
+    guard, (buffer, _) = NoTrace(model), model.buffers()
+    for _ in range(6):
         with guard():
-            model(torch.randn(4, 64))
-        with guard():  # the first pass has found out
-            assert (next(model.buffers()) is not buffer) == writes
-        assert next(model.buffers()) is buffer
+            model(torch.ones(2))
+        assert model.calls is buffer
+        assert buffer.sum() == 0
+
+
+def test_large_buffers_are_copied_only_once_if_the_first_pass_does_not_write_them():
+    model = Counting(2**19, first_pass=9)
+    guard, buffer = NoTrace(model), model.calls
+    for copies in (True, False, False):
+        with guard():
+            model(torch.ones(2))
+            assert (model.calls is not buffer) == copies
+
+
+def test_a_large_buffer_that_a_later_pass_writes_is_told_of_and_restored_from_then_on(caplog):
+    model = Counting(2**19, first_pass=3)
+    guard = NoTrace(model)
+    for _ in range(5):
+        with guard():
+            model(torch.ones(2))
+    assert model.calls.unique().tolist() == [1], "the third pass wrote it, and no other"
+    (line,) = [record.message for record in caplog.records]
+    assert "the buffer calls of Counting, of more than 1 MB, was changed by a selection pass" in line
 
 
 def test_tensors_cached_in_the_forward_pass_stay_usable_in_training():

@@ -64,19 +64,28 @@ def test_without_weights_it_is_the_users_loss_to_the_bit(loss_fn):
     assert losses.shape == (6,)
 
 
+weights = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 1.0])
+
+
+def weighted_divisor(counts):
+    """An example that stands for w others brings w times its part of what the loss divides by."""
+    return float((weights * counts).sum() / weights.mean())
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "divisor"),
     [
         (nn.CrossEntropyLoss(), 6.0),
         (nn.CrossEntropyLoss(reduction="sum"), 1.0),
-        (nn.CrossEntropyLoss(weight=class_weights), float(class_weights[targets].sum())),
-        (nn.CrossEntropyLoss(ignore_index=2), 5.0),
+        (nn.CrossEntropyLoss(weight=class_weights), weighted_divisor(class_weights[targets])),
+        (functools.partial(F.cross_entropy, weight=class_weights), weighted_divisor(class_weights[targets])),
+        (nn.CrossEntropyLoss(ignore_index=2), weighted_divisor((targets != 2).float())),
         (lambda o, t: F.cross_entropy(o, t, reduction="none"), 6.0),
+        (OwnLoss(), 6.0),
     ],
-    ids=["mean", "sum", "class weights", "ignore_index", "per example"],
+    ids=["mean", "sum", "class weights", "partial", "ignore_index", "per example", "module with reduction="],
 )
 def test_weights_keep_the_scale_of_the_users_loss(loss_fn, divisor):
-    weights = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 1.0])
     loss = PerExampleLoss(loss_fn)
     logits = outputs.clone().requires_grad_()
     got, losses = loss.for_training(logits, targets, weights)
@@ -85,6 +94,54 @@ def test_weights_keep_the_scale_of_the_users_loss(loss_fn, divisor):
     got.backward()
     assert torch.equal(logits.grad[0], torch.zeros(4)), "weight 0 has no gradient"
     assert losses.shape == (6,)
+
+
+def test_weights_that_are_all_the_same_multiply_any_mean():
+    for loss_fn in (nn.CrossEntropyLoss(weight=class_weights), nn.CrossEntropyLoss(ignore_index=2)):
+        got, _ = PerExampleLoss(loss_fn).for_training(outputs, targets, torch.full((6,), 3.0))
+        torch.testing.assert_close(got, 3 * loss_fn(outputs, targets))
+
+
+def own_class_weights(outputs, targets, reduction="mean"):
+    return F.cross_entropy(outputs, targets, class_weights, reduction=reduction)
+
+
+def with_penalty(outputs, targets, reduction="mean"):
+    losses = F.cross_entropy(outputs, targets, reduction=reduction)
+    return losses if reduction == "none" else losses + 1e-3 * class_weights.square().sum()
+
+
+def ctc(log_probs, targets, reduction="mean"):
+    """Its mean divides each loss by the length of its target first; its losses without reduction are not divided."""
+    lengths = torch.tensor([1, 4])
+    return F.ctc_loss(log_probs, targets, torch.tensor([9, 9]), lengths, reduction=reduction)
+
+
+def mean_of_sequences(logits, labels, reduction="mean"):
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    return losses if reduction == "none" else (losses.sum(1) / (labels != -100).sum(1).clamp(min=1)).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "outputs", "targets"),
+    [
+        (own_class_weights, outputs, targets),
+        (with_penalty, outputs, targets),
+        (ctc, torch.zeros(9, 2, 5).log_softmax(2), torch.tensor([[1, 1, 1, 1], [1, 2, 3, 4]])),
+    ],
+    ids=["class weights", "penalty", "ctc"],
+)
+def test_weights_are_refused_if_what_the_loss_divides_by_is_not_known(loss_fn, outputs, targets):
+    loss = PerExampleLoss(loss_fn, "mean")
+    assert torch.equal(loss.for_training(outputs, targets, None)[0], loss_fn(outputs, targets)), "fine without weights"
+    with pytest.raises(ValueError, match=r"neither the mean of its losses.*nor their sum.*return one loss per example"):
+        loss.for_training(outputs, targets, torch.linspace(1, 2, len(targets)))
+
+
+def test_weights_of_a_mean_of_sequence_means():
+    logits, labels = torch.randn(2, 3, 4), torch.tensor([[1, 2, 3], [1, -100, -100]])
+    got, losses = PerExampleLoss(mean_of_sequences, "mean").for_training(logits, labels, torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(got, (losses[0] + 2 * losses[1]) / 2)
 
 
 def test_weights_when_all_losses_are_zero():
@@ -132,7 +189,7 @@ def test_one_value_per_example_needs_no_reducer():
         (
             lambda: PerExampleLoss(lambda o, t: F.cross_entropy(o, t)).per_example(outputs, targets),
             ValueError,
-            "returned a single number for the whole batch, but one loss per example is needed",
+            "returned a single number for the whole batch, but one loss per example is needed.* A contrastive loss",
         ),
         (
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3, 2), torch.ones(3, 2)),
@@ -143,6 +200,18 @@ def test_one_value_per_example_needs_no_reducer():
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3), torch.ones(3), 4),
             ValueError,
             r"shape \(3,\) for 4 examples",
+        ),
+        (
+            lambda: PerExampleLoss(nn.CTCLoss()),
+            TypeError,
+            r"two arguments, .* but CTCLoss\(log_probs.*'input_lengths'\): put what else it needs into the targets",
+        ),
+        (lambda: PerExampleLoss(lambda o, t, mask: o), TypeError, r"<lambda>\(o, t, mask\) does not take these"),
+        (lambda: PerExampleLoss(lambda o: o), TypeError, r"<lambda>\(o\) does not take these \(too many positional"),
+        (
+            lambda: PerExampleLoss(token_cross_entropy).per_example((outputs, None), targets),
+            TypeError,
+            r"takes logits, a tensor, and got a tuple: .* pass forward= to the loader",
         ),
         (
             lambda: PerExampleLoss(lambda o, t: 1.5).per_example(outputs, targets),
@@ -187,6 +256,25 @@ def test_padding_does_not_count(loss_fn, outputs, reducer, expected):
     torch.testing.assert_close(found, torch.tensor([float(value) for value in expected]))
 
 
+@pytest.mark.parametrize("ignored", [-100, 0])
+def test_padding_does_not_count_if_a_function_hides_its_ignore_index(ignored):
+    def hidden(logits, labels):
+        return F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=ignored, reduction="none")
+
+    labels = token_labels.clone().clamp(min=1)
+    labels[token_labels == -100] = ignored
+    losses = hidden(token_logits, labels)
+    found = PerExampleLoss(hidden, "mean").per_example(token_logits, labels)
+    torch.testing.assert_close(found, torch.stack([losses[0].mean(), losses[1, :2].mean(), torch.tensor(0.0)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_perfect_predictions_of_several_classes_or_of_some_examples_of_one_count(dtype):
+    losses, labels = torch.tensor([[0.0, 3.0, 0.0], [1.0, 0.0, 2.0]]), torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    found = PerExampleLoss(lambda _, targets: losses, "mean").per_example(None, labels)
+    torch.testing.assert_close(found, losses.mean(1))
+
+
 def test_a_certain_token_counts_though_its_loss_is_zero():
     certain = torch.tensor([[[100.0, 0.0], [0.0, 0.0]]])
     found = PerExampleLoss(token_cross_entropy, "mean").per_example(certain, torch.tensor([[0, 1]]))
@@ -196,7 +284,8 @@ def test_a_certain_token_counts_though_its_loss_is_zero():
 def test_weights_of_sequences_keep_the_scale_of_the_mean_over_tokens():
     weights = torch.tensor([2.0, 0.5, 1.0])
     loss, _ = PerExampleLoss(token_cross_entropy, "mean").for_training(token_logits, token_labels, weights)
-    torch.testing.assert_close(loss, (by_token.sum(1) * weights).sum() / 6)
+    tokens = weights @ torch.tensor([4.0, 2.0, 0.0])
+    torch.testing.assert_close(loss, weights.mean() * (by_token.sum(1) * weights).sum() / tokens)
 
 
 def test_mean_of_largest_of_none():

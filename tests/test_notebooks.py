@@ -17,6 +17,7 @@ from nbclient import NotebookClient
 from tests.processes import ROOT
 
 FOLDER = ROOT / "docs" / "notebooks"
+REPOSITORY = "selective-backprop/selective-backprop"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Jupyter's own packages: the notebook runs in another process
 
 
@@ -52,7 +53,7 @@ def shown(outputs):
 def test_does_it_pay(kernel, tmp_path):
     found = run("does_it_pay.ipynb", kernel, tmp_path)
     assert "<pre>" in found[1] and "speed-up" in found[1] and "ledger_backprop(" in found[1]
-    assert re.search(r"test error \d", found[2]) and "scored 0" in found[3]
+    assert re.search(r"test error \d", found[2]) and "skipped before loading" in found[3]
     rows = re.findall(r"^(\S.*?) +([\d.]+) +([\d.]+%.*)mean ([\d.]+)%$", found[4], re.MULTILINE)
     budgets = [float(compute) for _, compute, _, _ in rows]
     assert len(rows) == 4 and budgets[0] < 0.8 * budgets[3] == 0.8 * 12
@@ -81,3 +82,5 @@ def test_notebooks_are_kept_without_results(path):
         assert cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None)
         links = re.findall(r"\]\(([^)#]+)\)", cell.source) if cell.cell_type == "markdown" else []
         assert all((FOLDER / link).exists() for link in links if "://" not in link)
+    link = f"(https://colab.research.google.com/github/{REPOSITORY}/blob/main/docs/notebooks/{path.name})"
+    assert link in notebook.cells[0].source and link in (FOLDER / "index.md").read_text()

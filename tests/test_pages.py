@@ -12,7 +12,7 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop import methods
-from tests.lab.command_line import run, run_on_ranks, text_of
+from tests.lab.command_line import run, text_of
 from tests.pages import DOCS, PAGES, blocks, commands, sides, smallest, write_images
 from tests.processes import ROOT
 
@@ -27,7 +27,7 @@ ELSEWHERE = {
     "docs/guides/extending.md": "test_extending.py",
     "docs/lab/figures.md": "lab/report/test_figures_page.py",
 }
-FRAMEWORKS = ("keras", "lightning", "transformers", "trl", "peft", "datasets", "wandb", "mlflow")
+FRAMEWORKS = ("keras", "lightning", "transformers", "trl", "peft", "datasets", "tensorboard")
 
 
 def name_of(page):
@@ -43,18 +43,19 @@ def shell(words, folder, images):
     """Run a command at the smallest size. Commands that would change this machine are checked only."""
     program, *rest = words
     there = functools.partial(os.chdir, folder)
-    if program == "pip":
+    if program == "git":
+        assert rest == ["clone", REPOSITORY]
+    elif program == "cd":
+        assert rest == [REPOSITORY.rsplit("/", 1)[1]], "what git clone makes"
+    elif program == "pip":
         for extras in re.findall(r"\[(.*?)\]", " ".join(rest)):
             assert set(extras.split(",")) <= EXTRAS.keys(), f"there is no extra {extras}"
+    elif program == "uv":
+        assert rest[0] == "add" and rest[2:3] in ([], ["--extra"]) and set(rest[3:]) <= EXTRAS.keys()
     elif program == "make":
         assert rest[0] in TARGETS, f"the Makefile has no {rest[0]}"
     elif program == "python":
         assert (ROOT / rest[0]).is_file() or rest[:1] == ["-m"], f"there is no {rest[0]}"
-    elif program == "torchrun":
-        after = rest.index("selective_backprop.lab") + 1
-        in_folder = [word.replace("runs/", f"{folder}/runs/") for word in smallest(rest[after:], images)]
-        result = run_on_ranks(*in_folder)
-        assert result.returncode == 0, text_of(result)
     else:
         assert program == "selective-backprop", f"tests do not know how to run {program}"
         result = run(*smallest(rest, images), prepare=there)
@@ -97,6 +98,8 @@ def test_every_block_runs(page, images, tmp_path, monkeypatch):
                     tomllib.loads(block.code)
                 case "json":
                     json.loads(block.code)
+                case "py" if name_of(page) == "docs/guides/sampler.md":
+                    compile(block.code, name_of(page), "exec")  # sampler/test_other_frameworks.py runs it
                 case "text" | "bibtex" | "imports":
                     pass
                 case _:

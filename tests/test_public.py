@@ -66,24 +66,19 @@ def test_modules_say_what_is_public(module):
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_importing_needs_torch_and_numpy_alone_and_touches_nothing():
+def test_importing_needs_torch_and_numpy_alone_warns_of_nothing_and_touches_nothing():
+    """Without numpy torch warns, so it is a dependency."""
     code = (
         "import sys, random, torch; state = torch.get_rng_state(); r = random.getstate(); before = set(sys.modules);"
         "import selective_backprop; selective_backprop.SelectiveLoader; selective_backprop.advise;"
         "assert torch.equal(state, torch.get_rng_state()) and r == random.getstate();"
         "new = {name.split('.')[0] for name in set(sys.modules) - before};"
-        "print(sorted(new - set(sys.stdlib_module_names)))"
+        "print(sorted(new - set(sys.stdlib_module_names)));"
+        "from selective_backprop import *"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.strip() in ("['selective_backprop']", "['numpy', 'selective_backprop']")
-
-
-def test_importing_warns_of_nothing():
-    """Without numpy torch does, so it is a dependency."""
-    code = "from selective_backprop import *"
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("['selective_backprop']", "['numpy', 'selective_backprop']")
     assert any(name.startswith("numpy") for name in PROJECT["project"]["dependencies"])
 
 

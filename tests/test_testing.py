@@ -55,10 +55,6 @@ def test_what_a_policy_declares_is_fine(policy):
     sb.testing.check_policy(Declared)
 
 
-class Idle(sb.scorers.ForwardScorer):
-    works_ahead = True
-
-
 class NoScorer:
     def score(self, candidates, task):
         return torch.zeros(candidates.size)
@@ -67,7 +63,6 @@ class NoScorer:
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        (Idle, r"submit\(\) and works_ahead = True go together"),
         (NoScorer, "subclass of sb.scorers.Scorer"),
         (sb.scorers.ForwardScorer, None),
     ],
@@ -88,7 +83,10 @@ def test_a_scorer_that_overrides_nothing_says_so():
         scorer.score(sb.types.Candidates(None, None, 0), None)
     with pytest.raises(RuntimeError, match="Scorer knows no scores of candidates that are not loaded"):
         scorer.recall(torch.arange(2), None, 0)
-    with pytest.raises(TypeError, match="Scorer cannot compute another score"):
+    with pytest.raises(
+        TypeError,
+        match="does not score by the loss, so a Scorer cannot score for it: pass one of the names eval, train",
+    ):
         sb.kath18(score="gradient_norm", scoring=scorer)
 
 

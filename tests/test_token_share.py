@@ -104,7 +104,8 @@ def test_weights_of_examples_and_of_tokens_multiply():
     for tokens, labels in loader:
         raw = sb.token_cross_entropy(loader.model(tokens), labels, reduction="none")
         mask = sb.functional.highest_of_tokens(raw, labels != -100, 0.5)
-        expected = (raw * mask * loader.batch.weights[:, None]).sum() / (labels != -100).sum()
+        weights = loader.batch.weights[:, None]
+        expected = weights.mean() * (raw * mask * weights).sum() / ((labels != -100) * weights).sum()
         found = loader.loss(loader.model(tokens), labels)
         assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 

@@ -2,8 +2,8 @@
 
 Here is what a training script names. All methods are in `methods`, those that are used most also here. Parts to build
 methods of your own from are in the modules `functional`, `losses`, `policies`, `pruning`, `schedules`, `scorers` and
-`testing`. The types that they exchange are in `selective_backprop.types`, and the parts of audits in
-`selective_backprop.dynamics`.
+`testing`, those for reinforcement learning in `rl`. The types that they exchange are in `selective_backprop.types`, and
+the parts of audits in `selective_backprop.dynamics`.
 """
 
 import importlib
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getattr__ imports each name on first use
     from selective_backprop import (
         functional,
-        loggers,
         losses,
         methods,
         policies,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
     from selective_backprop.checkpoint.saving import load_checkpoint, save_checkpoint
     from selective_backprop.dynamics.auditing import audit
     from selective_backprop.loader.batch_function import BatchFunction
+    from selective_backprop.loader.reporting import Every
     from selective_backprop.loader.selective_loader import SelectiveLoader
     from selective_backprop.loader.with_length import WithLength
     from selective_backprop.losses import token_cross_entropy
@@ -50,6 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchFunction",
+    "Every",
     "Method",
     "SelectiveLoader",
     "SelectiveSampler",
@@ -63,7 +64,6 @@ __all__ = [
     "kath18",
     "ledger_backprop",
     "load_checkpoint",
-    "loggers",
     "losses",
     "methods",
     "pad_to_longest",
@@ -85,7 +85,9 @@ __all__ = [
 
 _HOMES = {
     "BatchFunction": "loader.batch_function",
+    "Every": "loader.reporting",
     "Method": "method",
+    "PromptLedger": "prompt_ledger",  # also in the module `rl`, with all else for reinforcement learning
     "SelectiveLoader": "loader.selective_loader",
     "SelectiveSampler": "sampler.selective_sampler",
     "WithLength": "loader.with_length",

@@ -22,10 +22,6 @@ class Described:
     def __repr__(self) -> str:
         return short(self)
 
-    def described_by(self) -> dict[str, Any]:
-        """Return what a description of this part contains; by default the options of its constructor."""
-        return dict(_options(self))
-
     def options_in_method(self) -> list[str]:
         """List what the repr of a method shows of this part; by default all options that differ from the default."""
         return list(arguments(self))
@@ -144,7 +140,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if inspect.isroutine(value) or isinstance(value, type):
         return value.__qualname__.replace(".<locals>", "")
-    options = value.described_by() if isinstance(value, Described) else dict(_options(value))
+    options = value.described_by() if hasattr(value, "described_by") else dict(_options(value))
     return {"class": type(value).__name__, **{name: _plain(item) for name, item in options.items()}}
 
 

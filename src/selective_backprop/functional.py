@@ -43,17 +43,6 @@ def selectivity_from_beta(beta: float) -> float:
     return 1 / (beta + 1)
 
 
-def percentiles_from_balance(balance: Tensor, total: int) -> Tensor:
-    """Compute mean-rank percentiles in (0, 1]. Ties share the mean of their ranks, and the largest value has 1.
-
-    balance: for each value, the number of smaller values minus the number of larger ones, among `total` values.
-
-    >>> percentiles_from_balance(torch.tensor([-2, 0, 2]), total=3).tolist()
-    [0.3333333333333333, 0.6666666666666666, 1.0]
-    """
-    return balance.to(torch.float64).add_(total + 1).div_(2 * total)
-
-
 def rank_percentiles(values: Tensor) -> Tensor:
     """Compute the mean-rank percentile of each value among all of `values`.
 
@@ -218,12 +207,13 @@ def descending(values: Tensor) -> Tensor:
     return (ordered ^ (ordered >> 31 & 0x7FFFFFFF)).view(torch.float32)
 
 
-def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99, *, ordered: Tensor | None = None) -> Tensor:
+def is_outlier(losses: Tensor, *, ordered: Tensor | None = None) -> Tensor:
     """Find outliers among losses >= 0: (N,) bool.
 
-    An outlier is more than `times` as large as the bound below which this share of the losses lies. So a loss is
-    compared with other hard examples, not with the mean: if most examples are learned and a few are not, those few are
-    no outliers. Among fewer than 20 losses there is no outlier.
+    An outlier is more than 100 times as large as the bound below which 99% of the losses lie, or all but ten of them if
+    that is more. So a loss is compared with other hard examples, not with the mean: if most examples are learned and a
+    few are not, those few are no outliers. Nor are the examples of a rare class with more than ten of them. Among fewer
+    than 20 losses there is no outlier.
 
     ordered: the same losses in falling order, if they are sorted already. This saves most of the time.
 
@@ -233,10 +223,10 @@ def is_outlier(losses: Tensor, times: float = 100.0, share: float = 0.99, *, ord
     """
     if len(losses) < 20:
         return torch.zeros(len(losses), dtype=torch.bool)
-    number = 1 + int(share * (len(losses) - 1))
+    number = max(1 + int(0.99 * (len(losses) - 1)), len(losses) - 10)
     # torch.quantile takes no more than 2 ** 24 values.
     within = losses.kthvalue(number).values if ordered is None else ordered[-number]
-    return losses > times * within
+    return losses > 100 * within
 
 
 def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -515,7 +505,9 @@ def select_using_loss(
     probabilities = fixed_size_probabilities(keep_probability(middles, beta_from_selectivity(keep)), num_selected)
     # Systematic sampling in the order of losses spreads the selection evenly over easy and hard examples.
     order = losses.argsort()
-    positions = order[systematic_sample(probabilities[order], generator)].sort().values.to(input.device)
+    positions = (
+        order[systematic_sample(probabilities[order], generator)].sort().values.to(input.device, non_blocking=True)
+    )
     return input[positions], target[positions]
 
 

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 ScoringMode = Literal["eval", "train"]
 _logger = logging.getLogger(__name__)
 
+_LARGE = 2**20  # bytes of a buffer; those of BatchNorm have a few kilobytes
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DDP, DataParallel or torch.compile, so that scoring has no effect on the wrapper.
@@ -75,20 +77,11 @@ def wait_for(device: torch.device) -> None:
 @contextmanager
 def preserved_rng(device: torch.device) -> Iterator[None]:
     """Restore the global random states of torch (CPU and `device`), Python and numpy after the block."""
-    numpy = sys.modules.get("numpy")  # not imported: then nobody has drawn from it either
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
-    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None  # fork_rng cannot do this one
-    forked = device.type not in ("cpu", "meta", "mps")
+    states = random_states(device)
     try:
-        with torch.random.fork_rng(devices=[device] if forked else [], device_type=device.type if forked else "cuda"):
-            yield
+        yield
     finally:
-        random.setstate(python_state)
-        if mps_state is not None:
-            torch.mps.set_rng_state(mps_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
+        set_random_states(states, device)
 
 
 @contextmanager
@@ -205,9 +198,9 @@ class NoTrace:
             raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
         self.model = model
         self.mode = mode
-        # Models write buffers in train mode. In eval mode hardly any does, and copying buffers every time has a cost,
-        # so the first call finds out whether this model does.
-        self._writes_buffers: bool | None = True if mode == "train" else None
+        # Copying buffers that hold the weights of a quantised model would double its memory. So in eval mode, in which
+        # hardly any model writes buffers, the first pass finds out whether this model writes large ones.
+        self._copies_large = True
         self._called = False
         # FSDP gathers parameters for a forward pass, and leaves the outermost ones gathered for the backward pass.
         fsdp: Any = sys.modules.get("torch.distributed.fsdp")
@@ -217,54 +210,66 @@ class NoTrace:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        # no_grad, not inference_mode: a tensor that the model caches in its forward (rotary embeddings, masks)
-        # must remain usable in training.
-        is_first = not self._called
+        model, is_first = self.model, not self._called
+        device = device_of(model)
+        states = random_states(device)
         # FSDP puts the parameters that it gathers into the place of its shards.
-        places = _places_of_weights(self.model) if is_first and not is_sharded(self.model) else {}
-        with torch.no_grad(), preserved_rng(device_of(self.model)), self._flags(), self._buffers():
-            yield
+        places = _places_of_weights(model) if is_first and not is_sharded(model) else {}
+        flags = [(module, module.training) for module in model.modules()]
+        buffers: list[tuple[nn.Module, str, Tensor, Tensor, int]] = []
+        # no_grad, not inference_mode: a tensor that the model caches in its forward (rotary embeddings, masks) must
+        # remain usable in training.
+        with torch.no_grad():
+            try:
+                for module, is_training in flags:
+                    if is_training and self.mode == "eval":
+                        module.training = False
+                    # The model writes to copies of its buffers. A copy of a few kilobytes costs less than to find out.
+                    for name, buffer in module._buffers.items():
+                        if buffer is not None:
+                            is_copied = self._copies_large or not _is_large(buffer)
+                            module._buffers[name] = used = buffer.clone() if is_copied else buffer
+                            buffers.append((module, name, buffer, used, 0 if is_copied else _version(buffer)))
+                for module in self._converting:
+                    module.training = True
+                yield
+            finally:
+                if is_first and self.mode == "eval":  # only once per run, so waiting for the GPU does not matter
+                    self._copies_large = any(
+                        module._buffers[name] is not used or not torch.equal(buffer, used)
+                        for module, name, buffer, used, _ in buffers
+                        if _is_large(buffer)
+                    )
+                for module, name, buffer, used, version in buffers:
+                    module._buffers[name] = buffer
+                    if used is buffer and _version(buffer) != version:
+                        self._copies_large = True  # from now on
+                        _tell_of_buffer(module, name)
+                for module, is_training in flags:
+                    if module.training != is_training:
+                        module.training = is_training
+                set_random_states(states, device)
         self._called = True
         if places:
-            _tell_of_weights(places, _places_of_weights(self.model))
+            _tell_of_weights(places, _places_of_weights(model))
         for module in self._sharded:
             module.reshard()
 
-    @contextmanager
-    def _flags(self) -> Iterator[None]:
-        training = [m for m in self.model.modules() if m.training] if self.mode == "eval" else []
-        converting = [(module, module.training) for module in self._converting]
-        for module in training:
-            module.training = False
-        for module in self._converting:
-            module.training = True
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
-            for module, flag in converting:
-                module.training = flag
 
-    @contextmanager
-    def _buffers(self) -> Iterator[None]:
-        if self._writes_buffers is False:
-            yield
-            return
-        originals: list[tuple[nn.Module, str, Tensor, Tensor]] = []
-        for module in self.model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    copy = buffer.clone()
-                    module._buffers[name] = copy
-                    originals.append((module, name, buffer, copy))
-        try:
-            yield
-        finally:
-            if self._writes_buffers is None:  # only once per run, so waiting for the GPU does not matter
-                self._writes_buffers = any(
-                    module._buffers[name] is not copy or not torch.equal(buffer, copy)
-                    for module, name, buffer, copy in originals
-                )
-            for module, name, buffer, _ in originals:
-                module._buffers[name] = buffer
+def _version(buffer: Tensor) -> int:
+    """How often a tensor was written to. One that was made in inference mode does not tell."""
+    return 0 if buffer.is_inference() else buffer._version
+
+
+def _tell_of_buffer(module: nn.Module, name: str) -> None:
+    _logger.warning(
+        "the buffer %s of %s, of more than 1 MB, was changed by a selection pass, because the model's first pass in "
+        "eval mode did not write to it. From now on it is restored after every pass",
+        name,
+        type(module).__name__,
+    )
+
+
+def _is_large(buffer: Tensor) -> bool:
+    """Whether a buffer has more bytes than a copy may have in every pass. Sparse ones count as small."""
+    return buffer.layout is torch.strided and buffer.numel() * buffer.element_size() > _LARGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_type_hints
@@ -11,15 +10,16 @@ import torch
 from torch import Tensor
 
 _NAN = float("nan")
+_ONE = torch.ones(1, dtype=torch.int32)  # to add to counts
 BATCH_LOSS_MEMORY = 0.7
 """a in the running mean of batch losses, s <- a s + (1 - a) x."""
 
 
 class Event(NamedTuple):
-    """Something new about n examples: scores of a selection pass, or losses of a training step."""
+    """Something new about n examples: scores of a selection pass, losses of a training step, or rewards of rollouts."""
 
     values: Tensor
-    """(n,) float32: the new scores or losses."""
+    """(n,) float32: the new scores or losses. Of rewards (n, 3), as in `Ledger.record_rewards`."""
     epochs: Tensor
     """(n,) int32: when they were computed."""
     values_before: Tensor
@@ -40,9 +40,10 @@ class Column:
     on one rank, which applies the events of all ranks to it.
 
     Args:
-        event: what updates the column: a "score" from a selection pass, or a "loss" from a training step.
-        update: what to write then, such as `first`, `before` or `shift`. If an id comes twice in one event, the last
-            one counts.
+        event: what updates the column: a "score" from a selection pass, a "loss" from a training step, or the "rewards"
+            of a group of rollouts.
+        update: what to write then, such as `first`, `before` or `shift`. It happens once in an epoch, at an
+            example's first score or loss: what was before is what was before this epoch. Rewards update it every time.
         width: how many values an example has. By default it is a single one, and the column has the shape (M,).
         dtype: type of the values.
         fill: value before anything is written.
@@ -54,7 +55,7 @@ class Column:
     ([nan, 5.0], [nan, 3.0])
     """
 
-    event: Literal["score", "loss"]
+    event: Literal["score", "loss", "rewards"]
     update: Update
     width: int | None = None
     dtype: torch.dtype = torch.float32
@@ -168,6 +169,9 @@ class Ledger(Columns):
             setattr(self, name, column.make(num_examples))
         self.names = (*_ALWAYS, *self.columns)
         """The names of all columns."""
+        self._updated_by: dict[str, dict[str, Column]] = {"score": {}, "loss": {}, "rewards": {}}  # declared, by event
+        for name, column in self.columns.items():
+            self._updated_by[column.event][name] = column
 
     def __getattr__(self, name: str) -> Tensor:
         """Raise: declared columns are found before this is called."""
@@ -201,22 +205,41 @@ class Ledger(Columns):
         """Store losses of a training step. epoch: one number for all ids, or one per id (int32)."""
         self._record("loss", ids, losses, epoch)
 
+    def record_rewards(self, ids: Tensor, groups: Tensor, step: int | Tensor) -> None:
+        """Store the rewards of a group of rollouts per prompt. The variance becomes the prompt's score.
+
+        Args:
+            ids: (n,) the prompts, each once.
+            groups: (n, 3) the number of rollouts, the mean of their rewards, and the variance.
+            step: one number for all ids, or one per id (int32). The ledger stores it where it stores epochs.
+        """
+        self._update_declared("rewards", ids, groups.to(torch.float32), step, self.score, self.score_epoch)
+        self.record_scores(ids, groups[:, 2], step)
+
     def _record(self, event: Literal["score", "loss"], ids: Tensor, values: Tensor, epoch: int | Tensor) -> None:
         last, last_epoch = (self.score, self.score_epoch) if event == "score" else (self.loss, self.loss_epoch)
         values = values.to(torch.float32)
-        declared = {name: column for name, column in self.columns.items() if column.event == event}
-        if declared:
-            epochs = torch.as_tensor(epoch, dtype=torch.int32).expand(len(ids))
-            new = Event(values, epochs, last.index_select(0, ids), last_epoch.index_select(0, ids))
-            for name, column in declared.items():
-                values_of: Tensor = getattr(self, name)
-                values_of.index_copy_(0, ids, column.update(values_of.index_select(0, ids), new).to(column.dtype))
+        if self._updated_by[event]:
+            self._update_declared(event, ids, values, epoch, last, last_epoch)
         # index_copy_ and index_fill_ take half of the time of indexing.
         last.index_copy_(0, ids, values)
         if isinstance(epoch, Tensor):
             last_epoch.index_copy_(0, ids, epoch.to(torch.int32))
         else:
             last_epoch.index_fill_(0, ids, epoch)
+
+    def _update_declared(
+        self, event: str, ids: Tensor, values: Tensor, epoch: int | Tensor, last: Tensor, last_epoch: Tensor
+    ) -> None:
+        """Update the declared columns that an event of this kind updates."""
+        epochs = torch.as_tensor(epoch, dtype=torch.int32).expand(len(ids))
+        new = Event(values, epochs, last.index_select(0, ids), last_epoch.index_select(0, ids))
+        is_due = (new.epochs_before != epochs) | (event == "rewards")
+        for name, column in self._updated_by[event].items():
+            values_of: Tensor = getattr(self, name)
+            rows = values_of.index_select(0, ids)
+            updated = column.update(rows, new).to(column.dtype)
+            values_of.index_copy_(0, ids, updated.where(is_due if column.width is None else is_due[:, None], rows))
 
     def record_batch_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
         """Store the loss of the whole batch that each id was in, where the losses of single examples are not known.
@@ -242,24 +265,15 @@ class Ledger(Columns):
 
     def count_offered(self, ids: Tensor) -> None:
         # index_add_, not +=: an id may occur twice in a batch when the sampler draws with replacement.
-        self.offered.index_add_(0, ids, _ones(ids.numel()))
-
-    def record_selection(self, ids: Tensor, probabilities: Tensor, selected: Tensor) -> None:
-        """Store the candidates' selection probabilities, and count those that were selected.
-
-        Args:
-            ids: the candidates.
-            probabilities: the chance that each of them had.
-            selected: the ids of those that are trained on.
-        """
-        self.probability.index_copy_(0, ids, probabilities.to(torch.float32))
-        self.selected.index_add_(0, selected, _ones(selected.numel()))
+        self.offered.index_add_(0, ids, _ONE.expand(ids.numel()))
 
     def count_selected(self, ids: Tensor) -> None:
-        self.selected.index_add_(0, ids, _ones(ids.numel()))
+        self.selected.index_add_(0, ids, _ONE.expand(ids.numel()))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).clone() for name in self.names}
+    def state_dict(self, *, copy: bool = True) -> dict[str, Tensor]:
+        """Return all columns by name. copy: whether they stay as they are when the ledger is written to."""
+        columns: dict[str, Tensor] = {name: getattr(self, name) for name in self.names}
+        return {name: column.clone() for name, column in columns.items()} if copy else columns
 
     def check_state_dict(self, state: dict[str, Tensor]) -> None:
         """Raise if a saved state does not fit this ledger."""
@@ -289,13 +303,3 @@ class Ledger(Columns):
 def _require_column(name: str, names: tuple[str, ...]) -> None:
     if name not in names:
         raise AttributeError(f"a ledger has no column {name!r}, only {', '.join(names)}")
-
-
-@functools.lru_cache(maxsize=16)
-def _few_ones(count: int) -> Tensor:
-    return torch.ones(count, dtype=torch.int32)
-
-
-def _ones(count: int) -> Tensor:
-    """Return ones to add to counts. Those for a batch are cached, because most batches have the same size."""
-    return _few_ones(count) if count <= 4096 else torch.ones(count, dtype=torch.int32)

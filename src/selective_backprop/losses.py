@@ -10,12 +10,15 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selective_backprop.copying import LaterErrors
+from selective_backprop.description import checksum
 from selective_backprop.functional import highest_of_tokens
 from selective_backprop.inference import preserved_rng, private_copy, random_states, set_random_states, unwrap
 
@@ -65,6 +68,12 @@ def token_cross_entropy(
     >>> token_cross_entropy(torch.zeros(2, 3, 8), torch.tensor([[1, 2, -100], [3, -100, -100]])).exp()
     tensor(8.)
     """
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"token_cross_entropy takes logits, a tensor, and got a {type(logits).__name__}: if the model returns more "
+            "than logits, pass forward= to the loader, such as forward=lambda model, batch: (model(*batch)[0], "
+            "batch[1]), and pass the logits to loader.loss"
+        )
     flat = logits.float().flatten(0, -2)  # float32, because losses in half precision are too coarse to rank
     losses = F.cross_entropy(
         flat, labels.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
@@ -193,6 +202,12 @@ class PerExampleLoss:
             reducer = "mean" if reducer is None else reducer
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
+        _require_two_arguments(loss_fn)
+        if hasattr(loss_fn, "selects_examples"):
+            raise TypeError(
+                "a SelectiveLoss selects by itself and needs no SelectiveLoader, whose statistics and audit would "
+                "count every candidate as trained on: use it with your own DataLoader, or pass your own loss here"
+            )
         if isinstance(reducer, str) and reducer not in REDUCERS:
             raise ValueError(f"reducer must be one of {', '.join(REDUCERS)} or a function, got {reducer!r}")
         self.loss_fn = loss_fn
@@ -200,11 +215,28 @@ class PerExampleLoss:
         self._module = loss_fn if isinstance(loss_fn, nn.Module) else None
         self._has_reduction = _has_reduction(loss_fn)
         self._is_pure = _is_torchs_own(loss_fn)
-        self._shared = _shared_cross_entropy(loss_fn) if self._is_pure else None
+        self._cross_entropy = _cross_entropy_options(loss_fn) if self._is_pure else None
         self._ignore_index = _ignore_index(loss_fn)
+        self._errors = LaterErrors()
         self._reducer_takes_mask = self.reducer is not None and _takes_mask(self.reducer)
         self.writes_state: bool | None = None
         """Whether the loss is a module that changes its buffers; None before the first selection pass."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the loss and its options by name, as plain data: what must be the same on all ranks.
+
+        >>> PerExampleLoss(nn.CrossEntropyLoss(label_smoothing=0.1)).settings()["label_smoothing of loss_fn"]
+        0.1
+        """
+        loss, options = self.loss_fn, dict[str, Any]()
+        while isinstance(loss, functools.partial):
+            options, loss = loss.keywords | options, loss.func
+        if isinstance(loss, nn.Module):
+            options = {**vars(loss), **dict(loss.named_buffers())}
+        plain = {name: checksum(value) if isinstance(value, Tensor) else value for name, value in options.items()}
+        return {"loss_fn": getattr(loss, "__qualname__", type(loss).__qualname__), "reducer": self.reducer} | {
+            f"{name} of loss_fn": value for name, value in plain.items() if isinstance(value, int | float | str)
+        }
 
     @property
     def costs_extra(self) -> bool:
@@ -247,7 +279,8 @@ class PerExampleLoss:
         return Evaluation(masked, found.losses, own)
 
     def _evaluate(self, outputs: Any, targets: Any, num_examples: int | None) -> Evaluation:
-        if self._shared is not None and (found := self._shared(outputs, targets)) is not None:
+        shares = self._cross_entropy is not None
+        if shares and (found := _cross_entropy(self._cross_entropy, outputs, targets)) is not None:
             raw, shared = found
             return Evaluation(raw, self._reduce(raw.detach(), targets, num_examples), shared)
         if not self._has_reduction or self._is_pure:
@@ -279,9 +312,11 @@ class PerExampleLoss:
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the scalar to call backward on, and the detached loss of each example.
 
-        Without weights (None), the scalar is the user's own loss, bit for bit. With weights, each example's part of it
-        is multiplied by its weight. The scale does not change: whatever the loss divides by (examples, class weights,
-        tokens that are not ignored) stays as it is.
+        Without weights (None), the scalar is the user's own loss, bit for bit. With weights w, each example's part of
+        it is multiplied by its weight. If the loss divides by the number of examples, the result is sum(w l) / N. If it
+        divides by numbers c that examples bring along, as class weights or tokens that are not ignored, an example that
+        stands for w others brings along w c: the result is mean(w) sum(w l) / sum(w c). If it is neither, this raises
+        a ValueError.
 
         Args:
             outputs: first argument of the loss.
@@ -304,20 +339,32 @@ class PerExampleLoss:
         found = self.evaluate(outputs, targets, num_examples)
         if weights is None:
             return found.own(), found.losses
-        raw = found.raw
-        weighted = (raw * weights.to(raw).view(-1, *[1] * (raw.dim() - 1))).mean()
-        if not self._has_reduction:
-            return weighted, found.losses
-        with torch.no_grad():
-            scale = _ratio(found.own(), raw)
-        return weighted * scale, found.losses
+        return self._weighted(found, _apart(targets)[0], weights), found.losses
 
-    def scale(self, outputs: Any, targets: Any, raw: Tensor) -> Tensor | float:
-        """Return the user's own reduced loss divided by the plain mean of the raw losses, without changing the loss."""
+    def _weighted(self, found: Evaluation, targets: Any, weights: Tensor) -> Tensor:
+        """Find out how the user's loss makes one number of the losses without reduction, and do it with weights."""
+        raw = found.raw
+        rows = weights.to(raw).view(-1, *[1] * (raw.dim() - 1))
+        parts, plain, result = raw * rows, raw.detach(), (raw * rows).mean()
         if not self._has_reduction:
-            return 1.0
-        with torch.no_grad(), preserved_rng(_device_of(outputs)):
-            return _ratio(self._private()(outputs, targets).mean(), raw)  # the mean of a scalar is itself
+            return result
+        with torch.no_grad():
+            own = found.own()
+        mask, counts = self._mask(raw, targets), self._counts(raw, targets)
+        ways: list[Callable[[Tensor], Tensor]] = [torch.mean, torch.sum, lambda values: values.sum() / len(values)]
+        if mask is not None and raw.dim() > 1:
+            ways.append(lambda values: _mean(values, mask).mean())
+        is_known = ~own.isfinite() | (plain == 0).all()
+        # torch.where and not if: which way it is need not be waited for.
+        for way in ways:
+            fits = _is_close(own, way(plain), way(plain.abs()))
+            is_known, result = is_known | fits, torch.where(fits, way(parts), result)
+        if counts is not None:
+            fits = _is_close(own, plain.sum() / counts.sum(), plain.abs().sum() / counts.sum())
+            weighted = parts.sum() * rows.mean() / (rows * counts).sum().clamp(min=torch.finfo(raw.dtype).tiny)
+            is_known, result = is_known | fits, torch.where(fits, weighted, result)
+        self._errors.add(torch.stack([is_known.to(own), own, plain.mean().to(own)]), _unknown_mean)
+        return result
 
     def _seen(self, outputs: Any, targets: Any) -> Tensor:
         """Compute losses without reduction with the user's own module, which may update its state."""
@@ -351,7 +398,7 @@ class PerExampleLoss:
             raise ValueError(
                 "loss_fn returned a single number for the whole batch, but one loss per example is needed, to score "
                 "examples or to weight them: let it return the losses without reduction, or take a keyword argument "
-                "`reduction`"
+                "`reduction`. A contrastive loss with in-batch negatives has no loss per example, so it cannot be used"
             )
         rows = len(raw) if num_examples is None else num_examples
         if len(raw) != rows:
@@ -366,10 +413,60 @@ class PerExampleLoss:
         return raw.reshape(rows)
 
     def _mask(self, raw: Tensor, targets: Any) -> Tensor | None:
-        """Return which losses count. The loss alone cannot tell: it is zero for ignored and for perfect predictions."""
-        if self._ignore_index is None or not isinstance(targets, Tensor) or targets.shape != raw.shape:
+        """Return which losses count; None if all do."""
+        if not isinstance(targets, Tensor) or targets.shape != raw.shape:
             return None
-        return targets != self._ignore_index
+        if self._ignore_index is not None:
+            return targets != self._ignore_index
+        return _not_ignored(raw.detach(), targets) if _is_integer(targets) and raw.dim() > 1 else None
+
+    def _counts(self, raw: Tensor, targets: Any) -> Tensor | None:
+        """Return what each loss adds to the number that cross-entropy divides by. None if it divides by the number."""
+        mask, weights = self._mask(raw, targets), _class_weights(self.loss_fn)
+        if weights is None or not _is_integer(targets) or targets.shape != raw.shape:
+            return None if mask is None else mask.to(raw)
+        counts = weights.to(raw)[targets.clamp(min=0)]
+        return counts if mask is None else counts * mask
+
+
+def _unknown_mean(values: Tensor) -> ValueError | None:
+    is_known, own, mean = values.tolist()
+    if is_known:
+        return None
+    return ValueError(
+        f"loss_fn gives {own:.6g} for the batch, which is neither the mean of its losses without reduction, "
+        f"{mean:.6g}, nor their sum, and the method gives examples weights. What to divide the weighted losses by is "
+        "not known, or a term that is no mean would get lost: let loss_fn return one loss per example, without "
+        "reduction=, whose mean is trained on. Class weights are known from nn.CrossEntropyLoss(weight=...) itself"
+    )
+
+
+def _is_close(one: Tensor, other: Tensor, size: Tensor) -> Tensor:
+    """Whether numbers are the same up to rounding. size: that of the other one if nothing in it cancels."""
+    coarse = max(torch.finfo(one.dtype).eps, torch.finfo(other.dtype).eps)
+    return (one - other).abs() <= min(100 * coarse, 0.03) * size
+
+
+def _is_integer(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and targets.dtype in (
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    )
+
+
+def _not_ignored(losses: Tensor, targets: Tensor) -> Tensor:
+    """Find which losses count, if the function that computed them does not tell its ignore_index.
+
+    A loss of zero may also be a perfect prediction. So a target is taken for the ignored one only if it alone has
+    losses of zero, and has no others. Nothing here waits for the GPU.
+    """
+    is_zero = losses == 0
+    value = torch.where(is_zero, targets, torch.iinfo(targets.dtype).max).amin()
+    is_value = targets == value
+    return ~(is_value & (is_value == is_zero).all())
 
 
 def _apart(targets: Any) -> tuple[Any, Tensor | None]:
@@ -446,51 +543,48 @@ def _is_torchs_own(loss_fn: Callable[..., Tensor]) -> bool:
     return loss_fn is token_cross_entropy or getattr(loss_fn, "__module__", None) == "torch.nn.functional"
 
 
-Shared = Callable[[Any, Any], tuple[Tensor, Callable[[], Tensor]] | None]
-
-
-def _shared_cross_entropy(loss_fn: Callable[..., Tensor]) -> Shared | None:
-    """For cross-entropy, return a function that computes it with and without reduction, sharing the costly softmax."""
-    if type(loss_fn) is nn.CrossEntropyLoss:
-        return functools.partial(_cross_entropy, lambda: {name: getattr(loss_fn, name) for name in _CROSS_ENTROPY})
-    function: Any = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
-    options = loss_fn.keywords if isinstance(loss_fn, functools.partial) else {}
-    has_args = isinstance(loss_fn, functools.partial) and bool(loss_fn.args)
-    if (
-        function not in (F.cross_entropy, token_cross_entropy)
-        or has_args
-        or not options.keys() <= _CROSS_ENTROPY.keys()
-    ):
-        return None
-    return functools.partial(_cross_entropy, lambda: options, classes_last=function is token_cross_entropy)
-
-
 _CROSS_ENTROPY: dict[str, Any] = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
 
 
-def _cross_entropy(
-    options: Callable[[], dict[str, Any]], outputs: Any, targets: Any, *, classes_last: bool = False
-) -> tuple[Tensor, Callable[[], Tensor]] | None:
-    """Compute what torch's cross_entropy computes, in the same steps. None for rare options, which take two calls."""
-    own = _CROSS_ENTROPY | options()
-    smoothing = own["label_smoothing"]
+def _cross_entropy_options(loss_fn: Callable[..., Tensor]) -> Any:
+    """Return what has the options of cross-entropy as attributes: the module itself, or those of a function.
+
+    None for other losses.
+    """
+    if type(loss_fn) is nn.CrossEntropyLoss:
+        return loss_fn
+    function: Any = loss_fn
+    args, options = (), dict[str, Any]()
+    if isinstance(loss_fn, functools.partial):
+        function, args, options = loss_fn.func, loss_fn.args, loss_fn.keywords
+    if function not in (F.cross_entropy, token_cross_entropy) or args or not options.keys() <= _CROSS_ENTROPY.keys():
+        return None
+    return SimpleNamespace(**_CROSS_ENTROPY | options, classes_last=function is token_cross_entropy)
+
+
+def _cross_entropy(options: Any, outputs: Any, targets: Any) -> tuple[Tensor, Callable[[], Tensor]] | None:
+    """Compute what torch's cross_entropy computes, in the same steps, with and without reduction: one costly softmax.
+
+    None for rare options, which take two calls.
+    """
+    weight, smoothing = options.weight, options.label_smoothing
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.dim() < 2:
         return None
-    if targets.is_floating_point() or own["reduction"] not in ("mean", "sum", "none") or not 0 <= smoothing <= 1:
+    if targets.is_floating_point() or options.reduction not in ("mean", "sum", "none") or not 0 <= smoothing <= 1:
         return None
-    if smoothing > 0 and own["weight"] is not None:
+    if smoothing > 0 and weight is not None:
         return None
     shape = targets.shape
-    if classes_last:
+    if getattr(options, "classes_last", False):
         outputs, targets = outputs.float().flatten(0, -2), targets.flatten()
     if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
         return None  # torch's own function will raise an error that says what is wrong
     logs = F.log_softmax(outputs, 1)
-    ignored = targets == own["ignore_index"] if smoothing > 0 else None
+    ignored = targets == options.ignore_index if smoothing > 0 else None
     smooth = -logs.sum(1).masked_fill(ignored, 0.0) if ignored is not None else None
 
     def reduced(reduction: str) -> Tensor:
-        nll: Tensor = F.nll_loss(logs, targets, own["weight"], ignore_index=own["ignore_index"], reduction=reduction)
+        nll: Tensor = F.nll_loss(logs, targets, weight, ignore_index=options.ignore_index, reduction=reduction)
         if smooth is None or ignored is None:
             return nll
         spread = smooth if reduction == "none" else smooth.sum()
@@ -499,7 +593,7 @@ def _cross_entropy(
         total: Tensor = (1 - smoothing) * nll + spread * (smoothing / logs.shape[1])
         return total
 
-    return reduced("none").view(shape), lambda: reduced(own["reduction"])
+    return reduced("none").view(shape), functools.partial(reduced, options.reduction)
 
 
 def _device_of(outputs: Any) -> torch.device:
@@ -516,10 +610,36 @@ def _ignore_index(loss_fn: Callable[..., Tensor]) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def _class_weights(loss_fn: Callable[..., Tensor]) -> Tensor | None:
+    """Return the weight of each class, if the loss is a module or a partial that has them."""
+    if isinstance(loss_fn, functools.partial):
+        found = loss_fn.keywords.get("weight")
+    else:
+        found = getattr(loss_fn, "weight", None)
+    return found if isinstance(found, Tensor) and found.dim() == 1 else None
+
+
 def _takes_mask(reducer: Reducer) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in _parameters(reducer).values() if p.kind in positional and p.default is p.empty]
     return len(required) > 1
+
+
+def _require_two_arguments(loss_fn: Callable[..., Tensor]) -> None:
+    """Raise if a loss cannot be called with the outputs and the targets."""
+    try:
+        signature = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = type(loss_fn).__name__ if isinstance(loss_fn, nn.Module) else getattr(loss_fn, "__name__", "loss_fn")
+        raise TypeError(
+            f"loss_fn is called with two arguments, the outputs and the targets, but {name}{signature} does not take "
+            f"these ({error}): put what else it needs into the targets, as a tuple that forward= returns, and pass a "
+            "function that takes them apart, such as lambda outputs, targets: loss(outputs, *targets)"
+        ) from None
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

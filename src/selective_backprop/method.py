@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from selective_backprop.description import arguments, short
 from selective_backprop.policies.grouped import GroupedPolicy
-from selective_backprop.schedules import Guard, Schedule
+from selective_backprop.schedules import Schedule
 from selective_backprop.types import Policy, Scorer
 
 
@@ -74,8 +73,6 @@ class Method:
         kept = "" if self.keep is None else f"keep=<{int(self.keep.sum()):,} of {len(self.keep):,}>"
         if kept and not closing:
             inner, kept = f"{inner[:-1]}{', ' if options else ''}{kept})", ""
-        if isinstance(self.schedule, Guard):
-            inner += ".guard()"
         return f"{inner}{', ' if kept else ''}{kept}{closing}"
 
     @property
@@ -96,37 +93,6 @@ class Method:
         except ValueError:
             return True
         return self.schedule.needs_num_epochs
-
-    def guard(self, *, window: int = 50, patience: int = 1000, most_spread: float = 0.7) -> Method:
-        """Return the same method with a guard, which switches selection off while it does not pay.
-
-        That is while a candidate batch takes longer with selection, or while losses are spread evenly; see
-        `schedules.Guard`.
-
-        Args:
-            window: number of candidate batches over which time is measured.
-            patience: number of candidate batches after which the slower way is tried again.
-            most_spread: selection is off while a larger share of the candidates than this carries 95% of the loss; 1
-                for no such rule.
-
-        >>> from selective_backprop.methods import selective_backprop
-        >>> selective_backprop(1 / 3).guard().name
-        'selective_backprop'
-        """
-        if not self.scorer.needs.selection_pass or self.scorer.needs.ids:
-            raise ValueError(
-                f"{self.name} needs no guard: it decides before loading, and skipping an example costs nothing. A "
-                "guard is for methods with a selection pass for every candidate"
-            )
-        if type(self.schedule) is not Schedule:
-            raise ValueError(
-                f"{self.name} cannot have a guard, because it already decides when selection is on, by "
-                f"{self.schedule!r}"
-            )
-        timing = {item.name: getattr(self.schedule, item.name) for item in dataclasses.fields(Schedule)}
-        return dataclasses.replace(
-            self, schedule=Guard(**timing, window=window, patience=patience, most_spread=most_spread)
-        )
 
 
 def require_method(method: Any) -> None:

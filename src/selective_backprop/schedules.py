@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean, median
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from selective_backprop.functional import count_for_loss_share, should_selective_backprop
+from selective_backprop.functional import should_selective_backprop
 
-_logger = logging.getLogger(__name__)
-
-_PAUSE = 10  # intervals longer than this many medians are pauses (a checkpoint, a debugger) and do not count
-_CARRIED = 0.95  # share of the loss by which a guard tells how evenly losses are spread
 _ROUNDING = 1e-9  # against rounding errors: 23 epochs and 4 of 10 batches must count as 0.9 of 26 epochs
 
 
@@ -82,7 +74,7 @@ class Schedule:
     def advance(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> None:
         """Go on to the next candidate batch. Called once per batch, before `is_on` is asked about it.
 
-        This schedule has nothing to do here; subclasses may count batches or measure time.
+        This schedule has nothing to do here; subclasses may count batches.
         """
 
     def on_in_epoch(self, epoch: int, num_batches: int | None, num_epochs: int | None = None) -> bool:
@@ -196,122 +188,3 @@ class VariableStart(Schedule):
         if state.keys() != self._state.keys():
             raise ValueError(f"the saved schedule has {sorted(state)}, but a VariableStart has {sorted(self._state)}")
         self._state.update(state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guard(Schedule):
-    """A schedule that also switches selection off while it does not pay: it takes longer, or losses are spread evenly.
-
-    It measures the time from one candidate batch to the next: loading, scoring and training. It measures first without
-    selection, then with it, and goes on with the faster way. The slower way is tried again from time to time. A line is
-    logged at every switch. Because the clock decides, two runs with the same seed may differ.
-
-    A faster batch is no gain if the choice of examples costs accuracy. On our leaderboard that is so where losses are
-    spread evenly. So selection stays off, too, while it takes more than `most_spread` of the candidates to carry 95% of
-    their loss.
-
-    >>> Guard(warmup_epochs=1).is_on(1.0, batch_idx=0)      # the first batches measure the time without selection
-    False
-    """
-
-    known_ahead: ClassVar[bool] = False
-    window: int = 50
-    """Number of candidate batches over which time is measured."""
-    patience: int = 1000
-    """Number of candidate batches after which the slower way is tried again."""
-    margin: float = 0.05
-    """How much faster, as a fraction, the other way must be for a switch."""
-    most_spread: float = 0.7
-    """Selection is off while a larger share of the candidates than this carries 95% of the loss; 1 for no such rule."""
-    clock: Callable[[], float] = time.perf_counter
-    """Returns the time in seconds."""
-    _state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window < 1 or self.patience < self.window:
-            raise ValueError(
-                f"window must be at least 1 and patience at least window, got {self.window} and {self.patience}"
-            )
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin must be in [0, 1), got {self.margin}")
-        if not 0 < self.most_spread <= 1:
-            raise ValueError(f"most_spread must be a share of the candidates in (0, 1], got {self.most_spread}")
-        # on: whether selection is on; trial: whether this is only to measure; since: batches since the last switch.
-        self._state.update(
-            on=False, trial=True, since=0, intervals=[], seconds={}, last=None, settled_on=True, spreads=[]
-        )
-
-    def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        return bool(self._state["on"]) and super().is_on(epochs_done, batch_idx, num_epochs)
-
-    def advance(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> None:
-        """Measure the time since the batch before, and decide at the end of each window whether selection is on."""
-        state = self._state
-        if not super().is_on(epochs_done, batch_idx, num_epochs):
-            state["last"] = None  # batches outside the window or in the warm-up are not measured
-            return
-        now = self.clock()
-        if state["last"] is not None and batch_idx > 0:  # between epochs the user may have tested the model
-            state["intervals"] = [*state["intervals"], now - state["last"]][-self.window :]
-        if state["since"] >= self.window and state["since"] % self.window == 0 and state["intervals"]:
-            self._conclude()
-        state["since"] += 1
-        state["last"] = now
-
-    def observe(self, scores: Tensor) -> None:
-        """Note how evenly the losses of a candidate batch are spread. While selection is off, there are none to see."""
-        spread = count_for_loss_share(scores, _CARRIED) / max(1, len(scores))
-        self._state["spreads"] = [*self._state["spreads"], spread][-self.window :]
-
-    def _conclude(self) -> None:
-        """Decide what to do next, at the end of a window."""
-        state = self._state
-        state["seconds"][state["on"]] = _mean_without_pauses(state["intervals"])
-        if state["trial"] and len(state["seconds"]) == 1:
-            self._switch(on=True, trial=True)  # the first window with selection
-        elif state["trial"]:
-            self._settle()
-        elif state["since"] >= self.patience:
-            self._switch(on=not state["on"], trial=True)
-        elif state["on"] and fmean(state["spreads"] or [0.0]) > self.most_spread:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Go on with the faster way, now that both have been measured."""
-        with_selection, without = (self._state["seconds"][on] for on in (True, False))
-        was_on = self._state["settled_on"]
-        spread = fmean(self._state["spreads"] or [0.0])
-        on = with_selection <= without * (1 + self.margin if was_on else 1 - self.margin) and spread <= self.most_spread
-        if on != was_on and spread > self.most_spread:
-            _logger.info(
-                "selection is switched off: losses are spread evenly. %.0f%% of the candidates carry 95%% of them, and "
-                "above %.0f%% a choice by loss tends to cost more accuracy than it saves compute",
-                100 * spread,
-                100 * self.most_spread,
-            )
-        elif on != was_on:
-            _logger.info(
-                "selection is switched %s: a candidate batch takes %.3g ms with it and %.3g ms without",
-                "on" if on else "off",
-                1e3 * with_selection,
-                1e3 * without,
-            )
-        self._state["settled_on"] = on
-        self._switch(on=on, trial=False)
-
-    def _switch(self, *, on: bool, trial: bool) -> None:
-        self._state.update(on=on, trial=trial, since=0, intervals=[])
-
-    def state_dict(self) -> dict[str, Any]:
-        seconds = {str(on): value for on, value in self._state["seconds"].items()}
-        return {**self._state, "seconds": seconds, "last": None}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        seconds = {key == "True": value for key, value in state["seconds"].items()}
-        self._state.update({**state, "seconds": seconds})
-
-
-def _mean_without_pauses(intervals: list[float]) -> float:
-    limit = _PAUSE * median(intervals)
-    return fmean(seconds for seconds in intervals if seconds <= limit)

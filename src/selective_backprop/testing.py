@@ -134,8 +134,6 @@ def _check_resume(make_policy: Callable[[], Policy], scores: Tensor) -> None:
 def check_scorer(scorer: Scorer, candidates: Candidates, task: Task) -> None:
     """Assert that scoring gives one finite score per candidate, and changes neither the model nor random states."""
     assert isinstance(scorer, Scorer), f"a scorer must be a subclass of sb.scorers.Scorer, got {scorer!r}"
-    submits = type(scorer).submit is not Scorer.submit
-    assert scorer.works_ahead == submits or hasattr(scorer, "fresh"), "submit() and works_ahead = True go together"
     data = copy.deepcopy(candidates.data)
     loss = task.loss.loss_fn if isinstance(task.loss.loss_fn, nn.Module) else nn.Module()
     trace, states, loss_trace = model_trace(task.model), global_random_states(), model_trace(loss)

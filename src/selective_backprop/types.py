@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.description import Described
-from selective_backprop.dynamics.log import Dynamics
 from selective_backprop.ledger import Column, LedgerRows
 from selective_backprop.losses import PerExampleLoss
 
@@ -82,7 +81,7 @@ class Selection:
         return self.positions.numel() == num_candidates and bool((self.positions.diff() > 0).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two batches are never equal: it matters which of them a loss belongs to
 class Batch:
     """A training batch of B selected examples."""
 
@@ -97,6 +96,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.weights)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether a weight differs from 1."""
+        return not bool((self.weights == 1).all())
 
 
 class Policy(Described, ABC):
@@ -149,25 +153,21 @@ class Needs:
     """Whether a model runs to score loaded candidates. If not, candidates without a known score are trained on."""
     training_losses: bool = False
     """Whether the user's loop must compute its loss with `loader.loss`."""
+    rewards: bool = False
+    """Whether the user's loop must tell rewards of rollouts, by `SelectiveSampler.update`."""
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Columns that the ledger must have besides those that it always has, by name. `recall` reads them."""
-    dynamics: bool = False
-    """Whether the loader must record dynamics, and give them to `learn_dynamics` before every epoch."""
 
 
 class Scorer(Described):
     """Gives candidates their scores. What is known about examples is in the ledger, not in the scorer.
 
     Your own scorer overrides `score`, or `plans` and `recall`, or all three. Everything else has a default, for a
-    scorer that learns nothing, does not work ahead, and whose scores are exact losses.
+    scorer that learns nothing and whose scores are losses.
     """
 
     needs: Needs = Needs()
     """What the scorer needs from the loader and the user's loop."""
-    works_ahead: bool = False
-    """Whether the loader calls `submit`, so that scoring begins before the candidates' turn."""
-    fidelity: float = 1.0
-    """Rank correlation of the scores with exact ones, on the last sample; NaN before the first sample."""
     score_name: str = "loss"
     """What errors call a score. It must be "loss" if scores are comparable with training losses."""
 
@@ -190,14 +190,9 @@ class Scorer(Described):
         """Return (N,) scores of loaded candidates, on any device. The model must be left as it was."""
         raise RuntimeError(f"{type(self).__name__} does not score loaded candidates")
 
-    def submit(self, candidates: Candidates | None, task: Task) -> None:
-        """Begin to score the next candidates. None: drop those submitted before. Called only if it works_ahead."""
-
-    def watch(self, candidates: Candidates, task: Task) -> None:
-        """Learn from candidates while selection is off, as in a warm-up. By default nothing is learned."""
-
-    def learn_dynamics(self, dynamics: Dynamics) -> None:
-        """Learn from what was recorded so far, before an epoch begins. Called only if it needs dynamics."""
+    def explanation(self) -> str | None:
+        """Say why no candidate has a score, if that is so on purpose. It is shown in the statistics."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the scorer has learned, such as the weights of a proxy; by default nothing."""

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRand
 import selective_backprop as sb
 from selective_backprop.advice.advise import predict
 from selective_backprop.advice.costs import Costs, measure_costs
-from selective_backprop.advice.evidence import evidence_of
+from selective_backprop.advice.evidence import evidence_of, growth
 from selective_backprop.testing import global_random_states, model_trace, same
 
 
@@ -39,9 +39,12 @@ def test_the_paper_s_bounds():
     assert seconds_of(advice, "random_backprop(0.33)") == pytest.approx(100)
     assert advice.break_even == pytest.approx(2 / 3)
     assert advice.best.method == "ledger_backprop()"
-    assert "Try ledger_backprop() first." in str(advice) and "If that is two thirds, epochs are 3.00x as fast." in str(
-        advice
-    )
+    text = str(advice)
+    assert "Try ledger_backprop() first: it has the highest multiplier." in text
+    assert "If that is two thirds, epochs are 3.00x as fast." in text
+    rows = [line.split() for line in text.splitlines() if "x  " in line]
+    multipliers = {row[0]: float(row[-1]) for row in rows}
+    assert max(multipliers, key=multipliers.get) == "ledger_backprop()", "what the table shows is what is recommended"
 
 
 def test_what_is_skipped_before_loading_is_not_loaded():
@@ -90,6 +93,22 @@ def test_what_the_ledger_trains_on_is_predicted_by_how_many_examples_carry_the_l
     even = predict(dataclasses.replace(costs(), losses=torch.ones(100)))
     assert even.best.selectivity == 1 == sb.ledger_backprop().policy.keep_fraction(torch.ones(100))
     assert "The losses of the model as it is are spread evenly, so it would not skip any yet" in str(even)
+
+
+def test_what_cannot_be_measured_is_refused_and_nothing_is_taken_away(image_task, capsys):
+    model, loader = image_task
+    batches, loss_fn = iter(list(loader)), nn.CrossEntropyLoss()
+    with pytest.raises(TypeError, match="would take its first 8 batches away: pass something that starts anew"):
+        sb.advise(model, loss_fn, batches)
+    assert len(list(batches)) == 4
+    wrapped = sb.SelectiveLoader(loader, model, loss_fn, sb.ledger_backprop())
+    with pytest.raises(TypeError, match="your own DataLoader, not the SelectiveLoader around it"):
+        sb.advise(model, loss_fn, wrapped)
+    assert not capsys.readouterr().err, "what is refused is not announced"
+    sb.advise(model, loss_fn, loader, seconds=0.01)
+    assert capsys.readouterr().err == "advise: measuring for about 0.01 s\n"
+    with pytest.raises(ValueError, match="no parameter of the model requires gradients"):
+        sb.advise(model.requires_grad_(False), loss_fn, loader)
 
 
 def test_evidence_is_that_of_the_method_on_the_leaderboard():
@@ -174,3 +193,10 @@ def test_bad_input():
         sb.advise(model, nn.CrossEntropyLoss(), [], seconds=0.1)
     with pytest.raises(ValueError, match="one loss per example"):
         sb.advise(model, lambda outputs, targets: outputs.mean(), DataLoader(data, 2), seconds=0.1)
+
+
+def test_advice_tells_how_the_gain_grew_and_where_that_is_extrapolation():
+    assert "Your 5,000 examples are fewer than that" in growth(5_000)
+    assert "Your 1,000,000 examples are more than that" in growth(1_000_000)
+    assert "Your 30,000 examples are between them: about " in growth(30_000)
+    assert "Your" not in growth(None), "a loader without a length"

@@ -100,7 +100,12 @@ def test_move_reaches_every_tensor():
         ),
         (torch.tensor(1.0), ValueError, "first tensor has no dimensions"),
         (object(), TypeError, "cannot find the examples in a batch of type object"),
-        ((torch.ones(4), ["a", "b"]), TypeError, "cannot pick examples from a str"),
+        (
+            (torch.ones(4), ["a", "b"]),
+            TypeError,
+            "cannot pick examples from a str.* contrastive loss .* cannot be used",
+        ),
+        ((torch.ones(4, 2).to_sparse(), torch.ones(4)), TypeError, "from a sparse tensor: make it dense in the coll"),
         (
             ((torch.ones(2), torch.ones(2)), torch.ones(2)),
             ValueError,

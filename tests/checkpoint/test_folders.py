@@ -1,9 +1,11 @@
 """Checkpoint folders that several processes use, full disks, links that a stranger left: real processes and files."""
 
 import errno
+import fcntl
 import functools
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop.checkpoint import folders
-from selective_backprop.files.locks import is_locked, lock_folder
+from selective_backprop.files.locks import FolderLock, is_locked
 from tests.checkpoint.test_saving import sign
 from tests.lab.command_line import ENVIRONMENT, Running, run_function, text_of
 from tests.torture import collisions
@@ -82,7 +84,7 @@ def test_the_folder_is_free_when_the_loader_is_gone(tmp_path):
 
 def hold_and_be_killed(folder):
     """In a process of its own, which leaves a worker behind that lives until a file is there."""
-    _lock = lock_folder(folder)
+    _lock = FolderLock(folder)
     if os.fork() == 0:
         (folder / "worker").touch()
         while not (folder / "over").exists():
@@ -108,16 +110,76 @@ def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path):
 
 
 def test_a_forked_process_does_not_release_the_lock_of_its_parent(tmp_path):
-    lock = lock_folder(tmp_path)
+    lock = FolderLock(tmp_path)
     if (child := os.fork()) == 0:
         try:
-            lock.release(force=True)
+            lock.release()
         finally:
-            os._exit(int(lock.is_locked))
+            os._exit(int(lock.is_held))
     assert os.waitpid(child, 0)[1] == 0, "the child does not hold it"
     assert is_locked(tmp_path)
     lock.release()
     assert not is_locked(tmp_path)
+
+
+def test_a_folder_that_was_removed_belongs_to_who_saves_to_it_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "PATIENCE", 0)
+    folder = tmp_path / "checkpoints"
+    loader, parts = saved(folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    other = FolderLock(folder)  # as another process would take it
+    with pytest.raises(RuntimeError, match="another process saves its checkpoints to"):
+        sb.save_checkpoint(folder, loader, **parts)
+    other.release()
+    shutil.rmtree(folder)
+    sb.save_checkpoint(folder, loader, **parts)
+    assert is_locked(folder)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_without_locks_at_most_one_process_saves(tmp_path, monkeypatch, number):
+    """Some network file systems have no flock at all (ENOSYS). Others have one that fails (ENOLCK)."""
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(folders, "PATIENCE", 0)
+    loader, parts = make_parts()
+    if number == errno.ENOLCK:
+        (tmp_path / "checkpoint-1.unfinished").mkdir()
+        with pytest.raises(OSError, match=r"this folder cannot be locked \(No locks available\), so that another"):
+            sb.save_checkpoint(tmp_path, loader, **parts)
+        assert list(tmp_path.glob("*.unfinished")), "it may belong to another process"
+        return
+    with pytest.warns(UserWarning, match="flock not supported on this filesystem"):
+        other = FolderLock(tmp_path)
+        with pytest.raises(RuntimeError, match=r"another process saves.*if it was killed, remove .*/\.lock"):
+            sb.save_checkpoint(tmp_path, loader, **parts)
+        other.release()
+        sb.save_checkpoint(tmp_path, loader, **parts)
+        assert is_locked(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint-007", "checkpoint-0", "checkpoint-\u0663", "checkpoint-" + "9" * 30])
+def test_names_that_are_not_ours_are_passed_over(tmp_path, name):
+    (tmp_path / name).mkdir()
+    loader, parts = make_parts()
+    assert not sb.load_checkpoint(tmp_path, loader, **parts)
+    for value in (1.0, 2.0, 3.0):
+        set_all(parts, value)
+        sb.save_checkpoint(tmp_path, loader, **parts)
+    assert load(tmp_path) == ("good", 3.0)
+    assert (tmp_path / name).exists()
+
+
+def test_a_number_that_leaves_no_next_one_is_refused(tmp_path):
+    loader, parts = saved(tmp_path)
+    (tmp_path / f"checkpoint-{10**18 - 1}").touch()
+    with pytest.raises(FileExistsError, match=r"no checkpoint can follow .*/checkpoint-9{18}: remove it"):
+        sb.save_checkpoint(tmp_path, loader, **parts)
+    assert load(tmp_path) == ("good", 7.0)
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch):
@@ -243,6 +305,19 @@ def test_a_disk_that_is_really_full(tmp_path):
         pytest.skip("a user may not mount here")
     assert result.returncode == 0, text_of(result)
     assert "full too" in result.stdout and "No space left on device" in result.stdout, text_of(result)
+
+
+def test_no_permission_is_an_oserror_with_the_free_bytes(tmp_path, monkeypatch):
+    """Made by a call that refuses: whoever runs tests as root may write anywhere."""
+
+    def refuse(*args, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    loader, parts = make_parts()
+    monkeypatch.setattr(os, "mkdir", refuse)
+    for folder in (tmp_path, tmp_path / "new"):
+        with pytest.raises(PermissionError, match=r"Permission denied; [\d,]+ bytes are free there.*"):
+            sb.save_checkpoint(folder, loader, **parts)
 
 
 def test_a_device_is_not_replaced(tmp_path):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import selective_backprop as sb
 from selective_backprop.checkpoint.reshard import redeal
+from selective_backprop.files.signing import signed
 from selective_backprop.sampler.stats import COMBINATIONS, Stats
 from selective_backprop.testing import same
 from tests.distributed.numbers import Losses, Numbers, go_through
@@ -89,7 +90,7 @@ def resume(method, count, size, saved, **options):
         else:
             begin, rows = rank * -(-count // size), len(ledger["block"]["loss"])
             ledger["block"] = {name: column[begin : begin + rows] for name, column in whole.state_dict().items()}
-        loader.load_state_dict(dealt | {"ledger": ledger})
+        loader.load_state_dict(signed(dealt | {"ledger": ledger}))
         progress = [loader.epoch_progress]
         rest, _ = go_through(model, loader, epoch + 1, lambda step: progress.append(loader.epoch_progress))
         assert progress == sorted(progress)
@@ -249,26 +250,15 @@ def test_counts_of_ranks_add_up_to_the_same(size):
         assert sum(parts) == 107 and max(parts) - min(parts) <= 1
 
 
-def test_losses_and_fidelity_are_those_of_all_ranks():
+def test_losses_are_those_of_all_ranks():
     first, second = Stats(), Stats()
     first.count_losses(6.0, 3, "trained")
     second.count_losses(10.0, 1, "trained")
     second.count_losses(11.0, 2, "candidates")
-    first.count_scores(30, fidelity=0.5)
-    second.count_scores(10, fidelity=0.9)
     for size in (1, 3):
         for stats in redeal_stats([first, second], size):
             assert stats.mean_trained_loss == pytest.approx(4.0)
             assert stats.mean_candidate_loss == pytest.approx(5.5)
-            assert stats.fidelity == pytest.approx(0.6)
-
-
-def test_a_rank_without_scores_says_nothing_of_their_fidelity():
-    scored = Stats()
-    scored.count_scores(10, fidelity=0.9)
-    for together in ([scored, Stats()], [Stats(), scored]):
-        (alone,) = redeal_stats(together, 1)
-        assert alone.fidelity == 0.9
 
 
 def test_seconds_are_those_of_the_slowest_rank():

@@ -1,5 +1,6 @@
 """Checkpoints of one process: exactness, damage, malice. Those of several ranks are in tests/distributed."""
 
+import copy
 import json
 import os
 import pickle
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop.checkpoint import folders
@@ -210,6 +213,61 @@ def test_another_data_set_or_method_is_refused(copied):
     assert same(parts["model"].state_dict(), make_model().state_dict())
 
 
+class Refusing:
+    """A part that takes note of what it loads, and refuses the state of another run."""
+
+    def __init__(self, run, note):
+        self.run, self.note = run, note
+
+    def state_dict(self):
+        return {"run": self.run}
+
+    def load_state_dict(self, state):
+        self.note.append(state["run"])
+        if state["run"] != self.run:
+            raise RuntimeError("this is of another run")
+
+
+def test_a_part_that_refuses_its_state_leaves_everything_as_it_was(tmp_path):
+    loader, parts = make_run()
+    go_on(loader, parts, epochs=1)
+    sb.save_checkpoint(tmp_path, loader, **parts, odd=Refusing("a", []))
+    loader, parts = make_run()
+    go_on(loader, parts, epochs=2)
+
+    def everything():
+        return loader.state_dict(), *(copy.deepcopy(part.state_dict()) for part in parts.values())
+
+    before, loaded = everything(), []
+    with pytest.raises(RuntimeError, match="this is of another run"):
+        sb.load_checkpoint(tmp_path, loader, **parts, odd=Refusing("b", loaded))
+    assert loaded == ["a", "b"], "it got its own state back"
+    assert same(everything(), before)
+
+
+def test_a_checkpoint_of_a_stranger_with_something_wrong_is_refused_and_changes_nothing(tmp_path):
+    loader, parts = make_run()
+    go_on(loader, parts, epochs=1)
+    sb.save_checkpoint(tmp_path, loader, **parts)
+    file = tmp_path / "checkpoint-1" / "rank-0.pt"
+    saved = torch.load(file, weights_only=True)
+    before = loader.state_dict(), copy.deepcopy(parts["optimizer"].state_dict())
+    optimizer = saved["parts"]["optimizer"]
+    for wrong in (
+        {"loader": 5},
+        {"loader": {"ledger": {"writes": []}}},
+        {"parts": 3},
+        {"parts": saved["parts"] | {"optimizer": {}}},
+        {"parts": saved["parts"] | {"optimizer": optimizer | {"shared": [[99, "exp_avg"]]}}},
+        {"parts": saved["parts"] | {"random": {}}},
+    ):
+        file.write_bytes(pack(saved | wrong))
+        sign(tmp_path / "checkpoint-1")
+        with pytest.raises(ValueError, match=r"checkpoint|state"):
+            sb.load_checkpoint(tmp_path, loader, **parts)
+        assert same((loader.state_dict(), parts["optimizer"].state_dict()), before)
+
+
 class Odd:
     def __init__(self, state):
         self.state = state
@@ -219,6 +277,23 @@ class Odd:
 
     def load_state_dict(self, state):
         self.state = state
+
+
+def test_the_ledger_is_in_memory_only_once_more_while_it_is_loaded_and_never_while_it_is_saved(tmp_path):
+    """In bytes of the ledger of a million examples: what torch allocates beside it."""
+    data = TensorDataset(torch.zeros(1_000_000, 1), torch.zeros(1_000_000, dtype=torch.int64))
+    train_loader, model = DataLoader(data, 100_000), nn.Linear(1, 2)
+    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), sb.ledger_backprop())
+    own = sum(column.nbytes for column in loader.ledger.state_dict().values())
+    for act, most in ((sb.save_checkpoint, 0.1), (sb.load_checkpoint, 1.5)):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as events:
+            act(tmp_path, loader, model=model)
+        held, highest = 0, 0
+        for event in events.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                held += event.nbytes()
+                highest = max(highest, held)
+        assert highest < most * own, act.__name__
 
 
 def test_what_could_not_be_read_safely_is_refused_when_it_is_saved(tmp_path):

@@ -34,7 +34,7 @@ METHODS = {
     "selective_backprop": some("selective_backprop"),
     "selective_backprop, scoring in train mode": some("selective_backprop", scoring="train"),
     "selective_backprop, proxy trained before": some("selective_backprop", scoring=proxy(make_model(seed=8), 0)),
-    "selective_backprop, bf16": some("selective_backprop", scoring=ForwardScorer(precision="bf16", check_every=5)),
+    "selective_backprop, bf16": some("selective_backprop", scoring=ForwardScorer(precision="bf16")),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
@@ -42,11 +42,8 @@ METHODS = {
     "selective_backprop, falling chance": some("selective_backprop", falls_above=0.9),
     "selective_backprop, classes": some("selective_backprop", classes=CLASSES),
     "selective_backprop, pipelined": some("selective_backprop", scoring="pipelined"),
-    "selective_backprop, pipelined every 3": some("selective_backprop", scoring=PipelinedScorer(sync_every=3)),
     "selective_backprop, pipelined and interrupted": some("selective_backprop", scoring="pipelined", interrupt=3),
-    "stale_selective_backprop, pipelined": some(
-        "stale_selective_backprop", every=2, scoring=PipelinedScorer(sync_every=2)
-    ),
+    "stale_selective_backprop, pipelined": some("stale_selective_backprop", every=2, scoring=PipelinedScorer()),
     "stale_selective_backprop": some("stale_selective_backprop", every=2),
     "top_k, proxy, warm-up": some("top_k", warmup_epochs=0.5, scoring=proxy(make_model(seed=8), 2)),
     "stale_selective_backprop, proxy": some("stale_selective_backprop", every=2, scoring=proxy(make_model(seed=8), 1)),

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 import selective_backprop as sb
 from selective_backprop import testing
+from selective_backprop.loader.epoch import PlannedEpoch
 from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.contracts.methods import KINDS, METHODS
 from tests.contracts.methods import test_every_method_is_in_the_table as test_every_method_is_in_the_table
@@ -162,6 +163,39 @@ def test_4_inclusion_is_what_the_method_says(make):
     assert loader.stats.trained + loader.stats.queued <= loader.stats.offered
 
 
+SAMPLERS = {
+    "each once": lambda data: RandomSampler(data),
+    "a part of them": lambda data: RandomSampler(data, num_samples=len(data) // 5),
+    "with replacement": lambda data: RandomSampler(data, replacement=True),
+    "some more often": lambda data: WeightedRandomSampler(torch.linspace(0.1, 2, len(data)), len(data)),
+}
+UNBIASED = {
+    "infobatch": lambda: sb.infobatch(until=1.0),
+    "selective_backprop": lambda: sb.selective_backprop(0.6, unbiased=True, max_weight=1e9),
+    "ledger_percentile": lambda: sb.methods.ledger_percentile(0.6, unbiased=True, max_weight=1e9),
+}
+
+
+@pytest.mark.parametrize("make_sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
+@pytest.mark.parametrize("make", UNBIASED.values(), ids=UNBIASED.keys())
+def test_4_weights_of_unbiased_methods_add_up_to_the_offers_of_any_sampler(make, make_sampler):
+    """Each offer of an example counts 1 on average, hard or easy: within 4 standard deviations."""
+    options = {"batch_size": 64, "shuffle": False, "sampler": make_sampler(digits())}
+    loader = make_loader(make(), num_epochs=60, loader_options=options)
+    weights, variance = torch.zeros(2, len(digits()), dtype=torch.float64)
+    for _ in range(60):
+        for inputs, targets in loader:
+            loader.loss(-inputs[:, :10].square(), targets)  # losses that differ and stay the same
+            chances = loader.batch.probabilities
+            weights.index_add_(0, loader.batch.ids, loader.batch.weights.double())
+            variance.index_add_(0, loader.batch.ids, (1 - chances) / chances**2)
+    order = loader.ledger.loss.nan_to_num(nan=0.0).argsort()
+    for half in order.chunk(2):
+        offers, deviation = float(loader.ledger.offered[half].sum()), float(variance[half].sum()) ** 0.5
+        assert abs(float(weights[half].sum()) - offers) <= 4 * deviation
+        assert deviation <= 0.05 * offers
+
+
 def save_and_load(loader, model, optimizer):
     """Through a real file format that executes no code."""
     file = io.BytesIO()
@@ -270,13 +304,16 @@ def test_6_9_10_no_id_twice_no_silent_epoch_and_no_more_batches_than_len(make, c
     with_replacement = loader.method.name == "kath18"
     silent = 0
     for _ in range(epochs):
-        count = 0
+        count, told, is_planned = 0, set(), False
         for inputs, targets in loader:
             loader.loss(model(inputs), targets)
             ids = loader.batch.ids
             assert with_replacement or len(ids.unique()) == len(ids)
             count += 1
+            told.add(len(loader))
+            is_planned = isinstance(loader.stepper.epoch, PlannedEpoch)
         assert count <= len(loader)
+        assert not is_planned or told == {count}, "exact once the epoch is planned"
         silent += not count
         assert caplog.text.count("gave out no batch") == (silent > 0), "told the first time, and then every tenth"
     assert loader.progress == 1

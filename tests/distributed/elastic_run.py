@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.lab.runs.launch import leave
 from tests.distributed.test_checkpoints import EPOCHS, Run, by_percentile
+from tests.processes import leave
 
 
 def main(folder, *kills):

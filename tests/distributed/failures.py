@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import selective_backprop as sb
 from selective_backprop.distributed import ranks
+from selective_backprop.files.signing import signed
 from tests.distributed import numbers
 from tests.distributed.numbers import Numbers, cut, go_through, make
 from tests.distributed.runs import Run
@@ -39,7 +40,7 @@ def wrong_states():
     state = run.loader.state_dict()
     for saved in ({"rank": 1 - rank, "size": 2}, {"rank": 0, "size": 1}):
         try:
-            run.loader.load_state_dict(state | {"ranks": saved})
+            run.loader.load_state_dict(signed(state | {"ranks": saved}))
         except ValueError as error:
             messages.append(str(error))
     return messages
@@ -124,6 +125,14 @@ def stopped_in_delivery(file):
     if dist.get_rank() == 1:
         loader.ledger.deliver = lambda: _stand_still(file)
     go_through(model, loader, 2)
+
+
+def saved_on_rank_0_alone(file):
+    """As `if rank == 0: save_checkpoint(...)` does, with a rank 1 that goes its own way."""
+    model, loader = loader_of_both(sb.selective_backprop(0.5), 48)
+    if dist.get_rank() == 1:
+        _stand_still(file)
+    sb.save_checkpoint(Path(file).with_suffix(".run"), loader, model=model)
 
 
 def _stand_still(file):

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from selective_backprop.lab.runs.launch import leave
 from tests import processes
-from tests.processes import CONTEXT, ROOT, begin, start_server
+from tests.processes import CONTEXT, ROOT, begin, leave, start_server
 
 __all__ = ["ENVIRONMENT", "ROOT", "SAFETY_NET", "finish", "run", "start"]
 ENVIRONMENT = processes.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}

@@ -36,7 +36,8 @@ class Losses(nn.Module):
 def make(method, count, batches, *, epochs, **options):
     """A model, and a loader over these batches of ids."""
     model, loader_options = Losses(), options.pop("loader_options", {})
-    loss_fn = sb.losses.PerExampleLoss(lambda outputs, targets: outputs, reducer=options.pop("reducer", None))
+    loss_fn = options.pop("loss_fn", lambda outputs, targets: outputs)
+    loss_fn = sb.losses.PerExampleLoss(loss_fn, reducer=options.pop("reducer", None))
     loader = sb.SelectiveLoader(
         DataLoader(Numbers(count), batch_sampler=batches, **loader_options),
         model,

@@ -36,6 +36,7 @@ def job():
         "same parameters as plain": torch.equal(full(everything), full(plain)),
         "half": facts(Run(sb.selective_backprop(0.5), wrap=sharded, epochs=2).train()),
         "uneven": uneven(),
+        "pruned": pruned(),
         "planned": facts(Run(sb.stale_selective_backprop(0.5, every=2), wrap=sharded, epochs=4).train()),
         "warm-up": facts(Run(sb.top_k(0.5, warmup_epochs=0.5), wrap=sharded, epochs=2).train()),
         "no trace": no_trace(),
@@ -68,6 +69,14 @@ def uneven():
     resumed.loader.load_state_dict(torch.load(file, weights_only=True))
     rest = resumed.train().batches  # by other weights, so that only the number of batches can be compared
     return facts(run) | {"steps left": len(run.batches) - step - 1, "steps after resume": len(rest)}
+
+
+def pruned():
+    """All examples of rank 1 are pruned: it still has to attend to rank 0's candidates, from the first round on."""
+    own = Ids(range(160) if dist.get_rank() == 0 else range(160, 176))
+    scores = (torch.arange(176) < 160).float()
+    method = sb.diet(method=sb.selective_backprop(0.5), scores=scores, prune=16 / 176)
+    return facts(Run(method, sampler=own, dataset=digits(176), wrap=sharded, epochs=2).train())
 
 
 def no_trace():

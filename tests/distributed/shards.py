@@ -43,7 +43,6 @@ def job():
         "accumulated": accumulated(),
         "without ids": without_ids(),
         "workers": workers(),
-        "guard": guarded(),
         "kath18": late_on_rank_1(),
         "kath18 without losses": without_losses(),
         "everything on both": logged(),
@@ -219,16 +218,6 @@ def workers():
         ).train()
         results.append([run.batches, run.weights, run.parameters])
     return {"same": same(*results), "batches": len(results[0][0])}
-
-
-def guarded():
-    """Each rank's clock says something else; that of rank 0 decides."""
-    ticks = iter(range(10**6))
-    slows_down = dist.get_rank() == 0  # so that selection, which is tried second, looks slower; on rank 1 it does not
-    run = Run(sb.selective_backprop(0.4).guard(window=3, patience=6, most_spread=1), dataset=digits(), epochs=6)
-    schedule = run.loader.schedule
-    object.__setattr__(schedule, "clock", lambda: float(next(ticks)) ** 2 if slows_down else 0.0)
-    return facts(run.train()) | {"settled on": schedule.state_dict()["settled_on"]}
 
 
 def logged():

@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import selective_backprop as sb
-from selective_backprop.files.locks import lock_folder
+from selective_backprop.files.locks import FolderLock
 from selective_backprop.testing import same
 from tests.checkpoint.test_saving import RandomState
 from tests.distributed.threads import run_phases
 from tests.helpers import digits, make_model
-from tests.lab.command_line import run_on_ranks
+from tests.lab.command_line import run_script_on_ranks
 
 EXAMPLES = 120  # as many for each of two or three ranks
 ROWS = 121  # of the ledger: blocks of ranks differ in size
@@ -142,6 +142,65 @@ def check_nothing_lost(saved, resumed, epochs):
     for result in resumed:
         for part in ("model", "optimizer", "ledger"):
             assert same(result["loaded"][part], saved[0]["saved"][part])
+
+
+def guided(ranks, folder, name, method, *, save_at=None, until=1):
+    """The loaders that the guides show: shuffle=True and a generator in one process, DistributedSampler on several."""
+    torch.manual_seed(0)
+    model, data = make_model(), digits(EXAMPLES)
+    if ranks.size == 1:
+        sampler, train_loader = None, DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator())
+    else:
+        model, sampler = DistributedDataParallel(model), DistributedSampler(data)
+        train_loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method(), num_epochs=EPOCHS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained = []
+    sb.load_checkpoint(folder / name, loader, model=model, optimizer=optimizer)
+    for epoch in range(loader.epoch, until):
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            trained += loader.batch.ids.tolist()
+            if loader.stats.batches == save_at:
+                sb.save_checkpoint(folder / name, loader, model=model, optimizer=optimizer)
+                return {"trained": trained}
+    if save_at is not None:
+        sb.save_checkpoint(folder / name, loader, model=model, optimizer=optimizer)
+    return {"trained": trained, "offered": loader.ledger.whole().offered, "selected": loader.ledger.whole().selected}
+
+
+def in_mid_epoch(ranks, folder, name, method):
+    return guided(ranks, folder, name, method, save_at=3)
+
+
+def between_epochs(ranks, folder, name, method):
+    return guided(ranks, folder, name, method, save_at=10**6)
+
+
+def go_on_for(ranks, folder, name, method, until):
+    return guided(ranks, folder, name, method, until=until)
+
+
+def test_one_process_to_several_and_back_with_the_loaders_of_the_guides(tmp_path):
+    cases = [
+        (f"{first.__name__} {method.__name__} {old}", method, first, old, new)
+        for method in (by_percentile, sb.ledger_backprop)
+        for first in (in_mid_epoch, between_epochs)
+        for old, new in ((1, 2), (2, 1))
+    ]
+    phases = []
+    for name, method, first, old, new in cases:
+        phases += [(old, first, (name, method)), (new, go_on_for, (name, method, 1 + (first is between_epochs)))]
+    results = run_phases(phases, tmp_path)
+    for (name, _, first, *_), saved, resumed in zip(cases, results[::2], results[1::2], strict=True):
+        epochs = 1 + (first is between_epochs)
+        assert resumed[0]["offered"].tolist() == [epochs] * EXAMPLES, name
+        trained = Counter(i for result in (*saved, *resumed) for i in result["trained"])
+        assert [trained[i] for i in range(EXAMPLES)] == resumed[0]["selected"].tolist(), name
 
 
 class Net(nn.Module):
@@ -278,7 +337,7 @@ def save_in_vain(ranks, folder, name):
 
 def test_all_ranks_are_told_when_one_has_no_room_or_the_folder_is_taken(tmp_path):
     (tmp_path / "taken").mkdir()
-    lock = lock_folder(tmp_path / "taken")
+    lock = FolderLock(tmp_path / "taken")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         no_room, taken = run_phases([(2, save_in_vain, (name,)) for name in ("no room", "taken")], tmp_path)
@@ -313,7 +372,7 @@ def results_in(folder):
 def test_a_killed_run_ends_with_the_same_weights(tmp_path):
     for name in ("undisturbed", "disturbed"):
         (tmp_path / name).mkdir()
-    done = run_on_ranks(Path(__file__).with_name("elastic_run.py"), tmp_path / "undisturbed", script=True)
+    done = run_script_on_ranks(Path(__file__).with_name("elastic_run.py"), tmp_path / "undisturbed")
     assert done.returncode == 0, done.stderr
     # Before the first checkpoint, and between two of them in the second epoch.
     torchrun(tmp_path / "disturbed", "1:1", "0:5")

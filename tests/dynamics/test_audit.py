@@ -42,10 +42,8 @@ def plain(noisy):
 
 @pytest.fixture(scope="module")
 def full(noisy):
-    """An audit with features, so that every column is known. Ids 1 and 2 show the same image with two labels."""
+    """An audit with features."""
     images, labels, *_ = noisy
-    images, labels = images.clone(), labels.clone()
-    images[1], labels[1], labels[2] = images[2], 3, 4
     return sb.audit(trained(sb.traditional(), labels, images), features=images.flatten(1))
 
 
@@ -107,32 +105,11 @@ def test_scores_for_diet_leave_out_the_easiest(plain):
     assert not without.keep.numpy()[suspects].any()
 
 
-def test_copies_are_the_first_to_go(noisy):
-    images, labels, *_ = noisy
-    images, labels = torch.cat([images, images[:40]]), torch.cat([labels, labels[:40]])
-    found = sb.audit(trained(sb.traditional(), labels, images, epochs=3), features=images.flatten(1))
-    copies = np.setdiff1d(np.flatnonzero(found.spare()), found.suspects())
-    assert len(np.intersect1d(copies, np.arange(len(labels) - 40, len(labels)))) > 30
-    assert (found.diet_scores().numpy()[copies] <= 0).all()
-    method = sb.diet(method=sb.traditional(), scores=found.diet_scores(), prune=len(copies) / len(labels))
-    assert np.array_equal(np.flatnonzero(~method.keep.numpy()), copies)
-
-
-def test_neighbours_help_to_find_wrong_labels(noisy, plain):
+def test_neighbours_help_to_find_wrong_labels(noisy, plain, full):
     """Average precision with features is no worse; measured with seed 0: 0.995 without, 0.997 with pixels."""
-    images, labels, wrong, _ = noisy
-    found = sb.audit(trained(sb.traditional(), labels, images), features=images.flatten(1))
-    assert average_precision(wrong, found.label_score) > average_precision(wrong, plain.label_score) - 0.002
-
-
-def test_redundancy_says_what_it_rests_on(noisy, plain):
-    images, labels, wrong, _ = noisy
-    assert plain.gaps == (0, 0) and plain.first_looks[1] == len(labels) - len(labels) * 3 // 4
-    assert 0.5 < (plain.redundant == 1).mean() < 1 and (plain.redundant[wrong] == 1).mean() < 0.2
-    found = sb.audit(trained(sb.ledger_backprop(), labels, images))
-    right, total = found.gaps
-    assert total > 100 and right / total > 0.8
-    assert found.by_class()[0]["redundant"] == pytest.approx((found.redundant[found.label == 0] == 1).mean())
+    wrong = noisy[2]
+    assert average_precision(wrong, full.label_score) > average_precision(wrong, plain.label_score) - 0.002
+    assert not np.array_equal(full.label_score, plain.label_score)
 
 
 # ---- bad input
@@ -162,10 +139,9 @@ def test_regression_has_statistics_of_losses():
         found.by_class()
 
 
-def test_sequences_and_regression_have_duplicates_too():
-    """Sequences: logits (N, C, T) and labels (N, T). Statistics of losses, and near-duplicates without conflicts."""
+def test_sequences_have_statistics_of_losses():
+    """Sequences: logits (N, C, T) and labels (N, T)."""
     inputs = torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(0))
-    inputs[9] = inputs[2]
     targets = torch.zeros(20, 3, dtype=torch.int64)
     model, batches = nn.Conv1d(4, 5, 1), DataLoader(TensorDataset(inputs, targets), 5)
     loader = sb.SelectiveLoader(
@@ -175,9 +151,7 @@ def test_sequences_and_regression_have_duplicates_too():
         for batch in loader:
             loader.loss(model(batch[0]), batch[1]).backward()
     found = sb.audit(loader, features=inputs.flatten(1))
-    assert "sequences" in found.notes[0] and found.duplicate[9] == found.duplicate[2] == 0
-    assert (found.conflict == -1).all() and (found.redundant == -1).all()
-    assert found.by(np.arange(20) % 2)[0]["examples"] == 10
+    assert "sequences" in found.notes[0] and found.by(np.arange(20) % 2)[0]["examples"] == 10
     assert torch.equal(found.diet_scores(), torch.from_numpy(found.mean_loss).float())
 
 
@@ -212,11 +186,6 @@ def test_other_data_are_refused(noisy, tmp_path):
 
 
 # ---- what others read
-
-
-def test_copies_with_two_labels_are_told(full):
-    assert full.conflict[[1, 2]].tolist() == [1, 1] and full.duplicate[1] == full.duplicate[2] >= 0
-    assert full.nearest[1] == 2 and full.similarity[1] == pytest.approx(1, abs=1e-5)
 
 
 def test_the_file_holds_every_column(full, tmp_path):

@@ -211,19 +211,3 @@ def test_neighbours_count_for_three_quarters():
 
 
 # ---- what was not needed
-
-
-def test_looks_after_gaps_agree_with_a_slow_reference():
-    values = with_gaps(3)
-    right = total = 0
-    for example in range(values.shape[1]):
-        for (one, before), (two, after) in itertools.pairwise(looks(values, example)):
-            if two - one > 1 and before > 0:
-                total, right = total + 1, right + (after > 0)
-    assert statistics.after_gaps(values) == (right, total) and total > 5
-
-
-def test_never_wrong_needs_a_second_epoch():
-    assert_array_equal(statistics.never_wrong(np.array([[1.0, -1.0]])), [-1, -1])
-    margins = np.array([[1.0, -1.0, 1.0, NAN, -1.0], [NAN, 1.0, -1.0, NAN, NAN]])
-    assert_array_equal(statistics.never_wrong(margins), [1, 1, 0, -1, -1])

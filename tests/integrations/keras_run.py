@@ -1,9 +1,7 @@
 """A Keras model on digits that the tests train, in their own process or as a script in another one, on any backend."""
 
-import argparse
 import os
 import signal
-from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
@@ -179,16 +177,9 @@ def same_state(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--die-at", type=int, default=10**9, help="training step in which to be killed")
-    arguments = parser.parse_args()
-    backup = keras.callbacks.BackupAndRestore(str(arguments.folder / "backup"), save_freq=2, delete_checkpoint=False)
-    model, dataset, _ = fit("sb", epochs=4, callbacks=[Killer(arguments.die_at), backup])
+def run_with_backups(folder, die_at=10**9):
+    """A run that may be killed in a training step, and goes on from its backup."""
+    backup = keras.callbacks.BackupAndRestore(str(folder / "backup"), save_freq=2, delete_checkpoint=False)
+    model, dataset, _ = fit("sb", epochs=4, callbacks=[Killer(die_at), backup])
     assert dataset.loader.stats.offered == 4 * 203
-    np.savez(arguments.folder / "result.npz", *state_of(model))
-
-
-if __name__ == "__main__":
-    main()
+    np.savez(folder / "result.npz", *state_of(model))

@@ -1,6 +1,5 @@
-"""A LightningModule on digits that the tests train, in their own process or as a script in another one."""
+"""A LightningModule on digits that the tests train, in their own process or in forked ones."""
 
-import argparse
 import os
 import signal
 import warnings
@@ -82,11 +81,22 @@ class Killer(L.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fit(method=None, *, callbacks=(), ckpt_path=None, dataset=None, epochs=3, validate=True, module=None, **options):
+def fit(
+    method=None,
+    *,
+    callbacks=(),
+    ckpt_path=None,
+    dataset=None,
+    epochs=3,
+    validate=True,
+    module=None,
+    make_loader=DataLoader,
+    **options,
+):
     """Train; returns the module, the trainer and the callback, None for Lightning's own run."""
     torch.manual_seed(1)
     module = module or Digits(selected_loss=method in ("ledger", "unbiased"))
-    loader = DataLoader(dataset or Noisy(), 16, shuffle=True)
+    loader = make_loader(dataset or Noisy(), 16, shuffle=True)
     selection = None
     if method is not None:
         selection = SelectiveBackprop(METHODS[method], nn.CrossEntropyLoss())
@@ -115,6 +125,7 @@ class Result(L.Callback):
 
 
 def on_two_ranks(folder: Path) -> None:
+    warnings.simplefilter("ignore")
     # Forked, because two more processes that import everything would take most of the time.
     options = {"devices": 2, "strategy": "ddp_fork", "epochs": 4}
     for name, method in {"plain": None, "everything": "everything", "stale": "stale"}.items():
@@ -124,20 +135,7 @@ def on_two_ranks(folder: Path) -> None:
     fit("sb", callbacks=[Result(folder, "resumed")], ckpt_path=folder / "step=3.ckpt", **options)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--die-at", type=int, help="training step in which to be killed")
-    parser.add_argument("--ranks", action="store_true", help="several runs on two ranks")
-    arguments = parser.parse_args()
+def killed_in_step_7(folder: Path) -> None:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    if arguments.ranks:
-        on_two_ranks(arguments.folder)
-    else:
-        checkpoint = ModelCheckpoint(arguments.folder, save_last=True, save_top_k=0, every_n_train_steps=2)
-        fit("sb", callbacks=[checkpoint, Killer(arguments.die_at)], epochs=4)
-
-
-if __name__ == "__main__":
-    main()
+    checkpoint = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=2)
+    fit("sb", callbacks=[checkpoint, Killer(7)], epochs=4)

@@ -1,12 +1,9 @@
 """A loop by Accelerate: order of wrapping, accumulation, checkpoints."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 pytest.importorskip("accelerate", reason="needs the extra [transformers]")
 import accelerate
@@ -14,7 +11,9 @@ import accelerate
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.helpers import digits, make_loader, make_model
-from tests.processes import ENVIRONMENT, ROOT
+from tests.integrations.forked import ranks
+from tests.lab.command_line import run_script
+from tests.processes import ROOT
 
 
 class Run:
@@ -60,27 +59,15 @@ def test_a_prepared_loader_is_refused():
 
 
 def test_the_example_runs():
-    command = [sys.executable, "examples/accelerate_loop.py", "--epochs", "2"]
-    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    result = run_script(ROOT / "examples" / "accelerate_loop.py", "--epochs", 2)
     assert result.returncode == 0, result.stderr
     assert "epoch 2: " in result.stdout and "learning rate 0.00000" in result.stdout
-    assert "offered 8,192, scored 0, " in result.stdout
+    assert "offered 8,192, trained " in result.stdout
 
 
-RANKS = """
-import torch
-from accelerate import Accelerator
-from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
-import selective_backprop as sb
-from selective_backprop.lab.runs.launch import leave
-from selective_backprop.testing import same
-from tests.helpers import digits, make_model
-
-torch.set_num_threads(1)
-accelerator = Accelerator(cpu=True)
-
-def train(method):
+def trained_on_a_rank(accelerator, method):
+    """Weights at the end, and the sizes of all batches."""
+    torch.manual_seed(0)
     model = make_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
     sampler = DistributedSampler(digits(), seed=1)
@@ -98,20 +85,16 @@ def train(method):
             sizes.append(len(targets))
     return accelerator.unwrap_model(model).state_dict(), sizes
 
-plain, everything, selected = train(None), train(sb.selective_backprop(1.0)), train(sb.selective_backprop(0.4))
-print(f"{same(plain, everything)} {len(selected[1])} {min(selected[1]) >= 8}\\n", end="", flush=True)
-accelerator.end_training()
-leave()  # as a thread of DDP may abort the process while the interpreter ends
-"""
+
+def on_a_rank(folder):
+    accelerator = accelerate.Accelerator(cpu=True)
+    methods = {"plain": None, "everything": sb.selective_backprop(1.0), "selected": sb.selective_backprop(0.4)}
+    return {name: trained_on_a_rank(accelerator, method) for name, method in methods.items()}
 
 
 def test_two_ranks(tmp_path):
-    (tmp_path / "run.py").write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    result = subprocess.run(
-        [*command, str(tmp_path / "run.py")], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    first, second = result.stdout.splitlines()
-    assert first == second, "as many batches on each"
-    assert first.startswith("True ") and first.endswith(" True"), "plain training at selectivity 1; no small batches"
+    first, second = ranks(on_a_rank, tmp_path)
+    for rank in (first, second):
+        assert same(rank["plain"], rank["everything"]), "plain training at selectivity 1"
+        assert min(rank["selected"][1]) >= 8, "no small batches"
+    assert len(first["selected"][1]) == len(second["selected"][1]) < len(first["plain"][1]), "as many batches on each"

@@ -1,8 +1,9 @@
 """Keras' own fit on real digits: equal to it without selection, exact after a kill, with the weights of now."""
 
+import functools
+import importlib
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import keras
 import selective_backprop as sb
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
 from selective_backprop.integrations.keras.scoring import PerExampleLosses
+from tests.integrations.forked import fork, ranks
 from tests.integrations.keras_run import (
     METHODS,
     Replay,
@@ -25,11 +27,12 @@ from tests.integrations.keras_run import (
     check_same_as_torch,
     fit,
     make_model,
+    run_with_backups,
     same_state,
     small_model,
     state_of,
 )
-from tests.processes import ENVIRONMENT, ROOT
+from tests.lab.command_line import run_script
 
 # Keras' own, when it turns torch tensors into arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
@@ -168,6 +171,8 @@ def test_scoring_leaves_no_trace():
     before, metrics = state_of(model), {name: float(value) for name, value in model.get_metrics_result().items()}
     flags = [module.training for module in model.modules()]
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    dataset.announce_epoch(1)
+    dataset.on_epoch_begin()
     assert dataset.has_batch_for(0) and dataset.loader.stats.scored >= 32
     assert same_state(before, model)
     assert metrics == {name: float(value) for name, value in model.get_metrics_result().items()}
@@ -224,25 +229,17 @@ def test_any_checkpoint_of_keras_resumes_exactly(save_freq, name, method, tmp_pa
         assert keras.models.load_model(paths[-1]).predict(arrays(2)[0], verbose=0).shape == (2, 10)
 
 
-def run(script, folder, *options, backend="torch"):
-    environment = ENVIRONMENT | {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).parent / script), str(folder), *options]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
 def test_killed_for_real_and_resumed_by_backup_and_restore(tmp_path):
     undisturbed, *_ = fit("sb", epochs=4)
-    killed = run("keras_run.py", tmp_path, "--die-at", "7")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = run("keras_run.py", tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    assert fork(functools.partial(run_with_backups, die_at=7), tmp_path) == [-signal.SIGKILL]
+    ranks(run_with_backups, tmp_path, 1)
     with np.load(tmp_path / "result.npz") as file:
         assert same_state([file[name] for name in file.files], undisturbed)
 
 
 def test_jax(tmp_path):
     pytest.importorskip("jax", reason="needs JAX")
-    done = run("keras_jax.py", tmp_path, backend="jax")
+    done = run_script(Path(__file__).parent / "keras_jax.py", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -262,11 +259,11 @@ def test_fit_again_after_a_stop_goes_on_where_it_was():
     assert same_state(model, undisturbed)
 
 
-def test_without_a_callback_and_with_a_progress_bar(capsys):
+def test_with_a_progress_bar(capsys):
     undisturbed, *_ = fit("sb")
     model = make_model()
     dataset = SelectiveDataset(model, *arrays(), method=METHODS["sb"], batch_size=16, num_epochs=3)
-    model.fit(dataset, epochs=3)
+    model.fit(dataset, epochs=3, callbacks=[SelectionCallback(dataset)])
     assert same_state(model, undisturbed)
     assert "Epoch 3/3" in capsys.readouterr().out
 
@@ -367,7 +364,7 @@ def test_a_plain_fit_and_evaluations_in_between_change_nothing():
     model.fit(*arrays(), batch_size=64, verbose=0)
     model.set_weights(weights)
     watch = Watch(dataset)
-    model.fit(dataset, epochs=3, callbacks=[Evaluate(), watch], verbose=0)  # without a SelectionCallback
+    model.fit(dataset, epochs=3, callbacks=[Evaluate(), SelectionCallback(dataset), watch], verbose=0)
     assert watch.ids == expected
     assert len(model.metrics) == 2  # the loss and one more, although there were two data sets
     SelectiveDataset(model, *arrays(), method=METHODS["sb"], num_epochs=1)
@@ -411,10 +408,6 @@ def test_models_with_steps_and_losses_of_their_own(kind):
 
 
 def test_models_that_keep_losses_to_themselves_are_refused():
-    class WithoutLoss(OwnStep):
-        def own_loss(self, y, y_pred, sample_weight=None):
-            return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
-
     class WithoutTraining(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
             return super().compute_loss(x, y, y_pred, sample_weight)
@@ -425,7 +418,7 @@ def test_models_that_keep_losses_to_themselves_are_refused():
             return []
 
     with pytest.raises(RuntimeError, match=r"let the model's train_step call self\.compute_loss"):
-        fit("ledger", model=small_model(WithoutLoss))
+        fit("ledger", model=small_model(WithoutComputeLoss))
     with pytest.raises(TypeError, match="give it the argument training=True"):
         fit("ledger", model=small_model(WithoutTraining))
     model = small_model(OwnMetrics)
@@ -433,6 +426,27 @@ def test_models_that_keep_losses_to_themselves_are_refused():
         fit("ledger", model=model)
     assert "compute_loss" not in vars(model)
     fit("sb", model=model, epochs=1)  # which needs no training losses
+
+
+class WithoutWeights(OwnStep):
+    def own_loss(self, y, y_pred, sample_weight=None):
+        return self.compute_loss(y=y, y_pred=y_pred)
+
+
+class WithoutComputeLoss(OwnStep):
+    def own_loss(self, y, y_pred, sample_weight=None):
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+
+@pytest.mark.parametrize("kind", [WithoutWeights, WithoutComputeLoss])
+@pytest.mark.parametrize("method", ["infobatch", "unbiased"])
+def test_steps_that_leave_out_the_weights_of_the_method_are_refused_at_the_first_one(kind, method):
+    steps = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
+    with pytest.raises(RuntimeError, match=r"gives examples weights, but the model's own train_step leaves them out"):
+        fit(method, model=small_model(kind), callbacks=[note])
+    assert len(steps) <= 1
+    fit("sb", model=small_model(kind), epochs=1)  # which gives none
 
 
 def test_a_training_loss_that_is_not_finite_stops_at_once():
@@ -485,35 +499,18 @@ def test_weights_of_tokens_and_those_of_the_method_are_multiplied():
     np.testing.assert_allclose(dataset.loader.ledger.loss, losses_of(model, x, y, own), rtol=1e-5)
 
 
-def test_class_weight_is_keras_own_to_the_bit():
-    weights = {0: 3.0, 4: 0.25}
-    expected, history = plain(*arrays(), batch_size=16, class_weight=weights)
-    for data in (arrays(), (Replay(np.split(np.arange(203), range(16, 203, 16))),)):
-        size = None if len(data) == 1 else 16
-        model, *_ = fit("everything", data=data, class_weight=weights, shuffle=False, batch_size=size)
-        assert same_state(model, expected)
-        assert model.history.history["loss"] == history["loss"]
-    one_hot = (arrays()[0], np.eye(10, dtype=np.float32)[arrays()[1]])
-    for loss, data in (("mse", one_hot), ("mae", (arrays()[0], arrays()[1][:, None]))):
-        model, expected = small_model(loss=loss), small_model(loss=loss)
-        expected.fit(*data, batch_size=16, class_weight=weights, shuffle=False, verbose=0)
-        fit("everything", model=model, data=data, class_weight=weights, shuffle=False, epochs=1)
-        assert same_state(model, expected)
-
-
-def test_class_weight_counts_in_scores_and_goes_with_the_weights_of_a_method():
-    weights = {label: 100.0 * (label == 3) for label in range(10)}
-    _, _, watch = fit(sb.top_k(0.25), class_weight=weights, candidate_batch_size=64, epochs=1)
-    labels = arrays()[1]
-    trained = [labels[id_] for ids in watch.ids for id_ in ids]
-    assert np.mean(np.equal(trained, 3)) > 2 * np.mean(labels == 3)
-    model, _, watch = fit("infobatch", model=small_model(), class_weight={3: 2.0}, epochs=2)
-    products = [
-        part * (1 + (labels[ids] == 3)).astype(np.float32) for ids, part in zip(watch.ids, watch.weights, strict=True)
-    ]
-    expected = small_model()
-    expected.fit(Replay(watch.ids, products), shuffle=False, verbose=0)
+def test_weights_of_classes_are_keras_own_to_the_bit_and_count_in_scores():
+    """As the guide says: by sample_weight. Keras' class_weight is the same training."""
+    x, y = arrays()
+    weights = np.array([3.0, *[1.0] * 3, 0.25, *[1.0] * 5], dtype=np.float32)
+    expected, history = plain(x, y, batch_size=16, class_weight=dict(enumerate(weights.tolist())))
+    model, *_ = fit("everything", data=(x, y, weights[y]), shuffle=False, batch_size=16)
     assert same_state(model, expected)
+    assert model.history.history["loss"] == history["loss"]
+    only_threes = (100.0 * (y == 3)).astype(np.float32)
+    _, _, watch = fit(sb.top_k(0.25), data=(x, y, only_threes), candidate_batch_size=64, epochs=1)
+    trained = [y[id_] for ids in watch.ids for id_ in ids]
+    assert np.mean(np.equal(trained, 3)) > 2 * np.mean(y == 3)
 
 
 def test_class_weight_of_fit_weights_training_but_not_scores():
@@ -522,19 +519,6 @@ def test_class_weight_of_fit_weights_training_but_not_scores():
     assert watch.ids[0] == ids[0] and dataset.loader.stats.offered == 203
     _, dataset, _ = fit("ledger", model=small_model(optimizer="sgd"), epochs=1, fit_options={"class_weight": {3: 0.0}})
     assert (dataset.loader.ledger.loss > 0).all()
-
-
-def test_validation_split_is_keras_own_to_the_bit():
-    expected, history = plain(*arrays(), batch_size=16, validation_split=0.3, validation_batch_size=32)
-    model = make_model()
-    dataset = SelectiveDataset(
-        model, *arrays(), method=METHODS["everything"], batch_size=16, num_epochs=3, validation_split=0.3, shuffle=False
-    )
-    options = {"validation_data": dataset.validation_data, "validation_batch_size": 32, "verbose": 0}
-    model.fit(dataset, epochs=3, callbacks=[SelectionCallback(dataset)], **options)
-    assert same_state(model, expected)
-    assert {name: model.history.history[name] for name in history} == history
-    assert len(dataset.loader.ledger) == 142 and len(dataset.validation_data[0]) == 61
 
 
 def test_random_subsets_train_models_with_several_outputs():
@@ -692,7 +676,6 @@ def record():
         sb.methods.recorded_backprop(record=record()),
         sb.selective_backprop(0.4, classes=torch.arange(203) % 2),
         sb.diet(method=sb.selective_backprop(0.4), scores=torch.arange(203.0), prune=0.5),
-        sb.selective_backprop(0.4).guard(window=2),
     ],
     ids=lambda method: method.name,
 )
@@ -720,16 +703,6 @@ def test_methods_that_work(method):
         ((Inputs(arrays(8), workers=2),), {}, "workers=1 and use_multiprocessing=False, got 2"),
         ((Inputs(arrays(8), count=None),), {}, "needs a number of batches"),
         ((Inputs({"x": 1}),), {}, r"have to be \(x, y\) or"),
-        ((Inputs(arrays(8)),), {"validation_split": 0.1}, "make two PyDatasets"),
-        ((Inputs((*arrays(8), np.ones(8))),), {"class_weight": {1: 2}}, "give either class_weight or sample_weight"),
-        ((*arrays(), np.ones(203)), {"class_weight": {1: 2}}, "give either class_weight or sample_weight"),
-        (arrays(), {"class_weight": [1, 2]}, "must be a dict from class numbers to weights, got list"),
-        (arrays(), {"class_weight": {"a": 2}}, "the keys of class_weight are class numbers, got 'a'"),
-        (arrays(), {"class_weight": {1: -2}}, "of class 1 must be a finite number >= 0, got -2"),
-        (arrays(), {"class_weight": {1: None}}, "of class 1 must be a finite number >= 0, got None"),
-        ((arrays()[0], np.zeros((203, 5, 4))), {"class_weight": {1: 2}}, r"one class per example, got y of shape"),
-        (arrays(), {"validation_split": 1.5}, "must be a fraction between 0 and 1, got 1.5"),
-        (arrays(2), {"validation_split": 0.9}, "leaves none to train on or to validate on"),
     ],
 )
 def test_data_that_cannot_work_is_refused(data, options, message):
@@ -753,8 +726,6 @@ def test_models_and_fits_that_cannot_work_are_refused():
         dataset.workers = 2
     with pytest.raises(ValueError, match="in the process that trains"):
         dataset.use_multiprocessing = True
-    with pytest.raises(RuntimeError, match="one at a time"):
-        dataset[0]
     callbacks = [SelectionCallback(dataset)]
     with pytest.raises(ValueError, match="made for another model"):
         make_model().fit(dataset, callbacks=callbacks, verbose=0)
@@ -779,13 +750,36 @@ def test_a_state_of_another_run_is_refused():
         other.load_state_dict(state)
 
 
-def test_a_loaded_state_needs_the_callback():
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_data_set_is_for_fit_alone(loaded):
     state = fit("sb", epochs=1)[1].state_dict()
     model = make_model()
     dataset = SelectiveDataset(model, *arrays(), method=METHODS["sb"], batch_size=16, num_epochs=2)
-    dataset.load_state_dict(state)
-    with pytest.raises(RuntimeError, match=r"SelectionCallback\(dataset\) among the callbacks"):
-        model.fit(dataset, epochs=2, initial_epoch=1, verbose=0)
+    if loaded:
+        dataset.load_state_dict(state)
+    offered, callbacks = dataset.loader.stats.offered, [SelectionCallback(dataset)]
+    for act in (
+        lambda: model.evaluate(dataset, verbose=0),
+        lambda: model.evaluate(dataset, steps=1, verbose=0),
+        lambda: model.predict(dataset, verbose=0),
+        lambda: list(dataset),
+        lambda: model.fit(dataset, epochs=2, initial_epoch=1, verbose=0),
+    ):
+        with pytest.raises(RuntimeError, match=r"for model.fit\(dataset, callbacks=\[Sel.* your own data"):
+            act()
+    assert dataset.loader.stats.offered == offered, "they cost nothing"
+    with pytest.raises(RuntimeError, match=r"Pass evaluate, predict and validation_data= your own data"):
+        model.fit(dataset, validation_data=dataset, epochs=2, initial_epoch=1, callbacks=callbacks, verbose=0)
+    assert dataset.loader.stats.offered == offered + 203
+
+
+@pytest.mark.parametrize("num_epochs", [2, 3, 4])
+def test_a_second_fit_has_as_many_epochs_as_asked_for(num_epochs):
+    model, dataset, watch = fit("sb", num_epochs=num_epochs, epochs=2)
+    callbacks = [SelectionCallback(dataset), watch]
+    history = model.fit(dataset, epochs=2, callbacks=callbacks, verbose=0)
+    assert len(history.epoch) == 2 and len(watch.sizes) == dataset.epoch == 4
+    assert dataset.loader.stats.offered == 4 * 203
 
 
 def test_other_backends_are_refused(monkeypatch):
@@ -795,7 +789,8 @@ def test_other_backends_are_refused(monkeypatch):
         SelectiveDataset(model, *arrays(), method=METHODS["sb"], num_epochs=1)
 
 
-def test_a_missing_extra_names_its_pip_line():
-    code = "import sys; sys.modules['keras'] = None; import selective_backprop.integrations.keras"
-    failed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
-    assert failed.returncode == 1 and "pip install 'selective-backprop[keras]'" in failed.stderr
+def test_a_missing_extra_names_its_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    monkeypatch.delitem(sys.modules, SelectiveDataset.__module__)
+    with pytest.raises(ImportError, match=r"pip install 'selective-backprop\[keras\]'"):
+        importlib.import_module(SelectiveDataset.__module__)

@@ -1,10 +1,9 @@
 """Lightning's own Trainer on real digits: equal to it without selection, exact after a kill, two ranks in step."""
 
+import importlib
 import signal
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +14,14 @@ pytest.importorskip("lightning", reason="needs the extra lightning")
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
 from selective_backprop.integrations.lightning import SelectiveBackprop
 from selective_backprop.testing import same
 from tests.helpers import digits
-from tests.integrations.lightning_run import Digits, fit
-from tests.processes import ENVIRONMENT, ROOT
+from tests.integrations.forked import fork, ranks
+from tests.integrations.lightning_run import Digits, fit, killed_in_step_7, on_two_ranks
 
 # Lightning's own: what it says of torch 2.13, of few workers, and of the frozen BatchNorm of the tests' model.
 pytestmark = [
@@ -35,10 +35,19 @@ pytestmark = [
 ]
 
 
+def with_generator(*args, **options):
+    return DataLoader(*args, generator=torch.Generator().manual_seed(5), **options)
+
+
+def stateful(*args, **options):
+    return StatefulDataLoader(*args, generator=torch.Generator().manual_seed(5), **options)
+
+
+@pytest.mark.parametrize("make_loader", [DataLoader, with_generator, stateful])
 @pytest.mark.parametrize("manual", [False, True])
-def test_selectivity_1_is_lightnings_own_run_to_the_bit(manual):
-    plain, plain_trainer, _ = fit(module=Digits(manual=manual))
-    module, trainer, selection = fit("everything", module=Digits(manual=manual))
+def test_selectivity_1_is_lightnings_own_run_to_the_bit(manual, make_loader):
+    plain, plain_trainer, _ = fit(module=Digits(manual=manual), make_loader=make_loader)
+    module, trainer, selection = fit("everything", module=Digits(manual=manual), make_loader=make_loader)
     assert same(module.state_dict(), plain.state_dict())
     assert module.learning_rates == plain.learning_rates
     assert trainer.global_step == plain_trainer.global_step == 39
@@ -172,9 +181,7 @@ def test_any_checkpoint_of_lightning_resumes_exactly(where, options, tmp_path):
 
 
 def test_killed_for_real_and_resumed_from_lightnings_checkpoint(tmp_path):
-    script = [sys.executable, str(Path(__file__).parent / "lightning_run.py"), str(tmp_path)]
-    died = subprocess.run([*script, "--die-at", "7"], cwd=ROOT, env=ENVIRONMENT, capture_output=True)
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert fork(killed_in_step_7, tmp_path) == [-signal.SIGKILL]
     resumed, *_ = fit("sb", ckpt_path=tmp_path / "last.ckpt", epochs=4)
     undisturbed, *_ = fit("sb", epochs=4)
     assert 0 < len(resumed.ids) < len(undisturbed.ids)
@@ -182,9 +189,7 @@ def test_killed_for_real_and_resumed_from_lightnings_checkpoint(tmp_path):
 
 
 def test_two_ranks(tmp_path):
-    script = [sys.executable, str(Path(__file__).parent / "lightning_run.py"), str(tmp_path), "--ranks"]
-    done = subprocess.run(script, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    ranks(on_two_ranks, tmp_path, 1)
 
     def of(name):
         return [torch.load(tmp_path / f"{name}{rank}.pt", weights_only=True) for rank in (0, 1)]
@@ -251,17 +256,25 @@ def test_a_checkpoint_of_other_ranks_is_refused():
         selection.load_state_dict({"ranks": [{}, {}]})
 
 
-def test_a_fault_inside_lightning_is_not_told_as_a_missing_extra(tmp_path):
+def import_anew(monkeypatch):
+    """Import the integration where Lightning has not been imported yet."""
+    name = SelectiveBackprop.__module__
+    for module in [one for one in sys.modules if one.startswith("lightning.") or one == name]:
+        monkeypatch.delitem(sys.modules, module)
+    importlib.import_module(name)
+
+
+def test_a_fault_inside_lightning_is_not_told_as_a_missing_extra(tmp_path, monkeypatch):
     package = tmp_path / "lightning"
     package.mkdir()
     (package / "__init__.py").write_text("import a_dependency_of_lightning")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import selective_backprop.integrations.lightning"
-    failed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
-    assert failed.returncode == 1 and "No module named 'a_dependency_of_lightning'" in failed.stderr
-    assert "pip install" not in failed.stderr
+    monkeypatch.delitem(sys.modules, "lightning")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"No module named 'a_dependency_of_lightning'$"):
+        import_anew(monkeypatch)
 
 
-def test_a_missing_extra_names_its_pip_line():
-    code = "import sys; sys.modules['lightning'] = None; import selective_backprop.integrations.lightning"
-    failed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
-    assert failed.returncode == 1 and "pip install 'selective-backprop[lightning]'" in failed.stderr
+def test_a_missing_extra_names_its_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    with pytest.raises(ImportError, match=r"pip install 'selective-backprop\[lightning\]'"):
+        import_anew(monkeypatch)

@@ -105,7 +105,8 @@ def test_batches_that_grow_are_told_of(caplog):
     batches = list(torch.arange(203).split(sizes))
     train_loader = DataLoader(digits(), batch_sampler=[batch.tolist() for batch in batches])
     model = make_model()
-    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), sb.selective_backprop(0.9), num_epochs=1)
+    loss_fn, method = nn.CrossEntropyLoss(), sb.selective_backprop(0.9)
+    loader = sb.SelectiveLoader(train_loader, model, loss_fn, method, num_epochs=1, batch_size=8)
     given = run(Slots(loader), model, epochs=1)
     assert len(given) == 5 and "training batches are dropped" in caplog.text
 

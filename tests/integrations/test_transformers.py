@@ -4,20 +4,21 @@ import functools
 import importlib
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs the extra [transformers]")
-from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
+from transformers import DataCollatorWithFlattening, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 import selective_backprop as sb
 from selective_backprop.integrations.transformers import SelectiveTrainer
 from selective_backprop.testing import same
 from tests.integrations import texts
-from tests.processes import ENVIRONMENT, ROOT
+from tests.integrations.forked import fork, ranks
+from tests.lab.command_line import run_script
+from tests.processes import ROOT
 
 TASKS = {"classification": (texts.classifier, texts.classification), "language": (texts.language_model, texts.language)}
 
@@ -46,12 +47,13 @@ def make(
     count=203,
     options=None,
     model=None,
+    kind=SelectiveTrainer,
     **settings,
 ):
     """A SelectiveTrainer, or without a method Trainer itself."""
     make_model, data = TASKS[task]
     settings |= {} if method is None else {"method": method}
-    return (Trainer if method is None else SelectiveTrainer)(
+    return (Trainer if method is None else kind)(
         model=(model or make_model)(),
         args=arguments(folder, **(options or {})),
         train_dataset=data(count),
@@ -182,11 +184,14 @@ def test_weights_multiply_each_examples_part_of_the_loss(accumulation, tmp_path)
     spy = Spy(trainer)
     trainer.train()
     assert any((batch.weights != 1).any() for batch in spy.weights)
-    model, total, tokens = texts.language_model().eval(), 0, 0
+    model, total, all_tokens = texts.language_model().eval(), 0, 0
     for inputs, batch in zip(spy.batches[0], spy.weights, strict=True):
-        losses = sb.token_cross_entropy(model(**inputs).logits[:, :-1], inputs["labels"][:, 1:], reduction="none")
-        total, tokens = total + (losses.sum(1) * batch.weights).sum(), tokens + (inputs["labels"][:, 1:] != -100).sum()
-    (total / tokens).backward()
+        labels, weights = inputs["labels"][:, 1:], batch.weights
+        losses = sb.token_cross_entropy(model(**inputs).logits[:, :-1], labels, reduction="none").sum(1)
+        tokens = (labels != -100).sum(1)
+        mean = weights.mean() * (losses * weights).sum() / (tokens * weights).sum()  # over tokens of a batch
+        total, all_tokens = total + mean * tokens.sum(), all_tokens + tokens.sum()
+    (total / all_tokens).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(spy.gradients[0][name], parameter.grad, rtol=1e-4, atol=1e-6)
 
@@ -202,6 +207,65 @@ def test_scores_are_the_models_own_loss_of_each_example(model, tmp_path):
     with torch.no_grad():
         own = [trainer.model.eval()(**texts.collate([trainer.train_dataset[i]])).loss for i in known]
     torch.testing.assert_close(ledger.score[known], torch.stack(own), rtol=1e-4, atol=1e-5)
+
+
+CLASS_WEIGHTS = torch.tensor([1.0, 5.0])
+
+
+def weighted_losses(outputs, batch):
+    return torch.nn.functional.cross_entropy(outputs.logits, batch["labels"], weight=CLASS_WEIGHTS, reduction="none")
+
+
+class OwnLoss(SelectiveTrainer):
+    """Class weights, as tutorials add them."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = weighted_losses(outputs, inputs).mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+class OwnReportedLoss(SelectiveTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        if self.batch is None:
+            loss = weighted_losses(outputs, inputs).mean()
+        else:
+            loss = self.selective_loader.loss(outputs, inputs, self.batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (sb.ledger_backprop(), r"selects by training losses, but got none from this batch: compute the loss with Trai"),
+        (sb.selective_backprop(0.5, unbiased=True), r"gives examples weights, .* self\.selective_loader\.weights"),
+    ],
+)
+def test_a_compute_loss_that_reports_no_losses_is_an_error_in_the_first_step(method, message, tmp_path):
+    trainer = make(tmp_path, method, kind=OwnLoss)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(RuntimeError, match=message):
+        trainer.train()
+    assert same(before, trainer.model.state_dict())
+    make(tmp_path, sb.selective_backprop(0.5), kind=OwnLoss, options={"max_steps": 2}).train()
+
+
+def test_class_weights_by_compute_loss_func_or_by_a_compute_loss_that_reports(tmp_path):
+    def loss_of_batch(outputs, labels, num_items_in_batch=None):
+        return weighted_losses(outputs, {"labels": labels}).mean()
+
+    options = {"num_train_epochs": 2}
+    by_function = make(
+        tmp_path, sb.infobatch(), loss_fn=weighted_losses, compute_loss_func=loss_of_batch, options=options
+    )
+    by_method = make(tmp_path, sb.infobatch(), kind=OwnReportedLoss, loss_fn=weighted_losses, options=options)
+    for trainer in (by_function, by_method):
+        torch.manual_seed(0)  # dropout
+        trainer.train()
+        assert trainer.selective_loader.ledger.has_losses() and trainer.selective_loader.stats.selectivity < 0.95
+    for one, other in zip(*(trainer.model.parameters() for trainer in (by_function, by_method)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_a_fused_loss_without_logits_takes_a_second_pass_and_says_so_once(tmp_path, caplog):
@@ -312,26 +376,6 @@ def test_evaluation_is_untouched(tmp_path):
     assert own.selective_loader.stats.offered == offered
 
 
-RUN = """
-import os, signal, sys
-import selective_backprop as sb
-from selective_backprop.lab.runs.launch import leave
-from transformers import TrainerCallback
-from tests.integrations import test_transformers as tests, texts
-import torch
-
-torch.set_num_threads(1)
-trainer = tests.make(sys.argv[1], tests.RESUMED["sb"], collator=texts.collate_noisily, options=tests.SAVING)
-
-class Die(TrainerCallback):
-    def on_step_end(self, args, state, control, **rest):
-        if state.global_step == 8:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-trainer.add_callback(Die())
-trainer.train()
-"""
-
 RESUMED = {
     "sb": sb.selective_backprop(0.5),
     "ledger": sb.methods.ledger_percentile(selectivity=0.5),
@@ -347,9 +391,25 @@ def finished(trainer, **options):
     return {"model": trainer.model.state_dict(), "rate": trainer.lr_scheduler.get_last_lr(), "steps": state.global_step}
 
 
+class Die(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **rest):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(folder, step, rank=0):
+    """A run that is killed after a step, on one of its ranks."""
+    trainer = make(folder / "killed", RESUMED["sb"], collator=texts.collate_noisily, options=SAVING)
+    if int(os.environ.get("RANK", 0)) == rank:
+        trainer.add_callback(Die(step))
+    trainer.train()
+
+
 def test_5_killed_and_resumed_from_trainers_checkpoint(tmp_path):
-    command = [sys.executable, "-c", RUN, str(tmp_path / "killed")]
-    assert subprocess.run(command, cwd=ROOT, env=ENVIRONMENT).returncode == -signal.SIGKILL
+    assert fork(functools.partial(killed_at, step=8), tmp_path) == [-signal.SIGKILL]
     assert sorted(os.listdir(tmp_path / "killed")) == ["checkpoint-3", "checkpoint-6"]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -407,6 +467,26 @@ def test_a_collator_that_joins_examples_is_refused(tmp_path):
         make(tmp_path, sb.ledger_backprop(), task="language", collator=DataCollatorWithFlattening())
 
 
+@pytest.mark.parametrize(
+    ("method", "epochs"),
+    [(sb.ledger_backprop(skip_at_least=0.01), 3), (sb.repeated_random(0.5), 2.5), (sb.top_k(0.5), 2)],
+)
+def test_trainers_progress_bar_ends_full(method, epochs, tmp_path):
+    trainer = make(tmp_path, method, options={"disable_tqdm": False, "num_train_epochs": epochs})
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest):
+            (bar,) = (c.training_bar for c in trainer.callback_handler.callbacks if isinstance(c, ProgressCallback))
+            seen.append((bar.n, bar.total))
+
+    trainer.add_callback(Look())
+    trainer.train()
+    assert seen[-1] == (trainer.state.global_step,) * 2
+    assert seen[-1][1] < trainer.state.max_steps  # or nothing was skipped, and the test would prove nothing
+    assert all(taken < total for taken, total in seen[:-1])
+
+
 def test_sequences_longer_than_the_model_are_refused(tmp_path):
     trainer = make(tmp_path, sb.ledger_backprop(), task="language", model=texts.gpt2)
     trainer.train_dataset = [{"input_ids": list(range(1, 101))}] * 20
@@ -419,6 +499,15 @@ def test_batches_without_labels_are_refused(tmp_path):
         return {key: value for key, value in texts.collate(examples).items() if key != "labels"}
 
     with pytest.raises(ValueError, match="the batches have no labels, only input_ids, attention_mask"):
+        make(tmp_path, sb.top_k(0.5), collator=collate).train()
+
+
+def test_labels_that_are_no_tensor_need_another_loss(tmp_path):
+    def collate(examples):
+        batch = texts.collate(examples)
+        return {**batch, "labels": batch["labels"].tolist()}
+
+    with pytest.raises(ValueError, match="which do not fit here: pass loss_fn="):
         make(tmp_path, sb.top_k(0.5), collator=collate).train()
 
 
@@ -441,64 +530,25 @@ def test_labels_that_need_another_loss(tmp_path):
     assert stats.trained == 0.5 * stats.offered
 
 
-RANKS = """
-import os, signal, sys
-import torch
-import selective_backprop as sb
-from selective_backprop.lab.runs.launch import leave
-from transformers import TrainerCallback
-from tests.integrations import test_transformers as tests, texts
-from tests.integrations.test_transformers import Spy, finished, make
-
-torch.set_num_threads(1)
-folder, what = sys.argv[1:]
-rank = int(os.environ["RANK"])
-
-class Die(TrainerCallback):
-    def on_step_end(self, args, state, control, **rest):
-        if state.global_step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-saving = {"collator": texts.collate_noisily, "options": tests.SAVING}
-if what == "killed":
-    trainer = make(f"{folder}/killed", tests.RESUMED["sb"], **saving)
-    if rank == 1:
-        trainer.add_callback(Die())
-    trainer.train()
-result = {}
-for name, method in (("plain", None), ("everything", sb.selective_backprop(1.0))):
-    result[name] = finished(make(folder, method))
-result["undisturbed"] = finished(make(f"{folder}/undisturbed", tests.RESUMED["sb"], **saving))
-result["resumed"] = finished(make(f"{folder}/killed", tests.RESUMED["sb"], **saving), resume_from_checkpoint=True)
-trainer = make(folder, sb.stale_selective_backprop(0.4, every=2), options={"num_train_epochs": 4})
-spy = Spy(trainer)
-result["sb"] = finished(trainer)
-result["sizes"], result["selectivity"] = spy.sizes, trainer.selective_loader.stats.selectivity
-torch.save(result, f"{folder}/result_{rank}.pt")
-torch.distributed.destroy_process_group()
-leave()  # as a thread of DDP may abort the process while the interpreter ends
-"""
-
-
-def on_two_ranks(folder, what):
-    (folder / "run.py").write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return subprocess.run(
-        [*command, str(folder / "run.py"), str(folder), what],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
+def on_a_rank(folder):
+    saving = {"collator": texts.collate_noisily, "options": SAVING}
+    result = {
+        name: finished(make(folder, method))
+        for name, method in (("plain", None), ("everything", sb.selective_backprop(1.0)))
+    }
+    result["undisturbed"] = finished(make(folder / "undisturbed", RESUMED["sb"], **saving))
+    result["resumed"] = finished(make(folder / "killed", RESUMED["sb"], **saving), resume_from_checkpoint=True)
+    trainer = make(folder, sb.stale_selective_backprop(0.4, every=2), options={"num_train_epochs": 4})
+    spy = Spy(trainer)
+    result["sb"] = finished(trainer)
+    return result | {"sizes": spy.sizes, "selectivity": trainer.selective_loader.stats.selectivity}
 
 
 def test_two_ranks(tmp_path):
-    killed = on_two_ranks(tmp_path, "killed")
-    assert killed.returncode != 0 and "Signal 9 (SIGKILL)" in killed.stderr
+    other, killed = fork(functools.partial(killed_at, step=4, rank=1), tmp_path, ranks=2)
+    assert killed == -signal.SIGKILL and other != 0
     assert sorted(os.listdir(tmp_path / "killed")) == ["checkpoint-3"]
-    rest = on_two_ranks(tmp_path, "rest")
-    assert rest.returncode == 0, rest.stderr
-    first, second = (torch.load(tmp_path / f"result_{rank}.pt", weights_only=True) for rank in (0, 1))
+    first, second = ranks(on_a_rank, tmp_path)
     assert same(first["plain"], first["everything"]), "selectivity 1 is Trainer itself"
     assert same(first["undisturbed"], first["resumed"])
     for name in ("plain", "everything", "undisturbed", "resumed", "sb"):
@@ -517,8 +567,7 @@ def test_a_missing_extra_names_its_pip_line(monkeypatch):
 
 
 def test_the_example_learns():
-    command = [sys.executable, "examples/transformers_text.py", "--epochs", "4"]
-    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    result = run_script(ROOT / "examples" / "transformers_text.py", "--epochs", 4)
     assert result.returncode == 0, result.stderr
-    assert "offered 6,144, scored 0, " in result.stdout
+    assert "offered 6,144, trained " in result.stdout
     assert float(result.stdout.split("test accuracy ")[1]) > 0.9

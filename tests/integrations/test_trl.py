@@ -1,7 +1,6 @@
 """TRL: real training of tiny models on real text, by the trainers of TRL itself and by ours."""
 
 import importlib
-import subprocess
 import sys
 
 import pytest
@@ -19,7 +18,8 @@ from selective_backprop.integrations.trl.packing import DocumentCollator, Packed
 from selective_backprop.testing import same
 from selective_backprop.types import Batch
 from tests.integrations import trl_texts as texts
-from tests.processes import ENVIRONMENT, ROOT
+from tests.integrations.forked import ranks
+from tests.integrations.trl_ranks import sharded_runs
 
 datasets.disable_progress_bars()
 # TRL tells by FutureWarning of an extra forward pass; everything else that other packages warn of is their own affair.
@@ -449,11 +449,7 @@ def test_a_missing_extra_names_its_pip_line(monkeypatch):
 
 
 def test_fsdp2_of_accelerate_on_two_ranks(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "tests.integrations.trl_ranks", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (torch.load(tmp_path / f"result_{rank}.pt", weights_only=True) for rank in (0, 1))
+    first, second = ranks(sharded_runs, tmp_path)
     for name, found in first.items():
         assert same(found["weights"], second[name]["weights"]), f"ranks agree on the weights of {name}"
         assert found.get("batches") == second[name].get("batches")

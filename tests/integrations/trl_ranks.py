@@ -1,16 +1,8 @@
-"""Two ranks that train a model sharded by Accelerate's own FSDP2, on gloo. Each writes what it found.
+"""Two ranks that train a model sharded by Accelerate's own FSDP2, on gloo.
 
 Accelerate shards only on accelerators. What it would find out about them is set here; the sharding is its own.
-
-    python -m torch.distributed.run --nproc_per_node=2 -m tests.integrations.trl_ranks FOLDER
 """
 
-import sys
-from pathlib import Path
-
-import datasets
-import torch
-import torch.distributed
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
@@ -19,7 +11,6 @@ from trl import SFTConfig, SFTTrainer
 import selective_backprop as sb
 from selective_backprop.integrations.transformers import SelectiveTrainer
 from selective_backprop.integrations.trl import SelectiveSFTTrainer
-from selective_backprop.lab.runs.launch import leave
 from tests.integrations import trl_texts as texts
 
 OPTIONS = {
@@ -72,10 +63,9 @@ def run(folder, method=None, *, of_trl=True, **options):
     return found
 
 
-def main():
-    datasets.disable_progress_bars()
-    folder = Path(sys.argv[1])
-    results = {
+def sharded_runs(folder):
+    """Return what each of them found, on this rank."""
+    return {
         "plain": run(folder),
         "everything": run(folder, sb.methods.ledger_percentile(1.0)),
         "sb": run(folder, sb.selective_backprop(1 / 2)),
@@ -83,10 +73,3 @@ def main():
         "trainer": run(folder, of_trl=False),
         "trainer, everything": run(folder, sb.methods.ledger_percentile(1.0), of_trl=False),
     }
-    torch.save(results, folder / f"result_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
-    leave()  # as a thread of FSDP may abort the process while the interpreter ends
-
-
-if __name__ == "__main__":
-    main()

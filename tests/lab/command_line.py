@@ -9,9 +9,8 @@ import subprocess
 import sys
 import threading
 
-from selective_backprop.lab.runs.launch import leave
 from tests import processes
-from tests.processes import CONTEXT, begin, start_server
+from tests.processes import CONTEXT, begin, leave, start_server
 
 # One thread: with more, sums may be in another order.
 ENVIRONMENT = processes.ENVIRONMENT | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
@@ -146,47 +145,19 @@ def _script(path, *words):
     del kept
 
 
-class Ranks:
-    """A command line or a script on several ranks, with the variables that torchrun sets. It starts faster than by it.
-
-    Nobody ends the others when one fails: that is up to torchrun.
-    """
-
-    def __init__(self, *words, ranks=2, script=False):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.ranks = []
-        for rank in range(ranks):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
-            environment = ENVIRONMENT | {name: str(value) for name, value in (place | {"MASTER_PORT": port}).items()}
-            function = _script if script else _command_line
-            self.ranks.append(Running(function, [str(word) for word in words], environment, None))
-
-    def poll(self):
-        """The exit code of a rank that has ended, if one has."""
-        return next((rank.returncode for rank in self.ranks if rank.returncode is not None), None)
-
-    def kill(self):
-        for rank in self.ranks:
-            rank.send_signal(signal.SIGKILL)
-
-    def finish(self):
-        """What all ranks printed, and the exit code of the first that failed."""
-        printed = [rank.communicate() for rank in self.ranks]
-        output, errors = ("".join(parts) for parts in zip(*printed, strict=True))
-        code = next((rank.returncode for rank in self.ranks if rank.returncode), 0)
-        return subprocess.CompletedProcess(self.ranks[0].arguments, code, output, errors)
-
-
-def start_torchrun(*arguments, ranks=2):
-    """By torchrun, which finds a free port itself. Arguments as of python: a script, or -m and a module."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *map(str, arguments)], **pipes, env=ENVIRONMENT, preexec_fn=_heed_ctrl_c)
-
-
-def run_on_ranks(*words, **options):
-    return Ranks(*words, **options).finish()
+def run_script_on_ranks(path, *words, ranks=2):
+    """A script on several ranks, with the variables that torchrun sets. It starts faster than by torchrun."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = ENVIRONMENT | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        Running(_script, [str(path), *map(str, words)], shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, None)
+        for rank in range(ranks)
+    ]
+    printed = [rank.communicate() for rank in started]
+    output, errors = ("".join(parts) for parts in zip(*printed, strict=True))
+    code = next((rank.returncode for rank in started if rank.returncode), 0)
+    return subprocess.CompletedProcess(started[0].arguments, code, output, errors)
 
 
 def workers_of(process):

@@ -13,11 +13,11 @@ from pathlib import Path
 import datasets
 import pytest
 
-from selective_backprop.files.locks import lock_folder
+from selective_backprop.files.locks import FolderLock
+from selective_backprop.files.sealed import seal, unseal
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.runs.records import RunFolder
-from selective_backprop.lab.runs.sealed import read_sealed, seal
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
 from tests.torture.files import obey_permissions, run_obediently, small_files_only
@@ -84,7 +84,7 @@ def test_a_data_dir_that_is_not_there(tmp_path):
 
 
 def test_a_checkpoint_of_another_network(folder):
-    state = read_sealed(folder / "checkpoint.pt")
+    state = unseal((folder / "checkpoint.pt").read_bytes())
     state["model"] = {name: value[:1] for name, value in state["model"].items() if value.dim()}
     (folder / "checkpoint.pt").write_bytes(seal(state))
     said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
@@ -188,7 +188,7 @@ def test_a_run_under_way_is_not_disturbed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--option", "no_such_option=3"), "has no option 'no_such_option'"),
+        (("--method", "sb:no_such_option=3"), "has no option 'no_such_option'"),
         (("--dataset", "/no/such/folder"), "there is no data set or folder '/no/such/folder'"),
         (("--dataset", "imagenet"), "image"),
     ],
@@ -225,7 +225,7 @@ def test_what_a_killed_decode_left_is_removed_at_the_next(tmp_path, own_cache):
 
 def test_a_second_process_waits_for_the_first_and_decodes_nothing(tmp_path, own_cache):
     folder, loaded = write_folders(tmp_path / "insects"), []
-    lock = lock_folder(own_cache)
+    lock = FolderLock(own_cache)
     second = threading.Thread(target=lambda: loaded.append(load_images(folder)))
     second.start()
     second.join(0.3)

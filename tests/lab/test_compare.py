@@ -14,8 +14,9 @@ from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import train
 from selective_backprop.lab.study.comparison import settings_for
-from selective_backprop.lab.study.curves import Curve, speed_up
+from selective_backprop.lab.study.curves import Curve
 from selective_backprop.lab.study.frontier import Budget, compute_multiplier
+from selective_backprop.lab.study.standing import lower, random_frontier
 from selective_backprop.testing import global_random_states, same
 from tests.lab.command_line import records, run, start, text_of, without_seconds
 
@@ -71,22 +72,24 @@ def test_every_run_decays_fully_and_baselines_have_their_compute(compared):
 def test_the_tables_are_what_the_records_say(compared):
     out, _, result = compared
 
-    def curves(label):
-        return [Curve.of(records(folder_of(out, label, seed))) for seed in (0, 1)]
-
     def arm(label):
-        return Budget(tuple(c.errors[-1] for c in curves(label)), tuple(c.compute[-1] for c in curves(label)))
+        curves = [Curve.of(records(folder_of(out, label, seed))) for seed in (0, 1)]
+        return Budget(tuple(c.errors[-1] for c in curves), tuple(c.compute[-1] for c in curves))
 
-    row = row_of(out, "mine, 4 epochs", "Compute multipliers")
-    expected = compute_multiplier([arm(label) for label in PLAIN], [arm("mine, 4 epochs")])
-    assert row[1].startswith(f"{100 * arm('mine, 4 epochs').error:.2f}% ±")
-    assert row[2] == f"{arm('mine, 4 epochs').cost:.2f}"
-    assert row[3] == expected.short()
-    assert row_of(out, PLAIN[0], "Compute multipliers")[3] == "frontier"
-    slow, fast = curves(PLAIN[1]), curves("mine, 4 epochs")
-    assert row_of(out, "mine, 4 epochs", "Speed-up in compute")[5] == str(speed_up(slow, fast, 1.4, "compute"))
+    longest, plain = arm("mine, 4 epochs"), [arm(label) for label in PLAIN]
+    random = random_frontier([arm(RANDOM)], plain)
+    error = 1.02 * min(budget.error for budget in plain)
+    assert f"| M at {error:.2%} | M in seconds at {error:.2%} |" in (out / "tables.md").read_text()
+    mine = [arm(f"mine, {epochs} epochs") for epochs in (2, 4)]
+    row = row_of(out, "mine", "Methods")
+    expected = lower(*(compute_multiplier(baseline, mine, error) for baseline in (plain, random)))
+    assert row[1].startswith(f"{100 * longest.error:.2f}% ±") and row[2] == f"{longest.cost:.2f}"
+    assert row[3] == (expected.short() if min(budget.error for budget in mine) <= error else "not reached")
+    assert row_of(out, "traditional", "Methods")[3] == "baseline"
+    assert row_of(out, "mine, 4 epochs", "Every length")[:3] == ["mine, 4 epochs", *row[1:3]]
+    assert sum(line.startswith("method ") for line in result.stdout.splitlines()) == 1, "one table"
     assert "Error on the test set of 360 examples after the last epoch" in text_of(result)
-    verdicts = r"wins with an error of|subsets win: |No method beats both|Plain training is not beaten"
+    verdicts = r" wins: |subsets win: |No method beats both|Plain training is not beaten"
     assert re.search(verdicts, text_of(result))
     assert "2 seeds only: differences may be chance." in text_of(result)
 
@@ -102,15 +105,7 @@ def test_without_baselines_every_table_says_so(tmp_path):
     assert result.returncode == 0, text_of(result)
     for text in (text_of(result), (tmp_path / "tables.md").read_text()):
         assert "Plain training and random subsets were left out (--no-baselines)" in text
-        assert "Speed-up" not in text
-    assert row_of(tmp_path, "sb", "Compute multipliers")[3:5] == ["not run", "not run"]
-
-
-def test_targets_of_the_second_table(tmp_path):
-    result = run("compare", "--method", "sb", "--epochs", 2, "--seeds", 1, "--target", 1.5, "--out", tmp_path)
-    assert result.returncode == 0, text_of(result)
-    heading = (tmp_path / "tables.md").read_text().split("Speed-up in compute")[1].splitlines()[2]
-    assert heading == "| method | final error | compute | to 1.5x |"
+    assert len(row_of(tmp_path, "sb", "Methods")) == 3, "no multipliers"
 
 
 def test_running_it_again_does_nothing_but_the_table(compared):
@@ -123,16 +118,25 @@ def test_running_it_again_does_nothing_but_the_table(compared):
     again = run(*command)
     assert again.returncode == 0
     assert files == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
-    tables = "Compute multipliers"
-    assert first.stdout.split(tables)[1:] == again.stdout.split(tables)[1:]
+    assert first.stdout == again.stdout
     assert "14 runs, 0 epochs are left to do" in text_of(again)
+
+
+def test_a_quick_look_is_three_methods_at_one_length_with_one_seed(tmp_path):
+    result = run("compare", "--quick", "--epochs", 2, "--model", "strided_cnn", "--out", tmp_path)
+    assert result.returncode == 0, text_of(result)
+    assert "4 runs, 7 epochs are left to do" in text_of(result)
+    assert "2 epochs: a look" in result.stdout and "This is only a look." in text_of(result)
+    assert [row_of(tmp_path, name, "Methods")[0] for name in ("traditional", "repeated_random", "ledger")]
+    several = run("compare", "--quick", "--epochs", "2,4", "--out", tmp_path)
+    assert several.returncode == 2 and "--quick takes one length, got --epochs 2,4" in text_of(several)
 
 
 def test_a_killed_comparison_goes_on_exactly(tmp_path):
     command = ("compare", *METHODS, "--no-baselines", "--epochs", 6, "--seeds", 1, "--out")
     assert run(*command, tmp_path / "undisturbed").returncode == 0
     with start(*command, tmp_path / "killed") as process:
-        while not (tmp_path / "killed/sb/seed-0/checkpoint.pt").exists():
+        while not (tmp_path / "killed/sb/seed-0/records.jsonl").exists():
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
@@ -188,11 +192,10 @@ def test_sweep_varies_what_a_method_has(tmp_path):
     assert [record["scored"] for record in stale] == [44 * 32, 0]
     config = json.loads((tmp_path / "stale_selectivity=0.3_every=3_label_noise=0.1/seed-0/config.json").read_text())
     assert (config["selectivity"], config["options"], config["label_noise"]) == (0.3, {"every": 3}, 0.1)
-    tables = (tmp_path / "tables.md").read_text()
-    for heading in ("Final errors", "error against seconds", "error against compute, 10% wrong labels"):
-        assert heading in tables
-    shares = [int(line.split("|")[2].strip(" %")) for line in tables.split("against compute\n")[1].splitlines()[3:7]]
-    assert sum(shares) == pytest.approx(100, abs=2)  # rounded to whole percents
+    rows = (tmp_path / "tables.md").read_text().partition("Final errors")[2].strip().splitlines()[2:]
+    assert len(rows) == len(folders)
+    report = (tmp_path / "report.html").read_text()
+    assert "Settings that no other beats" in report
 
 
 def test_sweep_over_models_and_schedules(tmp_path):
@@ -217,7 +220,6 @@ def test_sweep_over_models_and_schedules(tmp_path):
         (("compare", "--method", "traditional@0.5"), "traditional has no selectivity, got 0.5"),
         (("compare", "--method", "stale:evry=2"), "has no option 'evry': did you mean every?"),
         (("compare", "--method", "ledger:loss_share=2"), "loss_share must be in (0, 1], got 2"),
-        (("compare", "--target", "0.5"), "at least 1, got [0.5]"),
         (("compare", "--seeds", "0"), "Input should be greater than or equal to 1"),
         (("sweep", "--vary", "selectivity"), "--vary takes name=value"),
         (("sweep", "--vary", "every=2", "--vary", "every=3"), "each setting can be varied once, got every, every"),

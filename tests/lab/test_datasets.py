@@ -1,12 +1,12 @@
 import io
 import json
 import math
+import multiprocessing
 import os
 import resource
 import signal
 import subprocess
 import sys
-import textwrap
 
 import datasets
 import numpy as np
@@ -173,11 +173,11 @@ def test_what_is_asked_of_the_hub(tmp_path, monkeypatch, name, arguments, test_s
 
     def load_dataset(*arguments, **options):
         calls.append((arguments, options))
-        return served
+        return [served[split] for split in options["split"]]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     images = load_images(name, image_size=6)
-    assert calls == [(arguments, {})]
+    assert calls == [(arguments, {"split": ["train", test_split]})]
     assert (len(images.train_labels), len(images.test_labels), images.image_shape) == (10, 4, (3, 6, 6))
     load_images(name, image_size=6)
     assert len(calls) == 1, "decoded already: no need of the Hub"
@@ -253,25 +253,25 @@ def test_changed_files_and_other_sizes_are_decoded_anew(tmp_path):
     assert len(list((tmp_path / "cache" / "selective_backprop").glob("[!.]*"))) == 4
 
 
+def decode_and_die(folder):
+    convert, calls = Image.Image.convert, []
+
+    def convert_some(*arguments):
+        calls.append(1)
+        if len(calls) == 10:  # in the second file
+            os.kill(os.getpid(), signal.SIGKILL)
+        return convert(*arguments)
+
+    Image.Image.convert = convert_some
+    load_images(folder)
+
+
 def test_a_killed_decode_leaves_nothing_half_done(tmp_path):
     folder = write_folders(tmp_path / "insects")
-    code = f"""
-        import os, signal
-        from PIL import Image
-        from selective_backprop.lab.data.datasets import load_images
-        convert, calls = Image.Image.convert, []
-
-        def convert_some(*arguments):
-            calls.append(1)
-            if len(calls) == 10:  # in the second file
-                os.kill(os.getpid(), signal.SIGKILL)
-            return convert(*arguments)
-
-        Image.Image.convert = convert_some
-        load_images({str(folder)!r})
-    """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=120)
-    assert result.returncode == -signal.SIGKILL
+    process = multiprocessing.get_context("fork").Process(target=decode_and_die, args=(folder,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     cache = tmp_path / "cache" / "selective_backprop"
     assert sorted(path.name[:10] for path in cache.iterdir()) == [".decoding-", ".lock"]
     assert len(load_images(folder).test_labels) == 4

@@ -1,25 +1,22 @@
 """Readers of files on any content: a value, or an error that names the file. Never another exception."""
 
 import copy
-import io
 import json
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selective_backprop as sb
-from selective_backprop.lab.probes.files import read_arrays, read_rows
+from selective_backprop.files.sealed import seal
 from selective_backprop.lab.report import build_report, find_runs
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.runs.ledger_log import read_ledger_log
 from selective_backprop.lab.runs.methods import MethodSpec, parse_option
 from selective_backprop.lab.runs.records import RunFolder, read_records
-from selective_backprop.lab.runs.sealed import seal
 from tests.lab.report.made_up import made_up_run
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -31,16 +28,6 @@ OFTEN_THERE = {"label_noise": 0.1, "validation": 0.0, "length": None, "label": "
 RECIPE = {"image_size": None, "decay": {"kind": "cosine"}}
 CONFIG = made_up_run("sb", [0.3, 0.2], recipe=RECIPE, **{k: v for k, v in OFTEN_THERE.items() if k != "label"}).config
 CONFIG["label"] = "sb"
-
-
-def saved(state):
-    torch.save(state, file := io.BytesIO())
-    return file.getvalue()
-
-
-def zipped(**arrays):
-    np.savez(file := io.BytesIO(), **arrays)
-    return file.getvalue()
 
 
 def lines_of(rows):
@@ -55,21 +42,20 @@ def record_file():
         return Path(folder, "selected.pt").read_bytes()
 
 
-LEDGER = zipped(loss=np.zeros(3, np.float16), probability=np.zeros(3, np.float16), selected=np.zeros(3, np.uint8))
+HALVES, COUNTS = torch.zeros(3, dtype=torch.float16), torch.zeros(3, dtype=torch.uint8)
+LEDGER = seal({"kind": "arrays 1", "loss": HALVES, "probability": HALVES, "selected": COUNTS})
 # A good content, and what reads it from a folder; the name it has there.
 READERS = {
     "records.jsonl": (lines_of(RECORDS), lambda folder: read_records(folder)),
     "config.json": (json.dumps(CONFIG).encode(), lambda folder: RunFolder(folder, CONFIG).close()),
     "data.json": (b'{"train": {"examples": 3}}', lambda folder: _open_with_data(folder)),
-    "rows.jsonl": (lines_of([{"epoch": 0}, {"epoch": 1}]), lambda folder: read_rows(folder / "rows.jsonl")),
-    "arrays.npz": (LEDGER, lambda folder: read_arrays(folder / "arrays.npz", "loss")),
-    "ledger/epoch-0000.npz": (LEDGER, lambda folder: read_ledger_log(folder)),
+    "ledger/epoch-0000.pt": (LEDGER, lambda folder: read_ledger_log(folder)),
     "scores.pt": (
-        saved({"version": 1, "scores": torch.ones(4)}),
+        seal({"kind": "scores 1", "scores": torch.ones(4)}),
         lambda folder: sb.pruning.load_scores(folder / "scores.pt"),
     ),
     "selected.pt": (record_file(), lambda folder: sb.pruning.SelectionRecord.load(folder / "selected.pt").mask(0)),
-    "checkpoint.pt": (seal({"records": RECORDS}), lambda folder: _checkpoint(folder)),
+    "checkpoint.pt": (seal({"kind": "run 1", "records": RECORDS}), lambda folder: _checkpoint(folder)),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from selective_backprop.lab.data.datasets import load_images
+from selective_backprop.lab.probes.files import read_epochs, write_arrays
 from selective_backprop.lab.runs.ledger_log import LedgerLog, read_ledger_log
 from selective_backprop.lab.runs.recipes import RECIPES
 from selective_backprop.lab.runs.records import RunFolder
@@ -66,9 +67,9 @@ def test_traditional_training_selects_every_example_once_an_epoch(tmp_path):
     assert history.loss.dtype == history.probability.dtype == np.float16
     assert (history.selected.sum(1) == NUM_EXAMPLES // 32 * 32).all() and history.selected.max() == 1
     assert np.isfinite(history.loss).mean() > 0.97 and np.nanmean(history.loss[1]) < np.nanmean(history.loss[0])
-    assert sorted(file.name for file in (tmp_path / "ledger").iterdir()) == ["epoch-0000.npz", "epoch-0001.npz"]
+    assert sorted(file.name for file in (tmp_path / "ledger").iterdir()) == ["epoch-0000.pt", "epoch-0001.pt"]
     size = sum(file.stat().st_size for file in (tmp_path / "ledger").iterdir())
-    assert size < 2 * (5 * NUM_EXAMPLES + 1000)
+    assert size < 2 * (5 * NUM_EXAMPLES + 2500)
 
 
 @pytest.mark.parametrize("method", ["selective_backprop", "stale_selective_backprop", "kath18"])
@@ -127,9 +128,9 @@ def test_counts_need_no_earlier_files(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             train(settings, DIGITS, folder=folder, device=CPU, observers=[crash_at(1)])
         train(settings, DIGITS, folder=folder, device=CPU, observers=[LedgerLog(tmp_path / "late")])
-    late, whole = (np.load(tmp_path / name / "ledger" / "epoch-0001.npz")["selected"] for name in ("late", "whole"))
-    assert np.array_equal(late, whole)
-    with pytest.raises(ValueError, match=r"epoch-0000.npz is missing"):
+    late, whole = (read_epochs(tmp_path / name / "ledger", "epoch", selected="u")[1][0] for name in ("late", "whole"))
+    assert np.array_equal(late[-1], whole[-1])
+    with pytest.raises(ValueError, match=r"has the epochs \[1\], and not all from 0 on"):
         read_ledger_log(tmp_path / "late")
 
 
@@ -145,28 +146,37 @@ def test_numbers_too_large_for_few_bits(tmp_path):
     assert np.isnan(history.probability).all()
 
 
+def test_only_numbers_of_the_right_kind_are_read(tmp_path):
+    ledger = tmp_path / "ledger" / "epoch-0000.pt"
+    write_arrays(ledger, loss=np.zeros(2), probability=np.zeros(2), selected=np.zeros(2))
+    with pytest.raises(ValueError, match="selected holds no numbers of its kind"):
+        read_ledger_log(tmp_path)
+
+
 def cut(file):
     file.write_bytes(file.read_bytes()[:100])
 
 
 def flip_a_bit(file):
     content = bytearray(file.read_bytes())
-    content[100] ^= 1  # within the compressed array
+    content[100] ^= 1
     file.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda file: file.unlink(), "epoch-0000.npz is missing"),
-        (cut, "epoch-0000.npz is damaged: "),
-        (flip_a_bit, "epoch-0000.npz is damaged: "),
-        (lambda file: file.write_bytes(b""), "epoch-0000.npz is damaged: "),
-        (lambda file: np.savez(file, loss=np.zeros(3)), "epoch-0000.npz is damaged: .*probability"),
-        (lambda file: np.savez(file, loss=np.array([print])), "epoch-0000.npz is damaged: .*allow_pickle"),
+        (lambda file: file.unlink(), r"has the epochs \[1\], and not all from 0 on"),
+        (cut, "epoch-0000.pt is damaged, "),
+        (flip_a_bit, "epoch-0000.pt is damaged, "),
+        (lambda file: file.write_bytes(b""), "epoch-0000.pt is damaged, "),
         (
-            lambda file: np.savez(file, loss=np.zeros(3), probability=np.zeros(3), selected=np.zeros(3)),
-            r"ledger come from different runs: their arrays have the shapes \(2,\), \(3,\)",
+            lambda file: write_arrays(file, loss=np.zeros(3)),
+            "epoch-0000.pt does not hold .*'probability'",
+        ),
+        (
+            lambda file: write_arrays(file, loss=np.zeros(3), probability=np.zeros(3), selected=np.zeros(3)),
+            "ledger are damaged or of different runs: their arrays do not fit",
         ),
     ],
 )
@@ -174,11 +184,11 @@ def test_damage_is_told_with_the_file(damage, message, tmp_path):
     training, log = SimpleNamespace(ledger=Ledger(2), selected_before=0), LedgerLog(tmp_path)
     for epoch in range(2):
         log(training, {"epoch": epoch})
-    damage(tmp_path / "ledger" / "epoch-0000.npz")
+    damage(tmp_path / "ledger" / "epoch-0000.pt")
     with pytest.raises(ValueError, match=message):
         read_ledger_log(tmp_path)
 
 
 def test_a_run_without_a_log(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no .*epoch-\*.npz: was it asked for when the run was made"):
+    with pytest.raises(ValueError, match=r"there is no .*epoch-\*.pt: was it asked for when the run was made"):
         read_ledger_log(tmp_path)

@@ -1,8 +1,6 @@
 """Probes against slow references, on real runs with digits; and that a run is the same with them as without."""
 
 import copy
-import errno
-import os
 
 import numpy as np
 import pytest
@@ -14,22 +12,19 @@ from selective_backprop.lab.data.datasets import flip_labels
 from selective_backprop.lab.probes import (
     AtThreeEpochs,
     ConfidenceProbe,
-    ExampleProbe,
     GradientProbe,
     make_probes,
     read_confidence,
-    read_examples,
     read_gradients,
 )
-from selective_backprop.lab.probes.files import read_rows, replace_rows
 from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.recipes import RECIPES
 from selective_backprop.lab.runs.records import RunFolder
 from selective_backprop.lab.runs.training import Training, advance, train
 from selective_backprop.testing import global_random_states, model_trace, same
-from tests.lab.test_ledger_log import CPU, DIGITS, NUM_EXAMPLES, crash_at, settings_for, train_with_crash
+from tests.lab.test_ledger_log import CPU, DIGITS, NUM_EXAMPLES, settings_for, train_with_crash
 
-ALL = ["gradients", "confidence", "examples"]
+ALL = ["gradients", "confidence"]
 
 
 def dropout_cnn(num_classes, channels):
@@ -71,13 +66,10 @@ def gradients_by_backward(model, images, labels):
 def test_a_part_that_is_the_whole_agrees_with_it(tmp_path):
     training = one_epoch(settings_for())
     GradientProbe(tmp_path, num_batches=2, fractions=(1.0,))(training, training.records[0])
-    rows = read_gradients(tmp_path)
-    assert [(row.batch, row.part, row.size) for row in rows] == [
-        (0, "highest", 32), (0, "random", 32), (1, "highest", 32), (1, "random", 32)
-    ]  # fmt: skip
-    for row in rows:
-        assert row.cosine == pytest.approx(1, abs=1e-5)
-        assert row.equal_signs > 0.99  # sums in another order: a component next to zero may change its sign
+    found = read_gradients(tmp_path)
+    assert found.highest.tolist() == [[True, False, True, False]] and (found.fraction == 1).all()
+    assert found.cosine[0] == pytest.approx(1, abs=1e-5)
+    assert (found.equal_signs > 0.99).all()  # sums in another order: a component next to zero may change its sign
 
 
 def test_gradients_agree_with_those_of_plain_backward(tmp_path):
@@ -85,7 +77,9 @@ def test_gradients_agree_with_those_of_plain_backward(tmp_path):
     training.model.train()  # whatever mode a run leaves it in
     fractions = (0.01, 0.2, 0.5)
     GradientProbe(tmp_path, num_batches=2, fractions=fractions)(training, {"epoch": 7})
-    rows = iter(read_gradients(tmp_path))
+    found = read_gradients(tmp_path)
+    assert found.epochs == [7]
+    rows = zip(found.highest[0], found.fraction[0], found.cosine[0], found.equal_signs[0], strict=True)
 
     model = copy.deepcopy(training.model).eval()
     labels, _ = flip_labels(DIGITS.train_labels, 0.2, 10, seed=0)
@@ -99,24 +93,24 @@ def test_gradients_agree_with_those_of_plain_backward(tmp_path):
         by_loss = sorted(range(32), key=losses.__getitem__, reverse=True)
         at_random = torch.randperm(32, generator=generator).tolist()
         whole = gradients.mean(0).double()
-        for part, positions in (("highest", by_loss), ("random", at_random)):
+        for is_highest, positions in ((True, by_loss), (False, at_random)):
             for fraction, size in zip(fractions, (1, 6, 16), strict=True):
-                row, mean = next(rows), gradients[positions[:size]].mean(0).double()
-                assert (row.epoch, row.batch, row.part, row.fraction, row.size) == (7, batch, part, fraction, size)
-                cosine = float(whole @ mean / whole.norm() / mean.norm())
-                assert row.cosine == pytest.approx(cosine, abs=1e-4)
-                assert row.equal_signs == pytest.approx(float((whole.sign() == mean.sign()).float().mean()), abs=5e-3)
+                highest, share, cosine, equal_signs = next(rows)
+                mean = gradients[positions[:size]].mean(0).double()
+                assert highest == is_highest and share == pytest.approx(fraction)
+                assert cosine == pytest.approx(float(whole @ mean / whole.norm() / mean.norm()), abs=1e-4)
+                assert equal_signs == pytest.approx(float((whole.sign() == mean.sign()).float().mean()), abs=5e-3)
     assert not list(rows)
 
 
 def test_larger_parts_agree_better(tmp_path):
     training = one_epoch(settings_for())
     GradientProbe(tmp_path)(training, training.records[0])
-    rows = read_gradients(tmp_path)
-    assert len(rows) == 8 * 2 * 6
-    for part in ("highest", "random"):
+    found = read_gradients(tmp_path)
+    assert found.cosine.shape == (1, 8 * 2 * 6)
+    for highest in (True, False):
         cosines = [
-            np.mean([row.cosine for row in rows if row.part == part and row.fraction == fraction])
+            found.cosine[(found.highest == highest) & np.isclose(found.fraction, fraction)].mean()
             for fraction in (0.05, 1 / 3, 0.75)
         ]
         assert cosines == sorted(cosines)
@@ -143,30 +137,6 @@ def test_confidence_in_the_true_class_and_correctness(tmp_path):
         assert probed.correct[row][probed.confidence[row] > 0.51].all()
 
 
-# ---- examples
-
-
-@pytest.mark.parametrize("method", ["selective_backprop", "stale_selective_backprop"])
-def test_examples_are_followed_through_every_epoch(method, tmp_path):
-    training, expected = Training(settings_for(method), DIGITS, CPU), []
-    for epoch in range(3):
-        advance(training, observers=[ExampleProbe(tmp_path)])
-        ledger = training.loader.ledger
-        for id in (0, 359, 718, 1077, 1436):
-            scored_later = ledger.score_epoch[id] > ledger.loss_epoch[id]
-            loss = ledger.score[id] if scored_later else ledger.loss[id]
-            expected.append((epoch, id, float(loss), float(ledger.probability[id])))
-    states = read_examples(tmp_path)
-    assert [(state.epoch, state.id, state.loss, state.probability) for state in states] == expected
-    assert len({state.loss for state in states}) > 5
-
-
-def test_examples_that_were_never_seen(tmp_path):
-    ExampleProbe(tmp_path)(Training(settings_for(), DIGITS, CPU), {"epoch": 0})
-    states = read_examples(tmp_path)
-    assert len(states) == 5 and all((state.loss, state.probability) == (None, None) for state in states)
-
-
 # ---- all together
 
 
@@ -178,7 +148,7 @@ def test_a_probe_leaves_no_trace(tmp_path):
     for parameter in training.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     before = copy.deepcopy([model_trace(training.model), training.state_dict(), global_random_states()])
-    for observer in (GradientProbe(tmp_path), ConfidenceProbe(tmp_path), ExampleProbe(tmp_path), LedgerLog(tmp_path)):
+    for observer in (GradientProbe(tmp_path), ConfidenceProbe(tmp_path), LedgerLog(tmp_path)):
         observer(training, training.records[0])
         assert same(before, [model_trace(training.model), training.state_dict(), global_random_states()]), observer
 
@@ -202,15 +172,13 @@ def test_a_run_is_the_same_with_probes_as_without_also_when_resumed(tmp_path):
         assert same(state["optimizer"], states[0]["optimizer"])
         assert same(state["loader"]["ledger"], states[0]["loader"]["ledger"])
     # What was done again is there once, and the same.
-    for read in (read_gradients, read_examples):
-        rows = read(tmp_path / "resumed")
-        assert rows == read(tmp_path / "probed")
-        assert [row.epoch for row in rows] == sorted(row.epoch for row in rows)
+    for name in ("highest", "fraction", "cosine", "equal_signs"):
+        assert np.array_equal(*(getattr(read_gradients(tmp_path / run), name) for run in ("resumed", "probed")))
     resumed, probed = (read_confidence(tmp_path / name) for name in ("resumed", "probed"))
     assert resumed.epochs == probed.epochs == [0, 1, 2]
     assert np.array_equal(resumed.confidence, probed.confidence)
     names = sorted(file.name for file in (tmp_path / "resumed" / "probes").iterdir())
-    assert names == [*(f"confidence-000{i}.npz" for i in range(3)), "examples.jsonl", "gradients.jsonl"]
+    assert names == [f"{probe}-000{i}.pt" for probe in sorted(ALL) for i in range(3)]
 
 
 def test_by_default_first_middle_and_last(tmp_path):
@@ -218,15 +186,14 @@ def test_by_default_first_middle_and_last(tmp_path):
     observers = [AtThreeEpochs(lambda training, record: seen.append(record["epoch"])), *make_probes(ALL, tmp_path)]
     train(settings_with_dropout(epochs=5), DIGITS, device=CPU, observers=observers)
     assert seen == [0, 2, 4]
-    assert sorted({row.epoch for row in read_gradients(tmp_path)}) == read_confidence(tmp_path).epochs == [0, 2, 4]
-    assert sorted({state.epoch for state in read_examples(tmp_path)}) == [0, 1, 2, 3, 4]
+    assert read_gradients(tmp_path).epochs == read_confidence(tmp_path).epochs == [0, 2, 4]
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         (["gradient"], r"there is no probe 'gradient': did you mean gradients\?"),
-        (["xyz"], "there is no probe 'xyz': there are gradients, confidence, examples"),
+        (["xyz"], "there is no probe 'xyz': there are gradients, confidence"),
     ],
 )
 def test_what_cannot_be_probed(names, message, tmp_path):
@@ -235,46 +202,13 @@ def test_what_cannot_be_probed(names, message, tmp_path):
 
 
 def test_names_given_twice_are_probed_once(tmp_path):
-    assert len(make_probes(["examples", "examples"], tmp_path)) == 1
+    assert len(make_probes(["confidence", "confidence"], tmp_path)) == 1
 
 
 # ---- files
 
 
-@pytest.mark.parametrize("read", [read_gradients, read_examples, read_confidence])
+@pytest.mark.parametrize("read", [read_gradients, read_confidence])
 def test_what_was_not_probed(read, tmp_path):
     with pytest.raises(ValueError, match=r"there is no .*probes.*: was it asked for when the run was made"):
         read(tmp_path)
-
-
-def test_damaged_rows_are_told_with_their_line(tmp_path):
-    train(settings_for(epochs=1), DIGITS, device=CPU, observers=[ExampleProbe(tmp_path)])
-    file = tmp_path / "probes" / "examples.jsonl"
-    lines = file.read_text().splitlines(keepends=True)
-    for damaged in ('{"epoch": 0, "id"\n', "7\n", '{"id": 3}\n'):
-        file.write_text("".join([*lines[:2], damaged, *lines[3:]]))
-        with pytest.raises(ValueError, match=r"examples.jsonl is damaged in line 3 \(.*\): move it away"):
-            read_examples(tmp_path)
-
-
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
-    replace_rows(tmp_path / "rows.jsonl", 0, [{"epoch": 0}])
-
-    def fail(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left on device"):
-        replace_rows(tmp_path / "rows.jsonl", 1, [{"epoch": 1}])
-    assert read_rows(tmp_path / "rows.jsonl") == [{"epoch": 0}]
-
-
-def test_a_crash_within_the_observers_loses_nothing(tmp_path):
-    """Rows of an epoch that was never saved are there at the crash, and replaced when it is done again."""
-    settings = settings_for(epochs=2)
-    with RunFolder(tmp_path, settings.as_json()) as folder:
-        with pytest.raises(KeyboardInterrupt):
-            train(settings, DIGITS, folder=folder, device=CPU, observers=[ExampleProbe(tmp_path), crash_at(1)])
-        assert [state.epoch for state in read_examples(tmp_path)] == [0] * 5 + [1] * 5
-        train(settings, DIGITS, folder=folder, device=CPU, observers=[ExampleProbe(tmp_path)])
-    assert [state.epoch for state in read_examples(tmp_path)] == [0] * 5 + [1] * 5

@@ -1,26 +1,30 @@
 """Run folders from a stranger: links in every place lead nowhere, pipes are not waited for, damage is told."""
 
+import functools
 import io
 import json
 import os
 import shutil
 import signal
 import struct
+import sys
 import time
 import zlib
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
+from selective_backprop.files.sealed import write_sealed
 from selective_backprop.lab.data.datasets import load_images
+from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from tests.lab.command_line import run, start, text_of
-from tests.lab.test_datasets import write_folders, write_set
+from tests.lab.test_datasets import random_pixels, write_folders, write_parquet, write_set
 
 SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")
-PROBES = ("--probe", "gradients,confidence,examples", "--log", "tensorboard")
+PROBES = ("--probe", "gradients,confidence")
 TRAIN = ("train", *SMALL, *PROBES)
 DEEP = "[" * 200_000
 
@@ -34,7 +38,7 @@ def outside(tmp_path):
     """Files of the user outside the run, which must not change: one for each name that a run writes, and another."""
     place = tmp_path / "outside"
     place.mkdir()
-    for name in ("precious", "epoch-0000.npz", "epoch-0001.npz", "gradients.jsonl", "examples.jsonl", "config.json"):
+    for name in ("precious", "epoch-0000.pt", "epoch-0001.pt", "gradients-0000.pt", "config.json"):
         (place / name).write_text("the user's own")
     return place
 
@@ -47,6 +51,62 @@ def told(*words, **options):
     return result.returncode, text_of(result)
 
 
+# ---- code
+
+EVIL = "import pathlib\npathlib.Path('executed').mkdir()\ndef f(**options): pass\n"
+
+
+def _work_in(folder):
+    """As `python -m` does, which looks for modules in the current folder first."""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+
+
+@pytest.mark.parametrize("place", ["model", "dataset", "method"])
+def test_names_of_functions_in_a_run_are_not_imported(folder, tmp_path, place):
+    """Not even if a folder of that name is where data sets are."""
+    config = json.loads((folder / "config.json").read_text())
+    (config if place == "method" else config["recipe"])[place] = "evil:f"
+    (folder / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(EVIL)
+    (tmp_path / "data" / "evil:f").mkdir(parents=True)
+    words = ("report", folder, "-o", "report.html", "--images", "--data-dir", "data")
+    code, said = told(*words, prepare=functools.partial(_work_in, tmp_path))
+    assert code == 0, said
+    assert not (tmp_path / "executed").exists()
+
+
+def test_functions_in_the_records_of_a_leaderboard_must_be_named_on_the_command_line(tmp_path):
+    prepare = functools.partial(_work_in, tmp_path)
+    (tmp_path / "evil.py").write_text(EVIL)
+    (tmp_path / "leaderboard").mkdir()
+    for setting in ("evil:f:rate=1", "sb@0.5:proxy=evil:f"):
+        (tmp_path / "leaderboard" / "digits.chosen.json").write_text(json.dumps({"plain": setting}))
+        for words in (("run", "digits"), ("run", "digits", "--arm", "plain"), ("show",), ("check",)):
+            code, said = told("leaderboard", *words, prepare=prepare)
+            assert code == 2 and (words[0] != "run" or "name it on the command line too: --arm plain=evil:f" in said)
+        assert not (tmp_path / "executed").exists()
+    code, said = told("leaderboard", "run", "digits", "--arm", "plain=evil:f", prepare=prepare)
+    assert code == 2 and "has no trial of" in said, "named by the user, it goes on"
+
+
+def test_scores_that_a_run_names_and_that_are_none_are_left_out(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    config["options"] = {"scores": "/etc/passwd"}
+    (folder / "config.json").write_text(json.dumps(config))
+    code, said = told("report", folder, "-o", tmp_path / "report.html")
+    assert code == 0 and "left out of the report: scores /etc/passwd" in said, said
+
+
+def test_a_terminal_obeys_nothing_in_a_message(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    config["recipe"]["epochs"] = "\x1b]0;title\x07\x1b[2J"
+    (folder / "config.json").write_text(json.dumps(config))
+    named = folder.rename(tmp_path / "\x1b[31mred")
+    code, said = told("report", named, "-o", tmp_path / "report.html")
+    assert code == 2 and "\x1b" not in said and "\x07" not in said and r"\x1b[31mred" in said, said
+
+
 # ---- links
 
 FILES = (
@@ -55,12 +115,9 @@ FILES = (
     "data.json",
     "records.jsonl",
     "checkpoint.pt",
-    "checkpoint-previous.pt",
-    "checkpoint-damaged.pt",
-    "ledger/epoch-0001.npz",
-    "probes/gradients.jsonl",
-    "probes/examples.jsonl",
-    "probes/confidence-0001.npz",
+    "ledger/epoch-0001.pt",
+    "probes/gradients-0001.pt",
+    "probes/confidence-0001.pt",
 )
 
 
@@ -72,15 +129,17 @@ def replace_by_link(path, target):
     path.symlink_to(target)
 
 
-def go_back_an_epoch(folder):
-    shutil.copy(folder / "checkpoint-previous.pt", folder / "checkpoint.pt")
+def go_back(folder):
+    """To the moment before the first epoch was saved."""
+    for name in ("checkpoint.pt", "records.jsonl"):
+        (folder / name).unlink()
 
 
 @pytest.mark.parametrize("ending", ["", ".part"])
 def test_files_that_are_links_are_never_written_through(folder, outside, ending):
     """All at once for the names under which files are written first; each of the files themselves in turn."""
     before = content(outside)
-    go_back_an_epoch(folder)
+    go_back(folder)
     copies = [FILES] if ending else [(name,) for name in FILES]
     for number, names in enumerate(copies):
         copy = shutil.copytree(folder, folder.parent / f"copy-{number}", symlinks=True)
@@ -109,10 +168,10 @@ def test_a_lock_keeps_its_content(folder):
     assert (folder / ".lock").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["ledger", "probes", "tensorboard"])
+@pytest.mark.parametrize("name", ["ledger", "probes"])
 def test_folders_that_are_links_are_refused(folder, outside, name):
     before = content(outside)
-    go_back_an_epoch(folder)
+    go_back(folder)
     (outside / "empty").mkdir()
     replace_by_link(folder / name, outside / "empty" if name == "probes" else outside)
     code, said = told(*TRAIN, "--out", folder, "--resume")
@@ -134,6 +193,21 @@ def test_an_experiment_does_not_follow_links(tmp_path, outside):
     assert code == 0, said
     assert content(outside) == before
     assert not (out / "report.html").is_symlink() and not (out / "tables.md").is_symlink()
+
+
+def test_records_and_networks_do_not_go_through_links(tmp_path, outside):
+    before = content(outside)
+    replace_by_link(tmp_path / "board" / "digits.jsonl", outside / "precious")
+    cell = Cell("plain", "traditional", 1, 0, False)
+    store = Store(tmp_path / "none")
+    store.file = tmp_path / "board" / "digits.jsonl"
+    with pytest.raises(OSError):
+        store.add(Outcome(cell, 0.1, 1.0, 1.0, 1.0))
+    (tmp_path / "scores.pt.networks").symlink_to(outside)
+    words = ("diet", "score", "--epochs", 0, "--seeds", 1, *SMALL[2:], "--out", tmp_path / "scores.pt")
+    code, said = told(*words)
+    assert code == 2 and "this is a link" in said, said
+    assert content(outside) == before
 
 
 def test_a_report_replaces_a_link_and_not_what_it_leads_to(folder, outside, tmp_path):
@@ -169,7 +243,7 @@ def finishes(*words, seconds=120):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "environment.json", "records.jsonl", "ledger/epoch-0000.npz", "probes/gradients.jsonl"]
+    "name", ["config.json", "environment.json", "records.jsonl", "ledger/epoch-0000.pt", "probes/gradients-0000.pt"]
 )
 def test_a_report_does_not_wait_for_pipes(folder, tmp_path, name):
     (folder / name).unlink()
@@ -224,6 +298,21 @@ def test_images_of_too_many_pixels_are_refused(tmp_path):
         load_images(tmp_path / "images", cache_dir=tmp_path / "cache", image_size=8)
 
 
+def test_formats_that_would_start_programs_are_not_opened(tmp_path):
+    write_folders(tmp_path / "images")
+    first = next((tmp_path / "images" / "train").rglob("*.png"))
+    Image.new("RGB", (8, 8)).save(first, format="EPS")
+    with pytest.raises(ValueError, match="cannot identify image file"):
+        load_images(tmp_path / "images", cache_dir=tmp_path / "cache")
+
+
+def test_a_label_beyond_all_classes_is_refused(tmp_path):
+    for part in ("train", "test"):
+        write_parquet(tmp_path / "mine" / f"{part}.parquet", random_pixels(2), [0, 2**31], metadata=False)
+    with pytest.raises(ValueError, match=r"the label 2147483648, so 2,147,483,649 classes: number the classes from 0"):
+        load_images(tmp_path / "mine", cache_dir=tmp_path / "cache")
+
+
 def test_an_image_that_is_a_pipe_is_refused(tmp_path):
     write_folders(tmp_path / "images")
     first = next((tmp_path / "images" / "train").rglob("*.png"))
@@ -244,53 +333,23 @@ def test_nesting_without_end_is_told(folder, tmp_path, name):
         assert code == 2 and "nested more than 100 levels deep" in said, said
     code, said = told(*TRAIN, "--out", folder, "--resume")
     if name == "records.jsonl":
-        assert code == 0 and "is damaged: written again from checkpoint.pt" in said, said
+        assert code == 0 and "Traceback" not in said, said
     else:
         assert code == 2 and "nested more than 100 levels deep" in said, said
 
 
-def no_part(row):
-    return row | {"part": "middle"}
-
-
-def no_number(row):
-    return row | {"cosine": "high"}
-
-
-def nothing(row):
-    return {"epoch": row["epoch"]}
-
-
-def endless(row):
-    return row | {"epoch": 1e999}
-
-
-def damage_rows(file, change):
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    file.write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
-
-
 def damage_arrays(file):
-    np.savez_compressed(buffer := io.BytesIO(), loss=np.array(["a"]), probability=np.zeros(3), selected=np.zeros(3))
-    file.write_bytes(buffer.getvalue())
+    write_sealed(file, "arrays 1", {"loss": ["a"], "probability": torch.zeros(3), "selected": torch.zeros(3)})
 
 
 DAMAGES = {
-    "ledger cut": ("ledger of", lambda run: os.truncate(run / "ledger/epoch-0001.npz", 100)),
-    "ledger of words": ("ledger of", lambda run: damage_arrays(run / "ledger/epoch-0001.npz")),
-    "ledger gone": ("ledger of", lambda run: (run / "ledger/epoch-0000.npz").unlink()),
+    "ledger cut": ("ledger of", lambda run: os.truncate(run / "ledger/epoch-0001.pt", 100)),
+    "ledger of words": ("ledger of", lambda run: damage_arrays(run / "ledger/epoch-0001.pt")),
+    "ledger gone": ("ledger of", lambda run: (run / "ledger/epoch-0000.pt").unlink()),
     "environment": ("environment of", lambda run: (run / "environment.json").write_text("{")),
     "environment, deep": ("environment of", lambda run: (run / "environment.json").write_text(DEEP)),
-    "confidence": ("confidence of", lambda run: os.truncate(run / "probes/confidence-0001.npz", 50)),
-    "gradients, deep": ("gradients of", lambda run: (run / "probes/gradients.jsonl").write_text(DEEP)),
-    **{
-        f"gradients, {change.__name__}": (
-            "gradients of",
-            lambda run, change=change: damage_rows(run / "probes/gradients.jsonl", change),
-        )
-        for change in (no_part, no_number, nothing, endless)
-    },
-    "examples": ("examples followed in", lambda run: damage_rows(run / "probes/examples.jsonl", nothing)),
+    "confidence": ("confidence of", lambda run: os.truncate(run / "probes/confidence-0001.pt", 50)),
+    "gradients": ("gradients of", lambda run: os.truncate(run / "probes/gradients-0001.pt", 50)),
 }
 
 

@@ -15,9 +15,9 @@ import torch
 from typer.testing import CliRunner
 
 import selective_backprop as sb
+from selective_backprop.files.sealed import seal
 from selective_backprop.lab.cli import app
 from selective_backprop.lab.data.datasets import load_images
-from selective_backprop.lab.runs.sealed import seal
 from tests.lab.test_datasets import write_folders, write_set
 
 SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")
@@ -43,18 +43,11 @@ def by_numpy(thing):
     return file.getvalue()
 
 
-def by_numpy_zip(thing):
-    names = dict.fromkeys(("loss", "probability", "selected", "confidence", "correct"), np.array([thing], dtype=object))
-    np.savez(file := io.BytesIO(), **names)
-    return file.getvalue()
-
-
 FORMS = {
     "pickle": pickle.dumps,
     "torch": by_torch,
     "torch with the right checksum": lambda thing: seal({"records": [thing]}),
     "npy": by_numpy,
-    "npz": by_numpy_zip,
 }
 
 
@@ -66,8 +59,7 @@ def test_the_attacks_work_on_who_trusts_them(form, tmp_path):
     elif form.startswith("torch"):
         torch.load(content, weights_only=False)
     else:
-        loaded = np.load(content, allow_pickle=True)
-        _ = loaded["loss"] if form == "npz" else loaded
+        np.load(content, allow_pickle=True)
     assert (tmp_path / "executed").exists()
 
 
@@ -84,7 +76,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         for words in (
-            ("train", *SMALL, "--probe", "gradients,confidence,examples", "--out", place / "run"),
+            ("train", *SMALL, "--probe", "gradients,confidence", "--out", place / "run"),
             ("diet", "score", "--epochs", 1, "--seeds", 1, "--model", SMALL[3], "--out", place / "scores.pt"),
             ("train", "--epochs", 1, "--dataset", place / "folders", "--out", place / "on-folders"),
         ):
@@ -105,12 +97,12 @@ READERS = [
     ("run/environment.json", REPORT),
     ("run/data.json", RESUME),
     ("run/records.jsonl", REPORT),
-    ("run/ledger/epoch-0000.npz", REPORT),
-    ("run/ledger/epoch-0000.npz", ("train", *SMALL, "--method", "recorded", "--option", "run=run")),
-    ("run/probes/confidence-*.npz", REPORT),
-    ("run/probes/*.jsonl", REPORT),
+    ("run/ledger/epoch-0000.pt", REPORT),
+    ("run/ledger/epoch-0000.pt", ("train", *SMALL, "--method", "recorded:run=run")),
+    ("run/probes/confidence-*.pt", REPORT),
+    ("run/probes/gradients-*.pt", REPORT),
     ("scores.pt", ("diet", "prune", "scores.pt")),
-    ("scores.pt", ("train", *SMALL, "--method", "diet", "--option", "scores=scores.pt")),
+    ("scores.pt", ("train", *SMALL, "--method", "diet:scores=scores.pt")),
     ("scores.pt", ("report", "run", "-o", "report.html", "--scores", "scores.pt")),
     ("scores.pt.networks/seed-0/el2n-1.pt", (*SCORE_AGAIN, "--networks", "scores.pt.networks")),
     (
@@ -125,12 +117,17 @@ READERS = [
 ]
 
 # A report can do without them, and says so.
-LEFT_OUT = ("run/environment.json", "run/ledger/epoch-0000.npz", "run/probes/confidence-*.npz", "run/probes/*.jsonl")
+LEFT_OUT = (
+    "run/environment.json",
+    "run/ledger/epoch-0000.pt",
+    "run/probes/confidence-*.pt",
+    "run/probes/gradients-*.pt",
+)
 
 
 def forms_of(files):
     """A bare pickle, and what fits the file."""
-    native = {".pt": ["torch", "torch with the right checksum"], ".npy": ["npy"], ".npz": ["npz"]}
+    native = {".pt": ["torch", "torch with the right checksum"], ".npy": ["npy"]}
     return ["pickle", *native.get(Path(files).suffix, [])]
 
 
@@ -196,11 +193,11 @@ def test_records_come_from_the_checkpoint_not_from_a_pickle(form, place, tmp_pat
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("form", ["pickle", "torch"])
+@pytest.mark.parametrize("form", ["pickle", "torch", "torch with the right checksum"])
 def test_the_librarys_own_files(form, tmp_path):
     (tmp_path / "file").write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
     for read in (sb.pruning.load_scores, sb.pruning.SelectionRecord.load):
-        with pytest.raises(ValueError, match="is not a file written by"):
+        with pytest.raises(ValueError, match="was not written by this package"):
             read(tmp_path / "file")
     assert not (tmp_path / "executed").exists()
 

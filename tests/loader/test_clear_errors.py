@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import selective_backprop as sb
-from tests.helpers import make_loader, make_model, train
+from tests.helpers import digits, make_loader, make_model, train
 
 EPOCHS, STEPS = 2, 13
 
@@ -38,6 +38,53 @@ def test_targets_of_tokens_name_token_cross_entropy():
     data = TensorDataset(torch.randn(32, 7, 4), torch.randint(9, (32, 7)))
     with pytest.raises(ValueError, match=r"PerExampleLoss\(sb\.token_cross_entropy, reducer='mean'\)"):
         next(iter(make_loader(sb.selective_backprop(0.5), model=nn.Linear(4, 9), dataset=data)))
+
+
+class WholeBatches(Dataset):
+    """As the data sets of DLRM: each item is a batch of 32 examples."""
+
+    def __init__(self):
+        self.examples = digits()[:192]
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return tuple(part[32 * i : 32 * i + 32] for part in self.examples)
+
+
+def test_items_that_are_whole_batches_name_batch_size_none():
+    data, loss_fn = WholeBatches(), nn.CrossEntropyLoss()
+    for method in (sb.selective_backprop(0.5), sb.ledger_backprop(), sb.random_backprop(0.5)):
+        joined = DataLoader(data, batch_size=1, collate_fn=lambda items: items[0])
+        loader = sb.SelectiveLoader(joined, make_model(), loss_fn, method)
+        with pytest.raises(ValueError, match=r"a whole batch already, pass a DataLoader with batch_size=None and a m"):
+            next(iter(loader))
+    loader = sb.SelectiveLoader(DataLoader(data, batch_size=None), model := make_model(), loss_fn, method)
+    train(loader, model, 1)
+    assert 50 < loader.stats.trained < 150
+
+
+@pytest.mark.parametrize("method", [sb.selective_backprop(0.5), sb.ledger_backprop()])
+def test_sparse_examples_are_refused_or_pass_unchanged(method):
+    def collate(examples):
+        inputs, targets = default_collate(examples)
+        return inputs.to_sparse(), targets
+
+    model = nn.Sequential(Dense(), make_model())
+    loader = make_loader(method, model=model, loader_options={"collate_fn": collate})
+    if method.scorer.needs.selection_pass:
+        with pytest.raises(
+            TypeError, match="cannot pick examples from a sparse tensor: make it dense in the collate f"
+        ):
+            train(loader, model, 1)
+    else:
+        train(loader, model, 2)
+
+
+class Dense(nn.Module):
+    def forward(self, x):
+        return x.to_dense()
 
 
 def test_a_lack_of_memory_comes_as_it_is():

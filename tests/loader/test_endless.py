@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
-from tests.helpers import digits, make_model
+from tests.helpers import digits, make_model, train
 
 HUGE = 10**10  # as minGPT's trainer asks for
 PLANNING = [sb.ledger_backprop, sb.random_backprop, sb.repeated_random]
@@ -114,3 +114,13 @@ def test_an_iterator_that_starts_anew_goes_on():
 def test_an_empty_generator_is_an_empty_loader():
     with pytest.raises(ValueError, match="the loader is empty"):
         list(wrap(iter([]), sb.traditional()))
+
+
+@pytest.mark.parametrize("method", [sb.ledger_backprop(), sb.selective_backprop(0.5)], ids=["planned", "scored"])
+def test_a_sampler_that_can_be_used_only_once_is_an_error_in_the_second_epoch(method):
+    model = make_model()
+    candidates = DataLoader(digits(), 16, sampler=(index for index in range(len(digits()))))
+    loader = sb.SelectiveLoader(candidates, model, nn.CrossEntropyLoss(), method)
+    train(loader, model, 1)
+    with pytest.raises(ValueError, match=r"the loader is empty.* its sampler is an iterator, .*only once: pass a list"):
+        train(loader, model, 2)

@@ -1,7 +1,5 @@
 """What other people's loops ask a loader for."""
 
-import copy
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -63,7 +61,5 @@ def test_attributes_of_a_subclass_and_of_any_iterable():
 
 
 def test_an_unfinished_loader_has_no_attributes():
-    """As copying and unpickling make it, before anything is set."""
     with pytest.raises(AttributeError):
         _ = sb.SelectiveLoader.__new__(sb.SelectiveLoader).dataset
-    assert copy.copy(make_loader(sb.traditional())).num_workers == 0

@@ -1,6 +1,7 @@
 """Looking at a batch, two loops at once, batches that are not the loader's, the model's device, and the run's end."""
 
 import copy
+import gc
 import itertools
 import logging
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop import testing
+from selective_backprop.sampler import planner
 from tests.helpers import Noisy, digits, make_loader, make_model, train
 
 METHODS = {
@@ -266,6 +268,19 @@ def test_a_bar_by_candidates_ends_with_the_epoch(make):
         assert seen == sorted(seen) and seen[0] < 13
 
 
+def test_a_bar_that_counts_examples_ends_with_the_last_one():
+    model = make_model()
+    loader = make_loader(sb.ledger_backprop(), model=model, num_epochs=3)
+    num_examples = len(loader.dataset)
+    for _ in range(3):
+        bar, seen = Bar(total=num_examples), []
+        for inputs, targets in loader.with_bar(bar):
+            loader.loss(model(inputs), targets).backward()
+            seen.append(bar.n)
+        assert bar.total == bar.n == num_examples
+        assert seen == [round(num_examples * i / len(seen)) for i in range(len(seen))]
+
+
 def test_a_bar_without_a_length_counts_batches():
     loader, _ = iterable_loader()
     loader.num_epochs = None
@@ -277,12 +292,30 @@ def test_mean_losses_say_what_they_are_of():
     model = make_model().eval()
     loader = make_loader(sb.top_k(0.5), model=model)
     assert loader.stats.mean_trained_loss != loader.stats.mean_trained_loss  # NaN
-    with torch.no_grad():
-        for inputs, targets in loader:
-            loader.loss(model(inputs), targets)
-        inputs, targets = digits().tensors
-        losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets)
+    inputs, targets = digits().tensors
+    losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none").detach()
     assert loader.stats.mean_candidate_loss == pytest.approx(float(losses.mean()), rel=1e-5)
     trained = losses[loader.ledger.selected > 0]
     assert loader.stats.mean_trained_loss == pytest.approx(float(trained.mean()), rel=1e-5)
     assert loader.stats.mean_trained_loss > loader.stats.mean_candidate_loss
+
+
+def test_a_plan_keeps_what_only_its_last_block_skipped(monkeypatch):
+    """Of 100 million candidates, that of all blocks would be two gigabytes."""
+    monkeypatch.setattr("selective_backprop.distributed.team._BLOCK", 40)
+    loader = make_loader(sb.ledger_backprop(), model=(model := make_model()))
+    train(loader, model, 1)
+    loader.ledger.record_losses(torch.arange(203), torch.rand(203) ** 8, 0)
+    held, decide = [], planner.Planner._decide
+
+    def watched(*arguments):
+        gc.collect()
+        held.append(sum(type(thing) is planner._Skipped and len(thing.ids) > 0 for thing in gc.get_objects()))
+        return decide(*arguments)
+
+    monkeypatch.setattr(planner.Planner, "_decide", watched)
+    train(loader, model, 2)
+    assert loader.stats.skipped_before_loading > 0
+    assert len(held) == 6 and max(held) == 0

@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
 from selective_backprop.testing import same
-from tests.helpers import Noisy, digits, make_loader, make_model, train
+from tests.helpers import Noisy, digits, make_loader, make_model, train, train_plainly
 
 CRITERION = nn.CrossEntropyLoss()
 
@@ -76,8 +76,8 @@ def test_samplers(method):
         DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 16, drop_last=True)),
         DataLoader(data, batch_sampler=[[5, 3], [1, 9, 200], [7]] * 10),
     ]
-    for train_loader in loaders:
-        check_ids(sb.SelectiveLoader(train_loader, make_model(), CRITERION, method), epochs=4)
+    for train_loader, size in zip(loaders, (None, None, None, 3), strict=True):
+        check_ids(sb.SelectiveLoader(train_loader, make_model(), CRITERION, method, batch_size=size), epochs=4)
 
 
 def test_batches_of_a_users_batch_sampler_pass_unchanged_while_everything_is_kept():
@@ -275,6 +275,25 @@ def test_stateful_dataloader_resumes_mid_epoch(kind, workers, method):
         torch.set_rng_state(rng)
         rest = [batch for _ in range(resumed.epoch, 2) for batch in resumed]
         assert same(rest, batches[count:])
+
+
+@pytest.mark.parametrize("options", [{"seed": 5}, {"num_workers": 2}, {"num_workers": 2, "seed": 5}], ids=str)
+@pytest.mark.parametrize("method", [sb.traditional(), sb.selective_backprop(1.0)], ids=["traditional", "everything"])
+def test_a_stateful_dataloader_that_keeps_everything_is_itself(method, options):
+    """Its samplers draw the order when an iteration begins, before the seed for workers is drawn."""
+
+    def new():
+        torch.manual_seed(3)
+        seed = options.get("seed")
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        workers = options.get("num_workers", 0)
+        return StatefulDataLoader(digits(), 64, shuffle=True, num_workers=workers, generator=generator)
+
+    plain = train_plainly(new(), make_model(), 3)
+    loader = sb.SelectiveLoader(new(), (model := make_model()), nn.CrossEntropyLoss(), method)
+    seen = []
+    train(loader, model, 3, on_step=lambda *_: seen.append(loader.batch.data[0].clone()))
+    assert same(seen, plain)
 
 
 def test_an_iterable_without_state_resumes_by_loading_again():

@@ -17,7 +17,7 @@ from tests.processes import ENVIRONMENT, ROOT
 METHODS = {
     "sb": lambda: sb.selective_backprop(0.4),
     "stale": lambda: sb.stale_selective_backprop(0.4, every=2),
-    "pipelined": lambda: sb.selective_backprop(0.4, scoring=sb.scorers.PipelinedScorer(sync_every=3)),
+    "pipelined": lambda: sb.selective_backprop(0.4, scoring="pipelined"),
 }
 
 

@@ -285,7 +285,7 @@ def test_a_method_can_serve_two_loaders():
     one, two = make_loader(method), make_loader(method)
     for _ in one:
         pass
-    assert len(two.policy.history) == len(method.policy.history) == 0
+    assert len(two.policy.history.losses) == len(method.policy.history.losses) == 0
 
 
 def test_seeds():
@@ -303,6 +303,7 @@ def test_stats_add_up_and_read_well():
     text = str(loader.stats)
     for part in ("offered 406", "scored 203", "skipped before loading", "selectivity 0.", "seconds: loading"):
         assert part in text
+    assert "queued" not in text and "dropped" not in text, "counts of 0 are left out"
     assert all(seconds > 0 for seconds in loader.stats.seconds.values())
 
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import selective_backprop as sb
 from tests.helpers import digits, make_loader, make_model, train
@@ -134,16 +134,32 @@ def test_an_epoch_that_is_not_worth_skipping_is_explained_once(caplog):
         torch.manual_seed(0)
         model, train_loader = nn.Linear(8, 2), DataLoader(noise, 20, shuffle=True)
         loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=3)
-        with caplog.at_level(logging.INFO):
-            for _ in range(3):
-                for inputs, targets in loader:
-                    loader.loss(model(inputs), targets)
+        for _ in range(3):
+            for inputs, targets in loader:
+                loader.loss(model(inputs), targets)
         assert (loader.stats.selectivity == 1) is trains_on_all
-        lines = [record.message for record in caplog.records if "trained on everything" in record.message]
-        assert len(lines) == trains_on_all
+        lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(lines) == trains_on_all == ("trained on everything in epoch 3: 8" in str(loader.stats))
         if trains_on_all:
-            assert lines[0].startswith("ledger_backprop trained on everything in epoch 2: 8")
-            assert "95% of the loss, and it skips examples only if it can skip at least 30% (skip_at_least)" in lines[0]
+            assert lines[0].startswith("ledger_backprop trains on everything in epoch 2: 8")
+            takes = (
+                "carry 95% of the loss. It skips examples when at most 80% do: once more of them are fitted, or with"
+            )
+            assert takes in lines[0] and takes in str(loader.stats)
+
+
+def test_statistics_say_why_nothing_was_skipped_until_something_is():
+    losses, sampler = torch.ones(100), sb.SelectiveSampler(100, sb.ledger_backprop())
+    notes = []
+    for _ in range(3):
+        for ids in BatchSampler(sampler, 20, drop_last=False):
+            sampler.update(losses[ids])
+        notes.append(str(sampler.stats).partition("\n")[2])
+        losses[10:] = 1e-6  # for the epoch after next: a tenth of the examples then carries the loss
+    assert notes[0] == "trained on everything in epoch 1: losses become known in the first epoch"
+    assert notes[1].startswith("trained on everything in epoch 2: 96% of the examples carry 95% of the loss. It skips")
+    assert notes[2] == "" and sampler.stats.selectivity < 1
+    assert sb.SelectiveLoader([torch.ones(2)], nn.Linear(1, 1), nn.MSELoss(), sb.top_k(0.5)).stats.note == ""
 
 
 def test_skipping_starts_when_enough_can_be_skipped():

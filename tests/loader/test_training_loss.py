@@ -132,6 +132,20 @@ def test_a_loss_of_each_example_is_evaluated_once_by_every_kind_of_step():
     assert bool(loader.ledger.loss.isfinite().all())
 
 
+def test_one_number_for_a_batch_is_taken_and_warned_of_once(caplog):
+    """A function that averages would go unnoticed: nothing is skipped, because all losses of a batch are equal."""
+    model, data = make_model(), DataLoader(digits(), batch_size=32, shuffle=True)
+    loader = sb.SelectiveLoader(
+        data, model, lambda outputs, targets: F.cross_entropy(outputs, targets), sb.ledger_backprop()
+    )
+    with caplog.at_level("WARNING", logger="selective_backprop.loader.observer"):
+        train(loader, model, 2)
+    assert [record.getMessage().split(",")[0] for record in caplog.records if "observer" in record.name] == [
+        "your loss function gives one number for a batch of 32 examples"
+    ]
+    assert torch.isfinite(loader.ledger.loss).all()
+
+
 def test_training_losses_are_those_of_the_draws_that_were_trained_on():
     """The second evaluation sees the same random numbers as the first."""
     loss_fn = Restless()
@@ -257,3 +271,13 @@ def test_softmax_over_many_classes_is_computed_once(monkeypatch):
     monkeypatch.setattr(F, "cross_entropy", lambda *a, **k: pytest.fail("evaluated again"))
     PerExampleLoss(nn.CrossEntropyLoss(label_smoothing=0.1)).for_training(logits, classes, None)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("method", [sb.infobatch(), sb.methods.ledger_percentile(0.5, unbiased=True)])
+def test_one_number_for_a_batch_is_refused_at_once_by_methods_with_weights(method):
+    model = make_model()
+    candidates = DataLoader(digits(), 16)
+    loader = sb.SelectiveLoader(candidates, model, lambda o, t: F.cross_entropy(o, t), method, num_epochs=2)
+    with pytest.raises(ValueError, match="a single number for the whole batch, but one loss per example is needed"):
+        train(loader, model, 1)
+    assert loader.stats.batches == 0, "the first one was only looked at"

@@ -38,14 +38,15 @@ def train(data, method, epochs, hidden=256, rate=0.1):
 
 
 def test_what_is_memorised_is_trained_on_again_from_then_on(caplog):
-    with caplog.at_level(logging.INFO):
-        _, shares = train(by_heart(), sb.ledger_backprop(), epochs=30)
+    with caplog.at_level(logging.WARNING):
+        loader, shares = train(by_heart(), sb.ledger_backprop(), epochs=30)
     skipping = [share < 1 for share in shares]
     assert any(skipping), "at first it looks as if much could be skipped"
     last = max(epoch for epoch, skips in enumerate(skipping) if skips)
     assert last < 20 and shares[last + 1 :] == [1.0] * (29 - last), "then nothing is skipped to the end"
     lines = [record.message for record in caplog.records if "from here on" in record.message]
     assert len(lines) == 1 and lines[0].endswith("so the network forgets what it does not see")
+    assert "epoch 30: the loss of examples that were left out rose (most_rise=0.4)" in str(loader.stats)
     _, without = train(by_heart(), sb.ledger_backprop(most_rise=None), epochs=30)
     assert min(without[-5:]) < 0.9
 
@@ -103,5 +104,5 @@ def test_bad_options():
         sb.ledger_backprop(cap=0.5)
     with pytest.raises(ValueError, match="keep_at_least must be a share of the candidates in \\[0, 1\\], got 2"):
         sb.ledger_backprop(keep_at_least=2)
-    with pytest.raises(ValueError, match=r"keep_at_least=0\.8 and skip_at_least=0\.3 leave nothing to select"):
-        sb.ledger_backprop(keep_at_least=0.8)
+    with pytest.raises(ValueError, match=r"keep_at_least=0\.9 and skip_at_least=0\.2 leave nothing to select"):
+        sb.ledger_backprop(keep_at_least=0.9)

@@ -93,6 +93,31 @@ def test_an_outlier_has_no_larger_part_in_the_steps_than_in_plain_training():
     assert 0 < with_outlier < 1.4 * steps * BATCH / SIZE
 
 
+@pytest.mark.parametrize("size", [2_000, 10_000])
+def test_a_rare_class_is_no_outlier(size):
+    """Logistic regression with 0.4% positives, whose losses are over 100 times those of nearly all negatives."""
+    draws = torch.Generator().manual_seed(0)
+    targets = (torch.arange(size) < 0.004 * size).long()
+    inputs = torch.randn(size, 5, generator=draws) + torch.outer(targets, torch.tensor([1.5, 0, 0, 0, 0]))
+    model = nn.Linear(5, 2)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    method = sb.ledger_backprop(skip_at_least=0.1, most_rise=None)
+    loader = make_loader((inputs, targets), model, method, nn.CrossEntropyLoss(), 5)
+    trained_on, high = torch.zeros(size), 0
+    for _ in range(5):
+        for inputs, labels in loader:
+            trained_on[loader.batch.ids] += 1
+            loss = loader.loss(model(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses = loader.ledger.whole().loss
+        high += int((losses[targets == 1] > 100 * losses.quantile(0.99)).sum())
+    assert high > 0.004 * size and trained_on.mean() < 4.5
+    assert (trained_on[targets == 1] == 5).all()
+
+
 def test_the_rule_without_a_cap_does_stop():
     """What the test above is there to see."""
     method = sb.ledger_backprop(cap=float("inf"), keep_at_least=0, most_rise=None)

@@ -3,12 +3,15 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
+import selective_backprop as sb
+from selective_backprop.files.sealed import write_sealed
 from selective_backprop.pruning.prune import keep_after_pruning, load_scores, overlap, rank_correlation, save_scores
 from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
 from selective_backprop.testing import global_random_states, model_trace, same
@@ -477,15 +480,10 @@ def test_scores_come_back_from_a_file_to_the_bit(tmp_path):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: path.write_text("id,score\n0,0.5\n"), "wrong.pt is not a file written by save_scores$"),
-        (lambda path: path.write_bytes(b""), "wrong.pt is not a file written by save_scores$"),
-        (lambda path: torch.save(nn.Linear(1, 1), path), "wrong.pt is not a file written by save_scores$"),
-        (lambda path: torch.save(torch.rand(5), path), "not a file written by save_scores: it holds a Tensor"),
-        (lambda path: torch.save({"version": 1}, path), "not a file written by save_scores: it holds a dict"),
-        (
-            lambda path: torch.save({"version": 2, "scores": torch.rand(5)}, path),
-            "wrong.pt has version 2, expected 1",
-        ),
+        (lambda path: path.write_text("id,score\n0,0.5\n"), "wrong.pt is damaged, or was not written by this package"),
+        (lambda path: path.write_bytes(b""), "wrong.pt is damaged, or was not written by this package: it is empty"),
+        (lambda path: torch.save(torch.rand(5), path), "this package: it does not end with a checksum"),
+        (lambda path: write_sealed(path, "scores 2", {}), "wrong.pt holds 'scores 2', where 'scores 1' is expected"),
         (lambda path: save_scores(torch.rand(4), path), "has scores of 4 examples, the data set has 5"),
         (
             lambda path: save_scores(torch.rand(4, 2), path),
@@ -548,6 +546,21 @@ def test_an_easy_class_is_not_lost_when_classes_are_balanced():
     scores, classes = torch.arange(20.0), torch.arange(20) // 10
     assert int(keep_after_pruning(scores, 0.5)[:10].sum()) == 0
     assert keep_after_pruning(scores, 0.5, classes=classes).tolist() == ([False] * 5 + [True] * 5) * 2
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array, list, tuple])
+def test_scores_may_be_a_tensor_an_array_or_a_list(make, tmp_path):
+    scores = make([0.4, 0.1, 0.3, 0.2])
+    assert sb.diet(method=sb.traditional(), scores=scores).keep.tolist() == [True, False, True, True]
+    save_scores(scores, tmp_path / "scores.pt")
+    assert load_scores(tmp_path / "scores.pt").tolist() == pytest.approx([0.4, 0.1, 0.3, 0.2])
+    assert rank_correlation(scores, scores) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("scores", ["0.5", ["a", "b"], [[1.0], [1.0, 2.0]], [None, 1.0], torch.rand(4).to_sparse()])
+def test_scores_that_are_no_numbers(scores):
+    with pytest.raises(TypeError, match="scores must be numbers, one for each id, got"):
+        sb.diet(method=sb.traditional(), scores=scores)
 
 
 @pytest.mark.parametrize("seed", range(20))

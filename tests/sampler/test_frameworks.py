@@ -118,6 +118,18 @@ def test_accelerate_prepares_it():
     same_training(model, sampler, 3)
 
 
+@pytest.mark.parametrize("skipped", [0, 4])
+def test_batches_that_accelerate_skips_are_noticed(skipped, caplog):
+    """The sampler cannot know that its first batches were never loaded. It sees that their losses never came back."""
+    accelerate = pytest.importorskip("accelerate")
+    sampler = make(sb.infobatch(), source=NUM_DIGITS, num_epochs=3, batch_size=16)
+    loader = accelerate.Accelerator(cpu=True).prepare(images(sampler, drop_last=True))
+    for _ in range(3):
+        for inputs, _ in accelerate.skip_first_batches(loader, skipped):
+            sampler.update(torch.ones(len(inputs)))
+    assert caplog.text.count("losses go to the wrong examples") == (skipped > 0), "once per run"
+
+
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start")

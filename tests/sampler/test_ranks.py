@@ -109,7 +109,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 import selective_backprop as sb
-from selective_backprop.lab.runs.launch import leave
+from tests.processes import leave
 from tests.helpers import NUM_DIGITS, digits, make_model
 
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
 from selective_backprop.losses import PerExampleLoss, default_forward
-from selective_backprop.scorers import ForwardScorer, PipelinedScorer, pipelined
+from selective_backprop.scorers import base, pipelined
 from selective_backprop.testing import same
 from tests.helpers import Noisy, digits, make_loader, make_model, train
 from tests.processes import ENVIRONMENT, ROOT
@@ -40,15 +40,14 @@ def run(scorer, *, forward=default_forward, slow_step=False, epochs=2, **options
     return batches, model.state_dict()
 
 
-@pytest.mark.parametrize("sync_every", [1, 3])
-def test_the_result_does_not_depend_on_the_timing(sync_every):
+def test_the_result_does_not_depend_on_the_timing():
     clock = random.Random()  # seeded by the system: another one each time
 
     def sleepy(model, batch):
         time.sleep(clock.random() / 100 if in_background() else 0)
         return default_forward(model, batch)
 
-    scorer = sb.scorers.PipelinedScorer(sync_every=sync_every)
+    scorer = sb.scorers.PipelinedScorer()
     expected = run(scorer, dataset=Noisy())
     for slow_step in (False, True):
         assert same(run(scorer, forward=sleepy, slow_step=slow_step, dataset=Noisy()), expected)
@@ -66,10 +65,9 @@ def losses_by(model, state, rows):
         return nn.functional.cross_entropy(reference.eval()(inputs), targets, reduction="none")
 
 
-@pytest.mark.parametrize("sync_every", [1, 2, 3, 50])
-def test_scores_are_those_of_the_model_at_the_last_synchronisation(sync_every):
+def test_scores_are_those_of_the_model_when_the_batch_was_submitted():
     model = make_model()
-    method = sb.top_k(0.7, scoring=sb.scorers.PipelinedScorer(sync_every=sync_every))
+    method = sb.top_k(0.7, scoring="pipelined")
     loader = make_loader(method, model=model, loader_options={"shuffle": False})
     loader.policy.with_replacement = True  # what waits in the queue is offered again, so that batches are known
     select, offers = loader.policy.select, []  # the step at which each candidate batch was offered, and its scores
@@ -86,9 +84,7 @@ def test_scores_are_those_of_the_model_at_the_last_synchronisation(sync_every):
         rows = slice(number % 13 * 16, number % 13 * 16 + 16)
         # Submitted when the batch before was offered, before its training; the first of an epoch is scored at once.
         submitted = step if number % 13 == 0 else offers[number - 1][0]
-        if number % sync_every == 0:
-            synced = submitted
-        assert torch.allclose(scores, losses_by(model, versions[synced], rows), atol=1e-6)
+        assert torch.allclose(scores, losses_by(model, versions[submitted], rows), atol=1e-6)
     assert loader.stats.scored == loader.stats.offered == 406
 
 
@@ -112,14 +108,15 @@ def test_scoring_and_training_overlap():
     assert all(seen)
 
 
-def test_fidelity_is_measured_against_the_current_model():
+def test_fidelity_is_measured_against_the_current_model(monkeypatch):
+    monkeypatch.setattr(base, "CHECK_EVERY", 1)
     model = make_model()
-    loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=100, check_every=1)), model=model)
+    loader = make_loader(sb.top_k(0.5, scoring="pipelined"), model=model, batch_size=8)
     for _ in loader:
-        assert loader.stats.fidelity == 1
+        assert loader.scorer.fidelity == 1
         break
     train(loader, model, 6)
-    assert loader.stats.fidelity < 1
+    assert loader.scorer.fidelity < 1
 
 
 def poisoned(value):
@@ -168,18 +165,8 @@ def test_random_numbers_in_eval_mode_are_refused():
             ValueError,
             "a copy of the model in eval mode, got mode 'train'",
         ),
-        (lambda: sb.scorers.PipelinedScorer(sync_every=0), ValueError, "sync_every must be a whole number .*, got 0"),
-        (
-            lambda: sb.scorers.PipelinedScorer(sb.scorers.ConstantScorer()),
-            TypeError,
-            "needs a scorer that runs a model",
-        ),
-        (
-            lambda: sb.scorers.PipelinedScorer(sb.scorers.PipelinedScorer()),
-            TypeError,
-            "needs a scorer that runs a model",
-        ),
-        (lambda: sb.scorers.PipelinedScorer(check_every=0), ValueError, "check_every must be at least 1"),
+        (lambda: sb.scorers.PipelinedScorer(sb.scorers.ConstantScorer()), TypeError, "by a ForwardScorer, got Const"),
+        (lambda: sb.scorers.PipelinedScorer(sb.scorers.PipelinedScorer()), TypeError, "by a ForwardScorer, got Pipe"),
     ],
 )
 def test_bad_arguments(make, error, message):
@@ -187,13 +174,13 @@ def test_bad_arguments(make, error, message):
         make()
 
 
-def test_with_another_scorer_and_another_score():
-    scorer = sb.methods.distance_backprop(scoring=PipelinedScorer(ForwardScorer(scale_factor=0.5))).scorer
+def test_with_another_score():
+    scorer = sb.methods.distance_backprop(scoring="pipelined").scorer
     inputs, targets = torch.rand(5, 3, 8, 8), torch.arange(5)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10))
     task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
     candidates = sb.types.Candidates((inputs, targets), None, 5)
-    alone = sb.methods.distance_backprop(scoring=ForwardScorer(scale_factor=0.5)).scorer.score(candidates, task)
+    alone = sb.methods.distance_backprop().scorer.score(candidates, task)
     scorer.submit(candidates, task)
     assert torch.equal(scorer.score(candidates, task), alone)
 
@@ -268,7 +255,7 @@ def test_what_is_not_wanted_any_more_is_waited_for():
 
 
 def test_loaders_of_one_method_share_nothing():
-    method = sb.selective_backprop(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=3))
+    method = sb.selective_backprop(0.5, scoring=sb.scorers.PipelinedScorer())
     expected = run(method.scorer)
     one, two = (make_loader(method) for _ in range(2))
     iterators = iter(one), iter(two)
@@ -319,21 +306,9 @@ class Linear(nn.Linear):
         return super().forward(input)
 
 
-ENDS_ANEW = pytest.mark.xfail(
-    strict=True, reason="restored at the end of its data, torchdata's loader draws once more from the global generator"
-)
-
-
-@pytest.mark.parametrize(
-    ("kind", "sync_every"),
-    [
-        *((kind, 1) for kind in KINDS if kind != "stateful stream"),
-        pytest.param("stateful stream", 1, marks=ENDS_ANEW),
-        ("ids", 3),
-    ],
-)
-def test_resume_with_a_batch_under_way(kind, sync_every):
-    """Saved after every step; the batch ahead, its scores and older weights come back to the bit."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_with_a_batch_under_way(kind):
+    """Saved after every step; the batch ahead and its scores come back to the bit."""
 
     def new():
         torch.manual_seed(3)
@@ -342,7 +317,7 @@ def test_resume_with_a_batch_under_way(kind, sync_every):
             KINDS[kind](),
             model,
             nn.CrossEntropyLoss(),
-            sb.top_k(0.6, scoring=sb.scorers.PipelinedScorer(sync_every=sync_every)),
+            sb.top_k(0.6, scoring="pipelined"),
             batch_size=8,
             transform=AddNoise() if kind != "dicts" else None,
         )
@@ -383,20 +358,33 @@ def test_resume_with_a_batch_under_way(kind, sync_every):
     assert under_way > 5
 
 
-def test_weights_are_saved_only_where_they_are_needed():
-    for sync_every, needed in ((1, False), (3, True)):
-        loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.PipelinedScorer(sync_every=sync_every)))
-        iterator = iter(loader)
-        next(iterator)
-        weights = loader.state_dict()["parts"]["scorer"]["snapshot"]["weights"]
-        assert (weights is not None) == needed
+@pytest.mark.parametrize("swap", [lambda: nn.Tanh(), lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU())])
+def test_layers_that_are_swapped_are_copied_anew(swap):
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
+    candidates = sb.types.Candidates(list(digits()[:16]), None, 16)
+    scorer = sb.scorers.PipelinedScorer()
+    for layers in (None, swap(), nn.Identity()):
+        if layers is not None:
+            model[1] = layers
+        scorer.submit(candidates, task)
+        assert torch.equal(scorer.score(candidates, task), sb.scorers.ForwardScorer().score(candidates, task))
 
 
 def test_selection_that_is_switched_off_for_a_batch_ahead():
-    """A guard decides by the clock when the batch has its turn: what was scored for nothing is dropped."""
-    times = iter(range(10**6))
-    guard = sb.schedules.Guard(window=2, patience=4, clock=lambda: float(next(times)) ** 1.5)
-    method = sb.Method("mine", sb.scorers.PipelinedScorer(), sb.policies.TopKPolicy(selectivity=0.5), guard)
+    """A schedule may decide when the batch has its turn: what was scored for nothing is dropped."""
+
+    class TwoOnTwoOff(sb.schedules.Schedule):
+        known_ahead = False
+        count = 0
+
+        def advance(self, *place):
+            object.__setattr__(self, "count", self.count + 1)
+
+        def is_on(self, *place):
+            return self.count % 4 > 1
+
+    method = sb.Method("mine", sb.scorers.PipelinedScorer(), sb.policies.TopKPolicy(selectivity=0.5), TwoOnTwoOff())
     loader = make_loader(method, num_epochs=4)
     trained = [id for batch in train(loader, loader.model, 4) for id in batch]
     assert 0 < loader.stats.scored < loader.stats.offered == 4 * 203

@@ -207,14 +207,9 @@ def test_bad_input(make, error, message):
 
 def test_files_of_something_else(tmp_path):
     path = tmp_path / "record.pt"
-    for content in (torch.zeros(3), {"masks": [1]}, {"scores": torch.zeros(3)}):
-        torch.save(content, path)
-        with pytest.raises(ValueError, match=r"record.pt is not a file written by SelectionRecord.save"):
-            sb.pruning.SelectionRecord.load(path)
     path.write_text("hello")
-    with pytest.raises(ValueError, match=r"record.pt is not a file written by SelectionRecord.save"):
+    with pytest.raises(ValueError, match=r"record\.pt is damaged, or was not written by this package"):
         sb.pruning.SelectionRecord.load(path)
-    record_of([1]).save(path)
-    torch.save(torch.load(path) | {"version": 9}, path)
-    with pytest.raises(ValueError, match=r"record.pt has version 9, expected 1"):
+    sb.pruning.save_scores(torch.zeros(3), path)
+    with pytest.raises(ValueError, match=r"record\.pt holds 'scores 1', where 'selection record 1' is expected"):
         sb.pruning.SelectionRecord.load(path)

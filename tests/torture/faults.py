@@ -69,35 +69,18 @@ def colliding_saves(in_all, seed=0):
 
 def killed_ranks(seed=0):
     """Two ranks that are killed together, or one of them; starting torchrun takes too long for `make test`."""
-    together = {"sb": 4, "stale": 3, "ledger": 3, ranks.LOOP: 5}
     return [
-        *(
-            Fault(
-                f"two ranks, all killed, {_run(method)}", count, partial(ranks.all_killed, method, count, seed), False
-            )
-            for method, count in together.items()
-        ),
-        Fault("one of two ranks killed: the other ends", 4, partial(ranks.one_killed_of_two, seed), False),
-        *(
-            Fault(
-                f"one of two ranks killed, {_run(name)}", 3, partial(ranks.one_killed_under_torchrun, name, seed), False
-            )
-            for name in ("stale", ranks.LOOP)
-        ),
+        Fault("two ranks, all killed, save_checkpoint", 5, partial(ranks.all_killed, 5, seed), False),
+        Fault("one of two ranks killed, save_checkpoint", 3, partial(ranks.one_killed, seed), False),
         Fault("newest save_checkpoint of two ranks damaged", 1, ranked_checkpoints.damaged, False),
     ]
-
-
-def _run(method):
-    return "save_checkpoint" if method == ranks.LOOP else method
 
 
 OTHERS = [
     *(
         Fault(f"{what}: {name}", 1, partial(function, name), quick=name == "a bit flipped")
         for what, function in (
-            ("last checkpoint", files.damaged_checkpoint),
-            ("both checkpoints", files.two_damaged_checkpoints),
+            ("checkpoint", files.damaged_checkpoint),
             ("records", files.damaged_records),
         )
         for name in files.DAMAGES

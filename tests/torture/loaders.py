@@ -79,7 +79,11 @@ def dying_worker(end, scratch):
         expected = train(loader, expected_model, EPOCHS)
         result = run_function(_train_until_the_end, end, scratch)
         assert result.returncode == 1, text_of(result)
-        told = ("cannot read this image",) if end == "raises" else ("DataLoader worker", "ConnectionResetError")
+        told = (
+            ("cannot read this image",)
+            if end == "raises"
+            else ("DataLoader worker", "ConnectionResetError", "EOFError")
+        )
         assert any(message in result.stderr for message in told), text_of(result)
         state = torch.load(scratch / "state.pt", weights_only=True)
         model, loader = _new(Dangerous())

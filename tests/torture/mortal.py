@@ -14,7 +14,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tests.distributed.launch import SAFETY_NET
@@ -25,11 +24,11 @@ _OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 @dataclass(frozen=True)
 class End:
-    """The number-th file operation in the folder, or the number-th layer that a rank goes through, or trains."""
+    """The number-th file operation in the folder, or the number-th layer that a rank goes through."""
 
     rank: int
     event: str
-    """ "file", "layer" or "trained layer"."""
+    """ "file" or "layer"."""
     number: int
     then: str = "die"
     """ "die" by itself, "wait" to be killed, "tell" and go on: then it is killed in the middle of what follows."""
@@ -73,8 +72,7 @@ def prepare():
     if end.event == "file":
         sys.addaudithook(audit)
     else:
-        every = end.event == "layer"
-        register_module_forward_pre_hook(lambda *_: count() if every or torch.is_grad_enabled() else None)
+        register_module_forward_pre_hook(lambda *_: count())
 
 
 if __name__ == "__main__":

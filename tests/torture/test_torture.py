@@ -10,8 +10,6 @@ from tests.torture.__main__ import try_out
 from tests.torture.faults import OTHERS, Fault, killed_runs, random_layouts
 from tests.torture.files import NotHere
 from tests.torture.kills import kill_at_instant, kill_at_operation, kill_while_writing, survive
-from tests.torture.mortal import End
-from tests.torture.ranks import the_other_ends
 
 FEW = {
     # Three ways, one after the other, on one run; the numbers are those of operations within an epoch's save.
@@ -35,10 +33,6 @@ def test_other_faults(fault, tmp_path):
         assert fault.happen(tmp_path) != 0, "it never happened"
     except NotHere as reason:
         pytest.skip(str(reason))
-
-
-def test_a_rank_that_waits_for_the_gradients_of_a_dead_one_says_so(tmp_path):
-    the_other_ends(End(1, "trained layer", 100), tmp_path / "run")
 
 
 def test_what_is_not_survived_is_told():

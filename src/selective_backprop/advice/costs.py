@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from selective_backprop.advice.timing import time_in_turns
 from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
+from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, num_candidates, untouched_generators
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Candidates, Forward, Task
 
 _Action = Callable[[Candidates], object]
+SECONDS = 30.0
+"""How long to measure."""
 _SAMPLE = 8  # batches that are kept in memory and measured over and over
 
 
@@ -65,17 +68,31 @@ def measure_costs(
     forward: Forward = default_forward,
     transform: Callable[[Any], Any] | None = None,
     device: torch.device | str | None = None,
-    seconds: float = 30.0,
+    seconds: float = SECONDS,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Costs:
     """Measure costs: load some batches, then score them and train on them in turn. Nothing is changed by it.
 
     Args:
         model, loss_fn, loader, forward, transform, device: as for `SelectiveLoader`.
         seconds: time to spend. Everything is measured at least three times.
+        note: called with a line that says how long it will take, if there is something to measure.
     """
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, got {seconds}")
+    if isinstance(loader, SelectiveLoader):
+        raise TypeError("loader must be your own DataLoader, not the SelectiveLoader around it")
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            f"loader is an iterator (a {type(loader).__name__}), and measuring would take its first {_SAMPLE} batches "
+            "away: pass something that starts anew, such as your DataLoader or a list of batches"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            "no parameter of the model requires gradients, so there is no training to measure: unfreeze what you train"
+        )
     place = torch.device(device) if device is not None else device_of(model)
+    note(f"measuring for about {seconds:g} s")
     batches, loading = _load(loader, place, transform)
     loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
     task = Task(unwrap(model), forward, loss)

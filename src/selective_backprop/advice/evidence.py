@@ -1,6 +1,7 @@
 """What the leaderboard showed: how many times more compute plain training or random subsets need for a method's error.
 
-The numbers are in leaderboard.json beside this file. `selective-backprop leaderboard show --evidence` writes it.
+The numbers are in leaderboard.json beside this file, which `selective-backprop leaderboard show --evidence` writes,
+and in growth.json, which `benchmarks/growth.py` writes.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,54 @@ def evidence_of(name: str) -> Evidence | None:
     return Evidence(multipliers) if multipliers else None
 
 
-@functools.cache
+@dataclass(frozen=True)
+class Measured:
+    """The ledger's compute multiplier with a number of training examples."""
+
+    examples: int
+    multiple: float
+    ends: tuple[float, float] | None = None
+    """95% interval over seeds; None for a single seed."""
+
+    def __str__(self) -> str:
+        spread = "one seed" if self.ends is None else f"{self.ends[0]:.2f} to {self.ends[1]:.2f}"
+        return f"{self.multiple:.2f} ({spread}) with {self.examples:,} examples"
+
+
+GROWTH_EPOCHS = 6
+"""Length of plain training at whose error the growth is told."""
+
+
+def growth(examples: int | None, measured: Sequence[Measured] | None = None) -> str:
+    """How the ledger's multiplier grew with the data in our one study of it, and where so many examples would stand.
+
+    >>> growth(20, [Measured(10, 1.0), Measured(40, 2.0, (1.5, 2.5))]).partition("Your ")[2]
+    '20 examples are between them: about 1.41, if your data are like that.'
+    """
+    known = measured or _growth()
+    first, last = known[0], known[-1]
+    told = f"On SVHN with a ResNet-8 its multiplier was {first} and {last}."
+    if examples is None:
+        return told
+    if not first.examples <= examples <= last.examples:
+        side = "fewer" if examples < first.examples else "more"
+        return f"{told} Your {examples:,} examples are {side} than that, so what it is for them is extrapolation."
+    below, above = next(pair for pair in pairwise(known) if pair[0].examples <= examples <= pair[1].examples)
+    share = math.log(examples / below.examples) / math.log(above.examples / below.examples)
+    between = below.multiple ** (1 - share) * above.multiple**share
+    return f"{told} Your {examples:,} examples are between them: about {between:.2f}, if your data are like that."
+
+
+def _growth() -> list[Measured]:
+    rows = [row for row in _read("growth.json") if row["epochs"] == GROWTH_EPOCHS]
+    return [Measured(row["examples"], row["multiple"], tuple(row["ends"]) if row["ends"] else None) for row in rows]
+
+
 def _table() -> dict[str, dict[str, float]]:
-    file = importlib.resources.files(__package__) / "leaderboard.json"
-    found: dict[str, dict[str, float]] = json.loads(file.read_text())
+    found: dict[str, dict[str, float]] = _read("leaderboard.json")
     return found
+
+
+@functools.cache
+def _read(name: str) -> Any:
+    return json.loads((importlib.resources.files(__package__) / name).read_text())

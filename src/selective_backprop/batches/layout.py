@@ -84,7 +84,7 @@ class Layout:
         if self.kind == "column":
             found.append(batch if isinstance(batch, Tensor) else list(batch))
         elif self.kind != "none":
-            parts = _parts(batch)
+            parts = parts_of(batch)
             if parts is None or parts[0] != self.kind or parts[1] != self.keys:
                 raise ValueError(
                     f"the batches changed their structure: expected {self._describe()}, got {batch!r:.200}"
@@ -113,20 +113,33 @@ class Layout:
                 "Let the collate function return a dict"
             ) from error
 
+    def names(self, name: str = "batch") -> list[str]:
+        """Name each column by its place in the batch, for errors.
+
+        >>> Layout.of({"image": torch.zeros(2, 5), "boxes": [[1], [2, 3]]}).names()
+        ["batch['image']", "batch['boxes']"]
+        """
+        if self.kind == "column":
+            return [name]
+        places = [f"{name}.{key}" if self.kind == "record" else f"{name}[{key!r}]" for key in self.keys]
+        return [found for child, place in zip(self.children, places, strict=False) for found in child.names(place)]
+
     def _describe(self) -> str:
         name = self.cls.__name__ if self.cls else self.kind
         return f"{name} of {list(self.keys)}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data, so that a checkpoint needs no pickled classes."""
-        cls = f"{self.cls.__module__}:{self.cls.__qualname__}" if self.cls else ""
+        if odd := [key for key in self.keys if type(key) not in (str, int, float, bool, type(None))]:
+            raise TypeError(f"cannot save batches with the key {odd[0]!r}: use strings as the keys of a batch")
+        cls = class_name(self.cls) if self.cls else ""
         children = [child.state_dict() for child in self.children]
         return {"kind": self.kind, "class": cls, "keys": list(self.keys), "children": children}
 
     @staticmethod
     def from_state_dict(state: dict[str, Any]) -> Layout:
         children = tuple(Layout.from_state_dict(child) for child in state["children"])
-        return Layout(state["kind"], _find_class(state["class"]), tuple(state["keys"]), children)
+        return Layout(state["kind"], find_class(state["class"]), tuple(state["keys"]), children)
 
 
 class RowCheck:
@@ -148,7 +161,7 @@ class RowCheck:
             except (TypeError, ValueError):
                 # Every part may have the same, wrong number: a collate function has dropped or added examples.
                 lengths = {len(value) for value in _columns(batch)}
-                if len(lengths) == 1:
+                if len(lengths) == 1 and lengths != {num_rows}:
                     raise _other_number(lengths.pop(), num_rows) from None
             self._is_divided = self._layout is not None
         elif self._layout is not None:
@@ -166,7 +179,8 @@ def _other_number(found: int, expected: int) -> ValueError:
     return ValueError(
         f"a batch has {found} examples where the sampler asked for {expected}: a collate function or a transform that "
         "drops or adds examples leaves it open which ids are in the batch. Leave examples out in the sampler or in the "
-        "data set instead"
+        "data set instead. If each item of your data set is a whole batch already, pass a DataLoader with "
+        "batch_size=None and a method that needs no ids, such as sb.selective_backprop()"
     )
 
 
@@ -213,8 +227,8 @@ def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     if type(value) is list or type(value) is tuple:  # the usual batch, in half the time
         moved = []
         for part in value:
-            is_tensor = isinstance(part, Tensor)
-            moved.append(part.to(device, non_blocking=non_blocking) if is_tensor else move(part, device))
+            go = part.to if isinstance(part, Tensor) else functools.partial(move, part)
+            moved.append(go(device, non_blocking=non_blocking))
         return type(value)(moved)
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
@@ -225,7 +239,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if type(value) is list or type(value) is tuple:  # the usual batch, in a quarter of the time
         return type(value)([map_tensors(part, change) for part in value])
-    parts = _parts(value)
+    parts = parts_of(value)
     if parts is None:
         return value
     return with_values(value, [map_tensors(part, change) for part in parts[2]])
@@ -233,7 +247,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def entries(batch: Any) -> dict[Any, Any]:
     """Return the values of a batch by key, name or position."""
-    parts = _parts(batch)
+    parts = parts_of(batch)
     if parts is None:
         raise TypeError(f"a batch of type {type(batch).__name__} has no entries: expected a dict, tuple or dataclass")
     return dict(zip(parts[1], parts[2], strict=True))
@@ -241,7 +255,7 @@ def entries(batch: Any) -> dict[Any, Any]:
 
 def with_values(batch: Any, values: list[Any]) -> Any:
     """Make the same kind of batch with other values, in the order of `entries`."""
-    parts = _parts(batch)
+    parts = parts_of(batch)
     assert parts is not None
     return Layout(parts[0], type(batch), parts[1], tuple(Layout("column") for _ in values)).batch(values)
 
@@ -249,7 +263,7 @@ def with_values(batch: Any, values: list[Any]) -> Any:
 def _first_tensor(value: Any, *, nested: bool) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
-    parts = _parts(value)
+    parts = parts_of(value)
     if parts is None or (nested and parts[0] == "sequence"):
         return None
     found = (_first_tensor(part, nested=True) for part in parts[2])
@@ -258,7 +272,7 @@ def _first_tensor(value: Any, *, nested: bool) -> Tensor | None:
 
 def _first_list(value: Any) -> list[Any] | None:
     """Find the first innermost list, for example of file names or of images of different sizes."""
-    parts = _parts(value)
+    parts = parts_of(value)
     if parts is None:
         return None
     inner = (_first_list(part) for part in parts[2])
@@ -266,7 +280,7 @@ def _first_list(value: Any) -> list[Any] | None:
     return first if first is not None else parts[2] if parts[0] == "sequence" and parts[2] else None
 
 
-def _parts(value: Any) -> tuple[str, tuple[Any, ...], list[Any]] | None:
+def parts_of(value: Any) -> tuple[str, tuple[Any, ...], list[Any]] | None:
     """Return kind, keys and values of a container; None for anything else."""
     if isinstance(value, Mapping):
         return "mapping", tuple(value), list(value.values())
@@ -282,17 +296,27 @@ def _read(value: Any, rows: int, *, nested: bool) -> Layout:
     if value is None:
         return Layout("none")
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_nested:
+            kind = "nested" if value.is_nested else "sparse"
+            raise TypeError(
+                f"cannot pick examples from a {kind} tensor: make it dense in the collate function, or use a method "
+                "that decides before loading, such as sb.ledger_backprop(), which passes batches on as they are"
+            )
         if value.dim() == 0 or len(value) != rows:
             raise ValueError(
                 f"a tensor of shape {tuple(value.shape)} in a batch of {rows} examples: examples go along the first "
                 "dimension"
             )
         return Layout("column")
-    parts = _parts(value)
+    parts = parts_of(value)
     if parts is None:
+        contrastive = (
+            ". A contrastive loss with in-batch negatives, as in sentence-transformers, has no loss per example and "
+            "cannot be used"
+        )
         raise TypeError(
             f"cannot pick examples from a {type(value).__name__} in a batch: make it a tensor or a list with one "
-            "entry per example in the collate function"
+            f"entry per example in the collate function{contrastive if isinstance(value, str) else ''}"
         )
     kind, keys, values = parts
     if kind == "sequence" and len(values) == rows:
@@ -311,21 +335,39 @@ def _spans(value: Any, rows: int) -> bool:
     """Whether a value can be a column, or several columns, of `rows` rows."""
     if isinstance(value, Tensor):
         return value.dim() > 0 and len(value) == rows
-    parts = _parts(value)
+    parts = parts_of(value)
     if parts is None:
         return value is None
     return (parts[0] == "sequence" and len(parts[2]) == rows) or all(_spans(part, rows) for part in parts[2])
 
 
-def _find_class(name: str) -> type | None:
+def class_name(cls: type) -> str:
+    """Return the name by which `find_class` finds this class of batches. Raises if it would find none."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    found = _look_up(name)
+    if found is not cls:
+        raise ValueError(
+            f"cannot save a batch of the class {cls.__qualname__}, because no other process could find it by that name "
+            f"in {cls.__module__}: define it at the top of its module, not inside a function, or let the collate "
+            "function return a dict"
+        )
+    return name
+
+
+def find_class(name: str) -> type | None:
     """Find a container class by name, among modules already imported: loading a checkpoint must not import anything."""
     if not name:
         return None
-    module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
+    found = _look_up(name)
     allowed = isinstance(found, type) and (issubclass(found, (list, tuple, Mapping)) or dataclasses.is_dataclass(found))
     if not allowed:
         raise ValueError(f"the saved queue holds batches of type {name}: import it before load_state_dict()")
     return found  # type: ignore[no-any-return]
+
+
+def _look_up(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import warnings
@@ -15,21 +16,22 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from selective_backprop.files.locks import is_locked, lock_folder
+from selective_backprop.files.locks import FolderLock, is_locked
 from selective_backprop.files.reading import open_regular, read_json
-from selective_backprop.files.writing import sync_folder, write_whole
+from selective_backprop.files.writing import sync_folder, with_free_space, write_whole
 
 _NAME, _UNFINISHED, _CHECKSUMS = "checkpoint-", ".unfinished", "checksums.json"
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest is damaged
-_MOST_DIGITS = 18
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")  # as `path_of` writes it: checkpoint-007 is not ours
+_HIGHEST = 10**18 - 1
 
 
 def numbers(folder: Path) -> list[int]:
     """List the numbers of the checkpoints in the folder, the newest first."""
-    found = [path.name.removeprefix(_NAME) for path in folder.glob(f"{_NAME}*")]
-    return sorted((int(text) for text in found if text.isdecimal() and len(text) <= _MOST_DIGITS), reverse=True)
+    found = (path.name.removeprefix(_NAME) for path in folder.glob(f"{_NAME}*"))
+    return sorted((int(text) for text in found if _NUMBER.fullmatch(text)), reverse=True)
 
 
 def path_of(folder: Path, number: int) -> Path:
@@ -39,9 +41,10 @@ def path_of(folder: Path, number: int) -> Path:
 
 # ---- ownership of the folder
 
-_PATIENCE = 5.0  # seconds that a save waits for a process that holds the folder, which may be about to end
+PATIENCE = 5.0
+"""Seconds that a save waits for a process that holds the folder, which may be about to end."""
 
-_owned: dict[str, tuple[FileLock, set[int]]] = {}
+_owned: dict[str, tuple[FolderLock, set[int]]] = {}
 """By folder: the lock that this process holds, and the ids of the loaders that saved there."""
 
 
@@ -49,15 +52,16 @@ def _own(folder: Path, loader: object) -> None:
     """Take the folder for this process until the loader is deleted. Raises RuntimeError if another process has it."""
     key = os.path.realpath(folder)
     lock, users = _owned.get(key, (None, set()))
-    if lock is None or not lock.is_locked:  # a forked process does not hold the lock of its parent
+    # A forked process does not hold the lock of its parent. If the folder was removed, the lock went with it.
+    if lock is None or not lock.is_held:
         try:
-            lock = lock_folder(folder, patience=_PATIENCE)
+            _owned[key] = FolderLock(folder, patience=PATIENCE), users
         except Timeout:
             raise RuntimeError(
-                f"another process saves its checkpoints to {folder}, and still did after {_PATIENCE:g} seconds: end "
-                "it, or save to another folder"
+                f"another process saves its checkpoints to {folder}, and still did after {PATIENCE:g} seconds: end "
+                f"it, or save to another folder. (On a file system without locks: if it was killed, remove "
+                f"{folder / '.lock'})"
             ) from None
-        _owned[key] = lock, users
     if id(loader) not in users:
         users.add(id(loader))
         weakref.finalize(loader, _release, key, id(loader)).atexit = False
@@ -92,12 +96,18 @@ def begin(folder: Path, loader: object) -> Path:
         folder: the folder of checkpoints. It is made if it does not exist.
         loader: the loader to save. The folder belongs to this process until the loader is deleted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _own(folder, loader)
-    for path in folder.glob(f"{_NAME}*{_UNFINISHED}"):
-        _remove(path)
-    path = _unfinished(folder)
-    path.mkdir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _own(folder, loader)
+        path = _unfinished(folder)
+        path.mkdir()
+    except OSError as error:
+        raise with_free_space(error, folder) from error
+    if _HIGHEST in numbers(folder):
+        raise FileExistsError(f"no checkpoint can follow {path_of(folder, _HIGHEST)}: remove it, or save elsewhere")
+    for left in folder.glob(f"{_NAME}*{_UNFINISHED}"):
+        if left != path:
+            _remove(left)
     return path
 
 

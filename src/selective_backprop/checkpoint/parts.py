@@ -10,6 +10,7 @@ tensors of the first kind, whichever ranks hold which rows.
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -79,6 +80,13 @@ def load_part(name: str, part: Any, tensors: dict[str, Tensor], own: Any) -> Non
         part.load_state_dict(own)
 
 
+def current_state(part: Any) -> Any:
+    """Return a state by which `part.load_state_dict` undoes what it loads next."""
+    state = part.state_dict()
+    # An optimizer replaces its tensors when it loads a state, so that the old ones stay as they are.
+    return state if isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
+
+
 # ---- models
 
 
@@ -144,13 +152,18 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 # ---- the ledger
 
 
-def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dict[str, Tensor]:
-    """Return the columns of a ledger's state by name. If ranks share the ledger, this rank has only its own rows."""
+def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int, *, empty: bool = False) -> dict[str, Tensor]:
+    """Return the columns of a ledger's state by name. If ranks share the ledger, this rank has only its own rows.
+
+    empty: return new columns of the same kind instead, to read a checkpoint into.
+    """
     if not num_examples:
         return {}
     # A column of width 0 has nothing to save.
     columns = {
-        f"ledger/{name}": column for name, column in state.get("block", state).items() if 0 not in column.shape[1:]
+        f"ledger/{name}": torch.empty_like(column) if empty else column
+        for name, column in state.get("block", state).items()
+        if 0 not in column.shape[1:]
     }
     if ranks.size == 1:
         return columns
@@ -166,7 +179,7 @@ def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int) -> dic
 
 def ledger_state(ledger: AnyLedger, columns: dict[str, Tensor], writes: list[Any]) -> dict[str, Any]:
     """Return the state of this ledger with its columns and writes replaced by saved ones. It is not changed."""
-    here: dict[str, Any] = ledger.state_dict()
+    here: dict[str, Any] = ledger.state_dict(copy=False)
     if not columns:
         return here
     local = {
@@ -175,6 +188,8 @@ def ledger_state(ledger: AnyLedger, columns: dict[str, Tensor], writes: list[Any
     }
     if "block" in here:
         return here | {"block": here["block"] | local, "writes": writes}
+    if not writes:
+        return here | local
     loaded = Ledger(len(ledger), ledger.columns)
     loaded.load_state_dict(here | local)
     for write in writes:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +20,9 @@ State = dict[str, Any]
 T = TypeVar("T")
 
 
-def redeal(states: list[State], rank: int, size: int, batch_size: int | None = None) -> State:
+def redeal(
+    states: list[State], rank: int, size: int, batch_size: int | None = None, generators: list[Tensor] | None = None
+) -> State:
     """Make the state with which `rank` of `size` resumes, from the states that k ranks saved.
 
     What was selected and not trained on yet, and what the epoch has still to offer, is dealt out evenly and in order:
@@ -34,11 +35,14 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
         rank: the rank that resumes.
         size: number of ranks that resume.
         batch_size: B from now on; by default as saved.
+        generators: states of the generators of this rank's DataLoader. They stay if as many were not saved: one process
+            shuffles by a generator, several ranks by a DistributedSampler, which has none.
     """
     first, own = states[0], states[rank % len(states)]
     _require_same_moment(states)
     batch_size = first["batch_size"] if batch_size is None else batch_size
     under_way = None if first["epochs"]["under_way"] is None else _epoch(states, rank, size, batch_size)
+    saved = _generators([state["generators"] for state in states], rank)
     queued = under_way["queue"]["lengths"][rank] if under_way is not None and "queue" in under_way else 0
     return {
         **first,
@@ -46,7 +50,7 @@ def redeal(states: list[State], rank: int, size: int, batch_size: int | None = N
         "batch_size": batch_size,
         "epochs": {**first["epochs"], "under_way": under_way},
         **{name: own[name] for name in ("parts", "selector", "transform", "stream")},
-        "generators": _generators([state["generators"] for state in states], rank),
+        "generators": saved if generators is None or len(saved) == len(generators) else generators,
         "stats": _stats([state["stats"] for state in states], rank, size, queued=queued),
         "reported": _reported([state["reported"] for state in states], rank, size),
         "losses": deal([step for state in states for step in state["losses"]], size)[rank],
@@ -194,7 +198,6 @@ def _generators(states: list[list[Tensor]], rank: int) -> list[Tensor]:
 
 def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
     """Make the statistics with which `rank` of `size` resumes. Each is combined as it declares (`Combination`)."""
-    scored = [state["scored"] for state in states]
 
     def combine(name: str) -> Any:
         values = [state[name] for state in states]
@@ -203,8 +206,6 @@ def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
             return deal_count(values, rank, size)
         if how == "sums":
             return {key: sum(value[key] for value in values) / size for key in values[0]}
-        if how == "mean of scores":
-            return _weighted_mean(values, scored)
         if how == "longest":
             return {key: max(value[key] for value in values) for key in values[0]}
         return queued if how == "queue" else values[0]
@@ -216,17 +217,6 @@ def _reported(states: list[State], rank: int, size: int) -> State:
     """Make the statistics that were reported already."""
     queued = deal_count([state["queued"] for state in states], rank, size)
     return _stats(states, rank, size, queued=queued)
-
-
-def _weighted_mean(values: list[float], weights: list[int]) -> float:
-    """Compute the weighted mean of the values that are known; the first value if none is known or has a weight."""
-    pairs = zip(values, weights, strict=True)
-    known = [(value, weight) for value, weight in pairs if weight and not math.isnan(value)]
-    if not known:
-        return values[0]
-    # Relative to the first: the mean of equal values is that value, to the bit.
-    first = known[0][0]
-    return first + sum((value - first) * weight for value, weight in known) / sum(weight for _, weight in known)
 
 
 def deal_count(counts: list[int], rank: int, size: int) -> int:

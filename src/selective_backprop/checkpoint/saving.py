@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from selective_backprop.checkpoint import folders
 from selective_backprop.checkpoint.reshard import deal, redeal
@@ -21,6 +21,7 @@ from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks, current_ranks
 from selective_backprop.files import states
 from selective_backprop.files.reading import read_bytes
+from selective_backprop.files.signing import signed
 from selective_backprop.files.writing import with_free_space, write_whole
 from selective_backprop.loader.selective_loader import SelectiveLoader
 
@@ -82,7 +83,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
     ranks = current_ranks()
 
     def collect() -> tuple[dict[str, Tensor], dict[str, Any]]:
-        state = loader.state_dict()
+        state = loader.state_to_write()  # no copy of the ledger, which may be half of the memory
         tensors = whole_columns(state["ledger"], ranks, len(loader.ledger))
         own: dict[str, Any] = {"parts": {}}
         # What was not delivered yet stays so: saving must not change in which order it is.
@@ -122,9 +123,11 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
     With as many ranks as have saved, the run goes on exactly. With more or fewer, what they share stays as it is, and
     what was selected and not trained on yet, the rest of the epoch and the ledger are dealt out again: nothing is lost
-    or trained on twice. Training batches of a rank may then have another size, too.
+    or trained on twice. Training batches of a rank may then have another size, too. So may the sampler change, as from
+    shuffle=True in one process to a DistributedSampler on several: generators that only one of them has are left alone.
 
-    No code in the files is run. A checkpoint from somebody else can be wrong, but it cannot do harm.
+    If the loader or a part refuses its state, nothing is changed. No code in the files is run. A checkpoint from
+    somebody else can be wrong, but it cannot do harm.
 
     Args:
         folder: as for `save_checkpoint`.
@@ -165,7 +168,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from selective_backprop.checkpoint.parts import ledger_state, load_part, room_for, whole_columns
+    from selective_backprop.checkpoint.parts import current_state, ledger_state, load_part, room_for, whole_columns
     from selective_backprop.checkpoint.safe_reading import SafePlanner, SafeReader
 
     reader, saved, every = SafeReader(path, set()), dict[str, Any](), list[dict[str, Any]]()
@@ -184,14 +187,16 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
     if (first := _first(gather(ranks, problem))) is not None:
         return str(first)
 
-    def prepare() -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    models = {name for name, part in parts.items() if isinstance(part, nn.Module)}
+
+    def prepare() -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor], list[dict[str, Tensor]]]:
         state, own = _own_state(every, num_saved, loader, ranks)
         if own.keys() != parts.keys():
             raise ValueError(
                 f"the checkpoint has the parts {sorted(own)}, but {sorted(parts)} were passed to load_checkpoint: pass "
                 "the same parts under the same names"
             )
-        columns = whole_columns(loader.ledger.state_dict(), ranks, len(loader.ledger))
+        columns = whole_columns(loader.ledger.state_dict(copy=False), ranks, len(loader.ledger), empty=True)
         for name, column in columns.items():
             if name not in saved or saved[name].size != column.shape:
                 there = tuple(saved[name].size) if name in saved else "missing"
@@ -199,27 +204,59 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
                     f"{name} is {there} in the checkpoint and {tuple(column.shape)} here: was it saved for another "
                     "data set or method, or has this one changed?"
                 )
-        room: dict[str, Tensor] = {}
+        rooms: list[dict[str, Tensor]] = [{}, {}]
         for name, part in parts.items():
-            room |= room_for(f"parts/{name}", part, own[name], saved)
-        return state, own, columns, room
+            rooms[name in models] |= room_for(f"parts/{name}", part, own[name], saved)
+        return state, own, columns, rooms
 
     def read(tensors: dict[str, Tensor]) -> None:
         with _quietly():
             load(tensors, storage_reader=reader, planner=SafePlanner(), process_group=ranks.group)
 
-    state, own, columns, room = all_do(ranks, prepare)
+    state, own, columns, (room, in_place) = all_do(ranks, lambda: _content_of(path, prepare))
+
+    def whole_state() -> dict[str, Any]:
+        whole = signed(state | {"ledger": ledger_state(loader.ledger, columns, state["ledger"]["writes"])})
+        loader.check_state_dict(whole)
+        return whole
+
+    before: list[tuple[Any, Any]] = []  # parts that were loaded, and their states until then
+
+    def load_parts() -> None:
+        for name, part in parts.items():
+            if name not in models:
+                before.append((part, current_state(part)))
+                load_part(f"parts/{name}", part, room, own[name])
+
     try:
         read(columns)
-        state["ledger"] = ledger_state(loader.ledger, columns, state["ledger"]["writes"])
-        all_do(ranks, lambda: loader.check_state_dict(state))  # or one rank would refuse what others have loaded
+        # On all ranks, or one rank would refuse what others have loaded.
+        state = all_do(ranks, lambda: _content_of(path, whole_state))
+        read(room)
+        # What may refuse its state comes first, while it can be undone.
+        all_do(ranks, lambda: _content_of(path, load_parts))
         all_do(ranks, lambda: loader.load_state_dict(state))
-        read(room)  # last, as parameters are read to where they are, which needs no second copy of them
+        before.clear()
+        read(in_place)  # last, as parameters are read to where they are, which needs no second copy of them
     except CheckpointException as error:  # raised on all ranks
         return f"its tensors cannot be read ({_reason(error)[1]})"
-    for name, part in parts.items():
-        load_part(f"parts/{name}", part, room, own[name])
+    finally:
+        for part, state_before in reversed(before):
+            with suppress(Exception):  # one that refuses its own state must not keep the others from getting theirs
+                part.load_state_dict(state_before)
+    for name in models:
+        load_part(f"parts/{name}", parts[name], in_place, own[name])
     return None
+
+
+def _content_of(path: Path, work: Callable[[], T]) -> T:
+    """Run work(). What it stumbles over in a checkpoint that somebody else has written is a ValueError."""
+    try:
+        return work()
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} cannot be loaded, and nothing was changed ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _first(problems: list[Any]) -> Any:
@@ -248,7 +285,8 @@ def _own_state(
     loaders = [saved["loader"] for saved in every]
     if num_saved == size:
         return loaders[0], every[0]["parts"]
-    state = redeal(loaders, rank, size, loader.batch_size)
+    here = [generator.get_state() for generator in loader.generators()]
+    state = redeal(loaders, rank, size, loader.batch_size, here)
     writes = [write for other in loaders for write in other["ledger"]["writes"]]
     return state | {"ledger": {"writes": deal(writes, size)[rank]}}, every[0]["parts"]
 

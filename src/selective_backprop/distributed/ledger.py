@@ -23,7 +23,7 @@ def make_ledger(num_examples: int, ranks: Ranks, columns: Mapping[str, Column]) 
     return Ledger(num_examples, columns) if ranks.size == 1 else ShardedLedger(num_examples, ranks, columns)
 
 
-_WITH_VALUES = ("scores", "losses", "batch losses", "probabilities")
+_WITH_VALUES = {"scores": 1, "losses": 1, "batch losses": 1, "probabilities": 1, "rewards": 3}  # values per id
 _KINDS = (*_WITH_VALUES, "offered", "selected")
 
 
@@ -34,7 +34,7 @@ class Write(NamedTuple):
     """One of `_KINDS`."""
     ids: Tensor
     values: Tensor
-    """One value per id; empty for the kinds that only count ids."""
+    """One value per id, (n, 3) of rewards; empty for the kinds that only count ids."""
     epoch: int | Tensor
 
     def apply(self, ledger: Ledger) -> None:
@@ -44,6 +44,8 @@ class Write(NamedTuple):
             ledger.record_losses(self.ids, self.values, self.epoch)
         elif self.kind == "batch losses":
             ledger.record_batch_losses(self.ids, self.values, self.epoch)
+        elif self.kind == "rewards":
+            ledger.record_rewards(self.ids, self.values, self.epoch)
         elif self.kind == "probabilities":
             ledger.record_probabilities(self.ids, self.values)
         elif self.kind == "offered":
@@ -97,23 +99,16 @@ class ShardedLedger:
         """Store the loss of the whole batch that each id was in; see `Ledger.record_batch_losses`."""
         self._write("batch losses", ids, losses, epoch)
 
+    def record_rewards(self, ids: Tensor, groups: Tensor, step: int) -> None:
+        """Store the rewards of a group of rollouts per prompt; see `Ledger.record_rewards`."""
+        self._write("rewards", ids, groups, step)
+
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""
         self._write("probabilities", ids, probabilities)
 
     def count_offered(self, ids: Tensor) -> None:
         self._write("offered", ids)
-
-    def record_selection(self, ids: Tensor, probabilities: Tensor, selected: Tensor) -> None:
-        """Store the candidates' selection probabilities, and count those that were selected.
-
-        Args:
-            ids: the candidates.
-            probabilities: the chance that each of them had.
-            selected: the ids of those that are trained on.
-        """
-        self.record_probabilities(ids, probabilities)
-        self.count_selected(selected)
 
     def count_selected(self, ids: Tensor) -> None:
         self._write("selected", ids)
@@ -168,7 +163,7 @@ class ShardedLedger:
         parts = torch.split(codes[order], counts)
         if kind not in _WITH_VALUES:
             return [(part, values) for part in parts]
-        return list(zip(parts, torch.split(values[order], counts), strict=True))
+        return list(zip(parts, [part.flatten() for part in torch.split(values[order], counts)], strict=True))
 
     def _apply(self, block: Ledger, kind: str, codes: Tensor, values: Tensor) -> None:
         ids = codes % max(1, len(self)) - self._first
@@ -176,7 +171,7 @@ class ShardedLedger:
             return Write(kind, ids, values, 0).apply(block)
         epochs = (codes // max(1, len(self))).to(torch.int32)
         # There are many writes, so all ids are applied at once; ids that were written twice are applied again.
-        occurrence = _occurrence(ids)
+        occurrence, values = _occurrence(ids), values.view(-1, _WITH_VALUES[kind]).squeeze(1)
         for number in range(int(occurrence.max()) + 1 if len(ids) else 0):
             rows = (occurrence == number).nonzero().flatten()
             Write(kind, ids[rows], values[rows], epochs[rows]).apply(block)
@@ -227,13 +222,14 @@ class ShardedLedger:
 
     # ---- saving
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank alone: its block, and its writes that are not delivered yet."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """Return the state of this rank alone: its block, and its writes that are not delivered yet.
+
+        copy: whether the block stays as it is when the ledger is written to.
+        """
         return {
             "num_examples": len(self),
-            "rank": self._ranks.rank,
-            "size": self._ranks.size,
-            "block": self.block.state_dict(),
+            "block": self.block.state_dict(copy=copy),
             "writes": [list(write) for write in self._writes],
         }
 
@@ -249,16 +245,6 @@ class ShardedLedger:
                 f"saved ledger has {state['num_examples']} examples but the data set has {len(self)}: "
                 "was it saved for another data set, or has this one changed?"
             )
-        if state["size"] != self._ranks.size:
-            raise ValueError(
-                f"the saved ledger is shared by {state['size']} ranks, this run has {self._ranks.size}: save and load "
-                "with save_checkpoint and load_checkpoint, which deal it out again"
-            )
-        if state["rank"] != self._ranks.rank:
-            raise ValueError(
-                f"the saved ledger is that of rank {state['rank']}, but this is rank {self._ranks.rank}: each rank "
-                "loads its own state"
-            )
         self.block.check_state_dict(state["block"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -271,7 +257,7 @@ class ShardedLedger:
 def _split(codes: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Split what a rank sent by the kinds of writes."""
     lengths, codes = codes[: len(_KINDS)].tolist(), codes[len(_KINDS) :]
-    of_values = [length if kind in _WITH_VALUES else 0 for kind, length in zip(_KINDS, lengths, strict=True)]
+    of_values = [_WITH_VALUES.get(kind, 0) * length for kind, length in zip(_KINDS, lengths, strict=True)]
     return list(zip(torch.split(codes, lengths), torch.split(values, of_values), strict=True))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -51,38 +51,27 @@ class Ranks:
 
         counts: the lengths, if all ranks know them. This saves a message.
         """
-        return self.start_gather(values, counts)()
-
-    def start_gather(self, values: Tensor, counts: list[int] | None = None) -> Callable[[], list[Tensor]]:
-        """Begin a `gather`, and return a function that waits for its result. Other work can be done in between."""
         if counts is None:
-            counts = [int(count) for count in self._all_gather(torch.tensor([len(values)]))()]
+            counts = [int(count) for count in self._all_gather(torch.tensor([len(values)]))]
         longest = max(counts)
         if not longest:
-            return lambda: [values] * self.size
+            return [values] * self.size
         padded = values if len(values) == longest else values.new_zeros(longest)
         padded[: len(values)] = values
-        finish, lengths = self._all_gather(padded), counts
-        return lambda: [row[:count] for row, count in zip(finish(), lengths, strict=True)]
+        return [row[:count] for row, count in zip(self._all_gather(padded), counts, strict=True)]
 
-    def _all_gather(self, values: Tensor) -> Callable[[], list[Tensor]]:
-        """Begin to gather (n,) tensors, where n is the same on all ranks."""
+    def _all_gather(self, values: Tensor) -> list[Tensor]:
+        """Gather (n,) tensors, where n is the same on all ranks."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self.bytes_sent += values.nbytes * (self.size - 1)
         with self._reporting() as group:
-            work = dist.all_gather(result, values.contiguous(), group=group, async_op=True)
-
-        def finish() -> list[Tensor]:
-            with self._reporting():
-                work.wait()
-            return result
-
-        return finish
+            dist.all_gather(result, values.contiguous(), group=group)
+        return result
 
     def share(self, numbers: list[float]) -> list[list[float]]:
         """Return every rank's numbers, by rank. Each rank gives equally many."""
         values = torch.tensor(numbers, dtype=torch.float64)
-        return [received.tolist() for received in self._all_gather(values)()]
+        return [received.tolist() for received in self._all_gather(values)]
 
     def exchange(self, parts: list[Tensor]) -> list[Tensor]:
         """Send part i to rank i. Entry i of the result came from rank i.
@@ -119,8 +108,8 @@ class Alone(Ranks):
     def group(self) -> None:
         return None
 
-    def start_gather(self, values: Tensor, counts: list[int] | None = None) -> Callable[[], list[Tensor]]:
-        return lambda: [values]
+    def gather(self, values: Tensor, counts: list[int] | None = None) -> list[Tensor]:
+        return [values]
 
     def share(self, numbers: list[float]) -> list[list[float]]:
         return [numbers]
@@ -136,7 +125,8 @@ def lost_another(rank: int, size: int, doing: str) -> RuntimeError:
     """
     return RuntimeError(
         f"rank {rank} of {size} lost another rank while they {doing}: it ended, or did not answer in time. See its own "
-        "output for why; start again from the last checkpoint, or let torchrun do so (--max-restarts)"
+        "output for why; start again from the last checkpoint, or let torchrun do so (--max-restarts). If it runs, it "
+        "made other calls: all ranks must call save_checkpoint, not rank 0 alone"
     )
 
 

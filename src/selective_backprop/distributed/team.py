@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -90,31 +90,17 @@ class Team:
         sizes, over, fractions, on, probing = zip(*self.ranks.share(list(mine)), strict=True)
         return Meeting(list(map(int, sizes)), all(over), min(fractions), bool(on[0]), bool(probing[0]))
 
-    def start_pooling(self, scores: Tensor, counts: list[int]) -> Callable[[], Tensor]:
-        """Begin to send this rank's scores to all others. Call the result to get the scores of all ranks, joined.
-
-        The caller can do other work in between.
-
-        counts: number of scores on each rank.
-        """
-        if self.size == 1:
-            return lambda: scores
-        receive = self.ranks.start_gather(scores, counts)
-
-        def finish() -> Tensor:
-            parts = receive()
-            for rank, part in enumerate(parts):
-                if rank != self.rank and not bool(part.isfinite().all()):
-                    raise ValueError(
-                        f"rank {rank} has scores that are not finite: see its own error for which examples"
-                    )
-            return torch.cat(parts)
-
-        return finish
-
     def pool(self, values: Tensor, counts: list[int]) -> Tensor:
         """Join the values of all ranks. counts: number of values on each rank."""
         return values if self.size == 1 else torch.cat(self.ranks.gather(values, counts))
+
+    def require_finite(self, everyone: Tensor, counts: list[int]) -> None:
+        """Raise if another rank has scores that are not finite: it raises, too. counts: number of scores by rank."""
+        if self.size == 1:
+            return
+        for rank, part in enumerate(torch.split(everyone, counts)):
+            if not bool(part.isfinite().all()):
+                raise ValueError(f"rank {rank} has scores that are not finite: see its own error for which examples")
 
     def count(self, number: int) -> list[int]:
         """Return every rank's number."""

@@ -3,7 +3,6 @@
 from selective_backprop.dynamics import statistics
 from selective_backprop.dynamics.auditing import Audit, audit
 from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.dynamics.neighbours import Duplicates, near_duplicates
 from selective_backprop.dynamics.values import class_values
 
-__all__ = ["Audit", "Duplicates", "Dynamics", "audit", "class_values", "near_duplicates", "statistics"]
+__all__ = ["Audit", "Dynamics", "audit", "class_values", "statistics"]

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +18,8 @@ from torch import Tensor
 
 from selective_backprop.dynamics import statistics
 from selective_backprop.dynamics.log import FILE, Dynamics
-from selective_backprop.dynamics.neighbours import Duplicates, label_votes, near_duplicates
-from selective_backprop.files.writing import write_whole
+from selective_backprop.dynamics.neighbours import label_votes, nearest_neighbours
+from selective_backprop.files.writing import write_table
 from selective_backprop.ledger import Ledger
 
 Array = NDArray[Any]
@@ -65,29 +63,12 @@ class Audit:
     """Epochs between the last loss and the end of the run: 0 if it is from the last epoch."""
     times_trained: Array
     """How often the example was trained on."""
-    redundant: Array
-    """1 if the example was never predicted wrong after the first epoch, else 0; see `statistics.never_wrong`."""
-    duplicate: Array
-    """Number of the group of near-duplicates; -1 if the example has none, or if there are no features."""
-    nearest: Array
-    """The example with the most similar features; -1 without features."""
-    similarity: Array
-    """Cosine of its features and those of the nearest example."""
-    conflict: Array
-    """1 if near-duplicates have different labels, so that one of them is wrong, else 0; -1 without features."""
     noise_rate: float = field(metadata={"column": False})
     """The estimated share of wrong labels, from the examples on which the network is surest; NaN if it is not known."""
     num_epochs: int = field(metadata={"column": False})
     """Epochs that the run recorded."""
     num_classes: int = field(metadata={"column": False})
     """Number of classes; 0 if it is not known."""
-    first_looks: tuple[int, int] = field(default=(0, 0), metadata={"column": False})
-    """Looks at examples in the last quarter of the first epoch, before the run had trained on them: how many were
-    right, and all."""
-    gaps: tuple[int, int] = field(default=(0, 0), metadata={"column": False})
-    """Looks at examples that had been right and were then skipped: how many were still right, and all."""
-    duplicate_threshold: float = field(default=float("nan"), metadata={"column": False})
-    """Cosine from which on examples are near-duplicates; NaN without features."""
     notes: tuple[str, ...] = field(default=(), metadata={"column": False})
     """What could not be computed, and why."""
 
@@ -115,16 +96,6 @@ class Audit:
         order = self.ranked()
         return order[np.nan_to_num(self.wrong[order]) > above]
 
-    def spare(self) -> Array:
-        """Return which examples have an earlier near-duplicate with the same label: (M,) bool. They add little."""
-        found = np.zeros(len(self), dtype=bool)
-        _, firsts = np.unique(self.duplicate, return_index=True)
-        first = dict(zip(self.duplicate[firsts].tolist(), firsts.tolist(), strict=True))
-        for id in np.flatnonzero(self.duplicate >= 0):
-            leader = first[int(self.duplicate[id])]
-            found[id] = id != leader and self.label[id] == self.label[leader]
-        return found
-
     def expected_wrong(self) -> float:
         """Estimate how many labels are wrong in total. NaN if nothing is known."""
         return float(np.nansum(self.wrong)) if not np.isnan(self.wrong).all() else float("nan")
@@ -141,12 +112,9 @@ class Audit:
         for value in np.unique(groups):
             mine = groups == value
             kinds = {kind: float((self.kind[mine] == kind).mean()) for kind in KINDS[:3]}
-            means = {name: _mean(getattr(self, name)[mine]) for name in ("confidence", "variability", "mean_loss")}
-            wrong = {"wrong": _mean(self.wrong[mine]), "times_trained": _mean(self.times_trained[mine])}
-            known = self.redundant[mine] >= 0
-            wrong["redundant"] = float((self.redundant[mine] == 1).mean()) if known.any() else float("nan")
-            wrong["duplicates"] = int((self.duplicate[mine] >= 0).sum())
-            rows.append({"group": value.item(), "examples": int(mine.sum())} | wrong | means | kinds)
+            names = ("wrong", "times_trained", "confidence", "variability", "mean_loss")
+            means = {name: _mean(getattr(self, name)[mine]) for name in names}
+            rows.append({"group": value.item(), "examples": int(mine.sum())} | means | kinds)
         return rows
 
     def by_class(self) -> list[dict[str, Any]]:
@@ -158,33 +126,26 @@ class Audit:
     def diet_scores(self) -> Tensor:
         """Return scores for `sb.diet`, which leaves out the lowest: 1 - confidence, or the mean loss if there is none.
 
-        Examples that have an earlier near-duplicate with the same label have the lowest scores, below 0. Examples whose
-        label is probably wrong have the highest, above 1; `highest=` of `diet` leaves them out too.
+        Examples whose label is probably wrong have the highest scores, above 1; `highest=` of `diet` leaves them out
+        too.
         """
         if not self.num_classes:
             return torch.from_numpy(self.mean_loss.copy()).float()
         scores = 1 - self.confidence
-        # A wrong label outranks a duplicate: it is to go whether it has a copy or not.
-        scores = np.where(self.spare(), scores - 1, scores)
         suspects = self.suspects()
         scores[suspects] = 1 + np.nan_to_num(self.wrong[suspects])
         return torch.from_numpy(scores).float()
 
     def save(self, file: str | Path) -> None:
         """Write all columns to a CSV file, one row per example. What is not known (NaN) is an empty field."""
-        columns = self.columns()
-        writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
-        writer.writerow(columns)
-        for row in zip(*(column.tolist() for column in columns.values()), strict=True):
-            writer.writerow("" if value != value else value for value in row)  # NaN is not equal to itself
-        write_whole({Path(file): lines.getvalue().encode()})
+        write_table(file, {name: column.tolist() for name, column in self.columns().items()})
 
 
 def audit(
     source: Any,
     labels: Sequence[int] | Tensor | Array | None = None,
     *,
-    features: Tensor | Array | Duplicates | None = None,
+    features: Tensor | Array | None = None,
 ) -> Audit:
     """Say what a run learned about each example: its kind, and whether its label is probably wrong.
 
@@ -197,9 +158,8 @@ def audit(
         source: a `SelectiveLoader` with `audit=True`, its `dynamics`, the folder of a run or a file that
             `Dynamics.save` wrote. A ledger works too, but knows last losses only.
         labels: the labels of the run, one per example. By default those that the run recorded.
-        features: (M, D) features of the examples, such as `sb.pruning.last_features` finds with one forward pass. They
-            give near-duplicates, and the labels of an example's neighbours help to judge its own. What
-            `dynamics.near_duplicates` found in features will do instead.
+        features: (M, D) features of the examples, such as `sb.pruning.last_features` finds with one forward pass. The
+            labels of an example's nearest neighbours then help to judge its own.
 
     >>> dynamics = Dynamics(2)
     >>> values = torch.tensor([[2.0, 0.9, 1.0, 0.0], [-3.0, 0.1, 0.0, 1.0]])  # margin, confidence, other class, label
@@ -226,12 +186,10 @@ def audit(
             f"features must have one row per example, but there are {len(features):,} rows for {len(source):,} "
             "examples: they are of other data"
         )
-    if features is not None and not isinstance(features, Duplicates):
-        features = near_duplicates(features)
     return _audit(source, _labels(source, labels), features)
 
 
-def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audit:
+def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -> Audit:
     losses, margins = dynamics.matrix("loss"), dynamics.matrix("margin")
     confidences, others = dynamics.matrix("confidence"), dynamics.matrix("other")
     num_epochs, has_classes, notes = len(losses), not np.isnan(margins).all(), []
@@ -247,8 +205,8 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
         )
     else:
         scores = statistics.label_scores(margins, others, labels, num_classes)
-        if copies is not None:
-            scores = statistics.with_neighbours(scores, label_votes(copies.neighbours, labels))
+        if features is not None:
+            scores = statistics.with_neighbours(scores, label_votes(nearest_neighbours(features), labels))
         kind = _kinds(confidence, spread)
         if num_epochs >= FEWEST_EPOCHS:
             wrong = statistics.wrong_probability(margins, confidences, scores, num_classes)
@@ -263,7 +221,6 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
         notes.append(f"{never:,} examples were never trained on, so nothing is known about them.")
     seen = statistics.last_seen(losses)
     ids = np.arange(len(dynamics))
-    unknown = np.full(len(ids), -1)
     return Audit(
         id=ids,
         label=labels,
@@ -280,29 +237,11 @@ def _audit(dynamics: Dynamics, labels: Array, copies: Duplicates | None) -> Audi
         last_loss=np.where(seen >= 0, losses[seen, ids], np.nan).astype(np.float64),
         age=np.where(seen >= 0, num_epochs - 1 - seen, -1),
         times_trained=counts,
-        redundant=statistics.never_wrong(margins),
-        duplicate=unknown if copies is None else copies.group,
-        nearest=unknown if copies is None else copies.nearest,
-        similarity=nothing if copies is None else copies.similarity.astype(np.float64),
-        conflict=unknown if copies is None or not has_classes else copies.conflicts(labels).astype(np.int64),
         noise_rate=rate,
         num_epochs=num_epochs,
         num_classes=num_classes,
-        first_looks=_first_looks(dynamics),
-        gaps=statistics.after_gaps(margins),
-        duplicate_threshold=float("nan") if copies is None else copies.threshold,
         notes=tuple(notes),
     )
-
-
-def _first_looks(dynamics: Dynamics) -> tuple[int, int]:
-    """Count first looks in the last quarter of the first epoch: how many were right, and all."""
-    rows = dynamics.rows(0)
-    _, first = np.unique(rows["id"], return_index=True)
-    margins = rows["margin"][np.sort(first)]
-    late = margins[len(margins) * 3 // 4 :]
-    late = late[~np.isnan(late)]
-    return int((late > 0).sum()), len(late)
 
 
 def _kinds(confidence: Array, spread: Array) -> Array:

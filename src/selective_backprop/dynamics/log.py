@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.files.reading import open_regular
-from selective_backprop.files.writing import write_whole
+from selective_backprop.files.sealed import read_sealed, write_sealed
 
 Array = NDArray[Any]
 ROW = np.dtype([("id", "<u4"), ("loss", "<f4"), ("margin", "<f4"), ("confidence", "<f2"), ("other", "<u2")])
 """A row of the log: id, loss, margin, probability of the label, and best class other than the label (`class_values`).
 NaN and `NO_CLASS` stand for what is not known."""
 NO_CLASS = 2**16 - 1
-FILE = "dynamics.npz"
+_KIND = "dynamics 1"
+_MOST_EPOCHS = 100_000  # a stranger's file with one epoch of a larger number would ask for terabytes
+FILE = "dynamics.pt"
 """Name of the file in the folder of a run."""
 
 
@@ -105,9 +104,9 @@ class Dynamics:
         return result
 
     def counts(self) -> Array:
-        """Return how many rows each example has: (M,) int64."""
+        """Return in how many epochs each example was trained on: (M,) int64."""
         return sum(
-            (np.bincount(self.rows(epoch)["id"], minlength=len(self)) for epoch in self.epochs),
+            (np.bincount(np.unique(self.rows(epoch)["id"]), minlength=len(self)) for epoch in self.epochs),
             start=np.zeros(len(self), dtype=np.int64),
         )
 
@@ -125,6 +124,10 @@ class Dynamics:
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise if a saved state does not fit this log."""
+        if state["labels"].dim() != 1 or state["labels"].is_floating_point():
+            raise ValueError(f"labels must be whole numbers, one per example, got {state['labels'].dtype}")
+        if wrong := [epoch for epoch in state["rows"] if type(epoch) is not int or not 0 <= epoch < _MOST_EPOCHS]:
+            raise ValueError(f"epochs must be whole numbers from 0 to {_MOST_EPOCHS - 1:,}, got {wrong[0]!r:.50}")
         if len(state["labels"]) != len(self):
             raise ValueError(
                 f"the saved dynamics are of {len(state['labels'])} examples, but the data set has {len(self)}: were "
@@ -140,34 +143,18 @@ class Dynamics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.check_state_dict(state)
         self.labels = state["labels"].numpy().astype(np.int32)
-        self._rows = {int(epoch): [rows_from_bytes(rows).copy()] for epoch, rows in state["rows"].items()}
+        self._rows = {epoch: [rows_from_bytes(rows).copy()] for epoch, rows in state["rows"].items()}
 
     def save(self, file: str | Path) -> None:
-        """Write the log to a file, which is never half-written."""
-        state = self.state_dict()
-        arrays = {f"rows-{epoch:04d}": rows.numpy() for epoch, rows in state["rows"].items()}
-        np.savez(buffer := io.BytesIO(), labels=self.labels, **arrays)
-        write_whole({Path(file): buffer.getvalue()})
+        """Write the log to a sealed file, which is never half-written."""
+        write_sealed(file, _KIND, self.state_dict())
 
     @classmethod
     def load(cls, file: str | Path) -> Dynamics:
         """Read a log that `save` wrote, without running code. Raises ValueError if it is damaged."""
-        file = Path(file)
-        try:
-            with open_regular(file) as opened, np.load(opened, allow_pickle=False) as found:
-                arrays = {name: found[name] for name in found.files}
-            labels = arrays.pop("labels")
-            state = {
-                "labels": torch.from_numpy(labels),
-                "rows": {int(name.removeprefix("rows-")): torch.from_numpy(rows) for name, rows in arrays.items()},
-            }
-            dynamics = cls(len(labels))
+        with read_sealed(file, _KIND) as state:
+            dynamics = cls(len(state["labels"]))
             dynamics.load_state_dict(state)
-        except OSError:
-            raise
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            reason = str(error).partition(". If you trust")[0]  # numpy adds how to run the code in it
-            raise ValueError(f"{file} is damaged: {reason}") from None
         return dynamics
 
 

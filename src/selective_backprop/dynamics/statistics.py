@@ -93,36 +93,6 @@ def first_learned(margins: Array) -> Array:
     return np.where(right.any(0), right.argmax(0), -1)
 
 
-def never_wrong(margins: Array) -> Array:
-    """Return which examples were never predicted wrong after the first epoch: (M,) int64, 1 or 0; -1 if not known.
-
-    A margin is computed before the step that trains on the example. So these examples were right after at most one
-    visit, whether the run went on training on them or skipped them. Each of them alone was not needed any more. All of
-    them together may be needed: they also teach each other. With selection there are fewer looks, and so more examples
-    are never seen wrong.
-
-    >>> never_wrong(np.array([[-1.0, 1.0, -1.0], [1.0, np.nan, np.nan], [1.0, -2.0, np.nan]])).tolist()
-    [1, 0, -1]
-    """
-    wrong_later = (margins[1:] <= 0).any(0)
-    right = (margins > 0).any(0)
-    known = (right | wrong_later) if len(margins) > 1 else np.zeros(margins.shape[1], dtype=bool)
-    return np.where(known, (right & ~wrong_later).astype(np.int64), -1)
-
-
-def after_gaps(margins: Array) -> tuple[int, int]:
-    """Count looks at examples that were right at the look before and skipped in between: how many were right, and all.
-
-    This is how well the run predicts what it has learned and then skips.
-
-    >>> after_gaps(np.array([[1.0, 1.0, -1.0], [np.nan, 1.0, np.nan], [1.0, -1.0, 1.0]]))
-    (1, 1)
-    """
-    before = carried_forward(margins)[:-1]
-    looks = (before > 0) & np.isnan(margins[:-1]) & ~np.isnan(margins[1:])
-    return int((looks & (margins[1:] > 0)).sum()), int(looks.sum())
-
-
 def last_seen(values: Array) -> Array:
     """Return the last epoch in which each example was seen: (M,) int64; -1 if it never was."""
     seen = ~np.isnan(values)

@@ -11,11 +11,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 
-def lock_folder(folder: Path, *, patience: float = 0, name: str = ".lock") -> FileLock:
-    """Take the lock of a folder. It is held until it is released or this process ends.
+class FolderLock:
+    """The lock of a folder, held until it is released or this process ends.
 
-    The lock is on the file `.lock` in the folder. Nothing is ever written to it, and it stays there. A process that is
-    forked from this one, such as a worker of a DataLoader, does not hold the lock and cannot release it.
+    The lock is on the file `.lock` in the folder, which stays there. A process that is forked from this one, such as a
+    worker of a DataLoader, does not hold the lock and cannot release it. Where a file system has no locks, the file
+    itself is the lock: it names its process, and stays behind if that is killed on another machine.
 
     Args:
         folder: the folder to lock. It must exist.
@@ -24,20 +25,44 @@ def lock_folder(folder: Path, *, patience: float = 0, name: str = ".lock") -> Fi
 
     Raises:
         Timeout: another process holds the lock.
-        OSError: the lock file is a link, a pipe or the like. It may come from a stranger, so it is not used.
+        OSError: the folder cannot be locked, or the lock file is a link, a pipe or the like. It may come from a
+            stranger, so it is not used.
     """
-    file = folder / name
-    if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
-        raise OSError(f"{file} must be a regular file to lock the folder, and is none: remove it")
-    lock = FileLock(file, thread_local=False)  # one lock for all threads of the process
-    lock.acquire(timeout=patience, poll_interval=0.05)
-    return lock
+
+    def __init__(self, folder: Path, *, patience: float = 0, name: str = ".lock") -> None:
+        self._file = folder / name
+        if os.path.lexists(self._file) and not stat.S_ISREG(self._file.lstat().st_mode):
+            raise OSError(f"{self._file} must be a regular file to lock the folder, and is none: remove it")
+        self._lock = FileLock(self._file, thread_local=False)  # one lock for all threads of the process
+        try:
+            self._lock.acquire(timeout=patience, poll_interval=0.05)
+            self._status = self._file.lstat()
+        except Timeout:
+            raise
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"this folder cannot be locked ({error.strerror}), so that another process could write to it at the "
+                "same time: choose a folder on another file system",
+                str(folder),
+            ) from error
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds the lock of the folder that is there now, and not of one that was removed."""
+        try:
+            return self._lock.is_locked and os.path.samestat(self._file.lstat(), self._status)
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        self._lock.release(force=True)
 
 
 @contextmanager
 def locked_folder(folder: Path, *, patience: float, name: str = ".lock") -> Iterator[None]:
-    """Hold the lock of a folder within the block. The arguments are those of `lock_folder`."""
-    lock = lock_folder(folder, patience=patience, name=name)
+    """Hold the lock of a folder within the block. The arguments are those of `FolderLock`."""
+    lock = FolderLock(folder, patience=patience, name=name)
     try:
         yield
     finally:
@@ -49,7 +74,7 @@ def is_locked(folder: Path, *, name: str = ".lock") -> bool:
     if not (folder / name).exists():
         return False
     try:
-        lock_folder(folder, name=name).release()
+        FolderLock(folder, name=name).release()
     except Timeout:
         return True
     except OSError:

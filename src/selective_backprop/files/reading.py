@@ -36,6 +36,17 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def visible(text: str) -> str:
+    """Replace what a terminal or a chart would obey, such as control characters, by escapes. Lines stay lines.
+
+    >>> visible("a\\x1b[31m")
+    'a\\\\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file. Raises ValueError if it is not JSON, is nested too deep, or is far too large."""
     with open_regular(path) as file:

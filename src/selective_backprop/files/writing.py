@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
-def write_whole(contents: Mapping[Path, bytes | memoryview], *, keep: Mapping[Path, Path] | None = None) -> None:
+def write_whole(contents: Mapping[Path, bytes | memoryview]) -> None:
     """Write files under temporary names, then rename them. So each is complete, and all are written before any rename.
 
     No link is followed: a link in the place of the file is replaced by the file, and its target stays as it is.
 
     Args:
         contents: the content of each file. Files are renamed in this order.
-        keep: for each file, another name under which the old file is kept.
 
     Raises:
         OSError: with the file, the bytes needed and the bytes free. What was there before is unchanged, and nothing
@@ -36,8 +38,6 @@ def write_whole(contents: Mapping[Path, bytes | memoryview], *, keep: Mapping[Pa
         for path, part in parts.items():
             if not _is_same(part, written[part]):
                 raise FileExistsError(errno.EEXIST, "another process is writing this file at the same time")
-            if keep and path in keep and os.path.lexists(path):
-                path.replace(keep[path])
             part.replace(path)
         for folder in {path.parent for path in contents}:
             sync_folder(folder)
@@ -50,6 +50,21 @@ def write_whole(contents: Mapping[Path, bytes | memoryview], *, keep: Mapping[Pa
         for part, status in written.items():
             if _is_same(part, status):
                 part.unlink(missing_ok=True)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file, which is made if it is not there. Raises OSError at a link, which is not followed."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666), "ab") as file:
+        file.write(content)
+
+
+def write_table(file: str | Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write columns of equal length to a CSV file, with their names in the first line. NaN becomes an empty field."""
+    writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow("" if value != value else value for value in row)  # NaN is not equal to itself
+    write_whole({Path(file): lines.getvalue().encode()})
 
 
 def open_new(path: Path) -> int:

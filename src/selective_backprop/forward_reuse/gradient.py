@@ -6,18 +6,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from selective_backprop.forward_reuse.registry import RULES
 from selective_backprop.forward_reuse.rows import Rows
 
 _log = logging.getLogger("selective_backprop")
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+"""By operation of the backward pass: a function that applies it to selected rows, or returns NotImplemented."""
 without_rule: set[str] = set()
 """Operations without a rule that this process has met. They go over all examples, and the log names each once."""
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operations, each "name" or "name.overload". Names that this torch lacks are left out."""
+
+    def register(function: Rule) -> Rule:
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            operation = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if operation is not None:
+                RULES[operation] = function
+        return function
+
+    return register
 
 
 class RowGradient(Tensor):
@@ -31,12 +49,12 @@ class RowGradient(Tensor):
     selected: Tensor
     rows: Rows
     is_view: bool
-    """Whether it shares its values with another gradient."""
+    """Whether it may share its values with another gradient."""
 
     @staticmethod
     def __new__(cls, values: Tensor, rows: Rows, is_view: bool = False) -> RowGradient:
         self: RowGradient = Tensor._make_wrapper_subclass(
-            cls, rows.whole_shape(values), dtype=values.dtype, device=values.device
+            cls, rows.sized(values.shape, rows.whole), dtype=values.dtype, device=values.device
         )
         self.selected, self.rows, self.is_view = values, rows, is_view
         return self
@@ -44,21 +62,17 @@ class RowGradient(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"RowGradient({tuple(self.shape)}, {len(self.rows.index)} of {self.rows.total} examples)"
 
-    def whole(self) -> Tensor:
-        """Return the gradient with all N rows."""
-        return self.rows.spread(self.selected)
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        rule = RULES.get(func)
-        if rule is not None:
-            result = rule(func, *args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        _tell_once(str(func))
+        result = RULES[func](func, *args, **kwargs) if func in RULES else NotImplemented
+        if result is not NotImplemented:
+            return result
+        if str(func) not in without_rule:
+            without_rule.add(str(func))
+            _log.info("forward reuse: %s goes over all examples of the batch, selected or not: exact, not faster", func)
         result = func(*tree_map(_whole, args), **tree_map(_whole, kwargs))
         if func._schema.is_mutable and isinstance(args[0], RowGradient):
             return args[0]._become(result)
@@ -75,46 +89,27 @@ class RowGradient(Tensor):
 
 
 def _whole(value: Any) -> Any:
-    return value.whole() if isinstance(value, RowGradient) else value
+    return value.rows.spread(value.selected) if isinstance(value, RowGradient) else value
 
 
-def _tell_once(name: str) -> None:
-    if name not in without_rule:
-        without_rule.add(name)
-        _log.info("forward reuse: %s goes over all examples of the batch, selected or not: exact, not faster", name)
-
-
-class _Selected(torch.autograd.Function):
+class _Taken(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, losses: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        ctx.save_for_backward(index, weights)
-        ctx.shape = losses.shape
-        selected = losses.index_select(0, index)
-        return (selected * _over_rows(weights, selected)).sum()
+    def forward(ctx: Any, values: Tensor, rows: Rows, place: Tensor) -> Tensor:
+        ctx.rows, ctx.place = rows, place
+        return values.index_select(0, rows.index[place])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        index, weights = ctx.saved_tensors
-        values = grad * _over_rows(weights, grad.new_empty(len(index), *ctx.shape[1:]))
-        values = values.expand(len(index), *ctx.shape[1:])
-        return RowGradient(values, Rows(index, ctx.shape[0])), None, None
+        values = grad.new_zeros(len(ctx.rows.index), *grad.shape[1:]).index_add_(0, ctx.place, grad)
+        return RowGradient(values, ctx.rows), None, None
 
 
-def _over_rows(weights: Tensor, like: Tensor) -> Tensor:
-    return weights.to(like).view(-1, *[1] * (like.dim() - 1))
+def take(values: Tensor, rows: Rows, place: Tensor) -> Tensor:
+    """Take the rows rows.index[place] of a tensor. The backward pass runs on them alone.
 
-
-def weighted_sum(losses: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Compute sum(weights * losses[index]). Its backward pass runs on these examples alone.
-
-    Args:
-        losses: (N, ...) with their graph.
-        index: (K,) int64, each example once.
-        weights: (K,) of each.
-
-    >>> losses = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    >>> weighted_sum(losses, torch.tensor([0, 2]), torch.tensor([0.5, 0.5])).item()
-    2.0
+    >>> values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    >>> take(values, Rows(torch.tensor([0, 2]), total=3), torch.tensor([0, 1, 1])).tolist()
+    [1.0, 3.0, 3.0]
     """
-    result: Tensor = _Selected.apply(losses, index, weights)  # type: ignore[no-untyped-call]
-    return result
+    taken: Tensor = _Taken.apply(values, rows, place)  # type: ignore[no-untyped-call]
+    return taken

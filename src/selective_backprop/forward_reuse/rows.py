@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-
-_RECENT = 2
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,6 @@ class Rows:
     dim: int = 0
     outer: int = 1
     inner: int = 1
-    recent: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
-    """A cache of the last results of `take`: the output of an activation is the input of the next layer."""
 
     @property
     def whole(self) -> int:
@@ -51,23 +46,12 @@ class Rows:
         places = [(rows.total, rows.dim, rows.outer, rows.inner) for rows in (self, other)]
         return self.index is other.index and places[0] == places[1]
 
-    def whole_shape(self, values: Tensor) -> list[int]:
-        return [self.whole if i == self.dim else size for i, size in enumerate(values.shape)]
+    def sized(self, shape: list[int] | torch.Size, size: int) -> list[int]:
+        """Return the shape with another size of the dimension that has the batch in it."""
+        return [*shape[: self.dim], size, *shape[self.dim + 1 :]]
 
     def take(self, tensor: Tensor) -> Tensor:
         """Take the selected rows of a tensor that has all rows, in the same memory format."""
-        if tensor.shape[self.dim] != self.whole:
-            raise RuntimeError(f"expected {self.whole} rows in dimension {self.dim}, got shape {tuple(tensor.shape)}")
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, self.dim, self.outer, self.inner)
-        if key in self.recent:
-            return self.recent[key][1]
-        if len(self.recent) >= _RECENT:
-            del self.recent[next(iter(self.recent))]
-        taken = self._take(tensor)
-        self.recent[key] = tensor, taken  # keeping the tensor keeps its address from being used by another one
-        return taken
-
-    def _take(self, tensor: Tensor) -> Tensor:
         if self.outer == self.inner == 1:
             if self.dim == 0 and tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
                 return tensor.permute(0, 2, 3, 1).index_select(0, self.index).permute(0, 3, 1, 2)
@@ -76,9 +60,7 @@ class Rows:
 
     def spread(self, values: Tensor) -> Tensor:
         """Return all rows, with zeros for those that are not selected."""
-        whole = values.new_zeros(self.whole_shape(values))
-        if self.outer == self.inner == 1:
-            return whole.index_copy_(self.dim, self.index, values)
+        whole = values.new_zeros(self.sized(values.shape, self.whole))
         self._apart(whole, self.total).index_copy_(self.dim + 1, self.index, self._apart(values, len(self.index)))
         return whole
 

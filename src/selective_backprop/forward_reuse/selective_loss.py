@@ -5,22 +5,32 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-from selective_backprop.description import describe, differences, short
-from selective_backprop.distributed.ranks import seed_of_process
-from selective_backprop.forward_reuse.selected_loss import can_reuse_rows, selected_loss
-from selective_backprop.losses import NegativeScoresError, PerExampleLoss, require_finite, require_not_negative
+from selective_backprop.description import describe, short
+from selective_backprop.distributed.ranks import Alone, seed_of_process
+from selective_backprop.distributed.team import Team
+from selective_backprop.forward_reuse import rules  # noqa: F401  registers the rules
+from selective_backprop.forward_reuse.gradient import take
+from selective_backprop.forward_reuse.rows import Rows
+from selective_backprop.inference import preserved_rng
+from selective_backprop.losses import PerExampleLoss, require_finite
 from selective_backprop.method import Method, require_method
+from selective_backprop.sampler.checks import check_saved_by
+from selective_backprop.sampler.parts import Parts
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Selection
+
+STATE_VERSION = 1
+_log = logging.getLogger("selective_backprop")
 
 
 @dataclass
@@ -75,6 +85,8 @@ class SelectiveLoss:
     Counts(batches=1, offered=32, scored=32, trained=8)
     """
 
+    selects_examples = True  # so that a SelectiveLoader refuses it
+
     def __init__(
         self,
         loss_fn: Callable[..., Tensor],
@@ -85,20 +97,17 @@ class SelectiveLoss:
         seed: int = 0,
     ) -> None:
         self._loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
-        if self._loss.token_share is not None:
-            raise ValueError(
-                "SelectiveLoss selects whole examples and cannot mask tokens as well: leave out TokenShare"
-            )
         _check(method, batches_per_epoch=batches_per_epoch, num_epochs=num_epochs)
         self.method = method
         self.batches_per_epoch, self.num_epochs = batches_per_epoch, num_epochs
-        self.policy, self.schedule = copy.deepcopy(method.policy), copy.deepcopy(method.schedule)
-        self.generator = torch.Generator().manual_seed(seed_of_process(seed))
+        self.parts = Parts(method, num_epochs=num_epochs, seed=seed_of_process(seed), team=Team(Alone()))
+        """Copies of the method's policy and schedule, and the generator that they draw from."""
+        self._measure = method.scorer.measure if isinstance(method.scorer, ForwardScorer) else None
+        self.parts.score_is = "training loss" if self._measure is None else "score"
         self.counts = Counts()
         """Number of candidates scored and of examples trained on so far."""
         self.selection: Selection | None = None
         """Which examples of the last batch were trained on, with their weights; None before the first batch."""
-        self._measure = method.scorer.measure if isinstance(method.scorer, ForwardScorer) else None
         self._by_rows: bool | None = None  # not known before the first selection
 
     def __repr__(self) -> str:
@@ -106,48 +115,71 @@ class SelectiveLoss:
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss to call backward on: that of the examples that are selected from this batch."""
-        found = self._loss.evaluate(outputs, targets)
-        if not found.raw.requires_grad:
+        if not _with_gradient(outputs):
             raise RuntimeError(
                 "SelectiveLoss selects what to train on, but these outputs have no gradient: for validation, call your "
                 "loss function itself"
             )
-        size = len(found.losses)
-        is_on = self.schedule.is_on(*self._next_place())
-        if not is_on and not self.schedule.observes_losses:
-            self._count(size, _all_of(size), is_on=False)
-            return found.own()
-        scores = found.losses if self._measure is None else self._measure(outputs, targets).detach()
-        # The one wait for the GPU per batch: the backward pass runs on the selected examples only.
-        scores = scores.to("cpu", torch.float32)
-        require_finite(scores, None, "training loss" if self._measure is None else "score")
-        selection = self._select(scores) if is_on else _all_of(size)
-        if not is_on:
-            self.schedule.observe_losses(scores)
-        self._count(size, selection, is_on=is_on)
-        if selection.keeps_all(size) and bool((selection.weights == 1).all()):
-            return found.own()
+        schedule = self.parts.schedule
+        if not schedule.is_on(*self._next_place()):
+            loss, losses = self._loss.for_training(outputs, targets, None)
+            assert losses is not None
+            if schedule.observes_losses:
+                losses = losses.to("cpu", torch.float32)
+                require_finite(losses, None, self.parts.score_is)
+                schedule.observe_losses(losses)
+            self._count(len(losses), _all_of(len(losses)), is_on=False)
+            return loss
+        scores = self._score(outputs, targets)
+        selection = self.parts.select(scores, None, own=scores, ids=None)
+        weights = selection.weights if bool((selection.weights != 1).any()) else None
+        self._count(len(scores), selection, is_on=True)
+        if not selection.keeps_all(len(scores)):
+            outputs, targets = self._selected(outputs, targets, selection.positions, len(scores))
+        if not len(selection.positions):
+            return torch.stack([part.sum() for part in _with_gradient(outputs)]).sum()  # 0
+        return self._loss.for_training(outputs, targets, weights, len(selection.positions), record=False)[0]
+
+    def _score(self, outputs: Any, targets: Any) -> Tensor:
+        """Score all candidates of the batch: (N,) on the CPU."""
+        with torch.no_grad(), preserved_rng(_with_gradient(outputs)[0].device):
+            measure = self._measure or self._loss.per_example
+            # The one wait for the GPU per batch: the backward pass runs on the selected examples only.
+            scores = measure(outputs, targets).detach().to("cpu", torch.float32)
+        require_finite(scores, None, self.parts.score_is)
+        return scores
+
+    def _selected(self, outputs: Any, targets: Any, positions: Tensor, size: int) -> tuple[Any, Any]:
+        """Take the selected rows of outputs and targets. The backward pass of outputs runs on these rows alone."""
+        if not any(part.dim() and len(part) == size for part in _with_gradient(outputs)):
+            raise ValueError(
+                f"SelectiveLoss takes examples along the first dimension of the model's outputs, but none has {size} "
+                f"rows, one per example: got {[tuple(part.shape) for part in _with_gradient(outputs)]}"
+            )
+        device = _with_gradient(outputs)[0].device
         if self._by_rows is None:
-            self._by_rows = can_reuse_rows(found.raw)
-        return selected_loss(self._loss, outputs, targets, found.raw, selection, by_rows=self._by_rows)
+            self._by_rows = _can_reuse_rows(outputs)
+        index, place = (part.to(device, non_blocking=True) for part in torch.unique(positions, return_inverse=True))
+        by_rows, rows = self._by_rows and 0 < len(index) < size, Rows(index, size)
+
+        def taken(part: Any) -> Any:
+            if not isinstance(part, Tensor) or not part.dim() or len(part) != size:
+                return part
+            if by_rows and part.requires_grad and part.device == device:
+                return take(part, rows, place)
+            return part.index_select(0, positions.to(part.device, non_blocking=True))
+
+        return tree_map(taken, outputs), tree_map(taken, targets)
 
     def _next_place(self) -> tuple[float, int, int | None]:
         """Go on to the next batch. Returns its place in the run, as schedules take it."""
         done, per_epoch = self.counts.batches, self.batches_per_epoch
         epoch, batch_idx = (0, done) if per_epoch is None else divmod(done, per_epoch)
         if batch_idx == 0:
-            self.policy.begin_epoch(epoch, self.num_epochs)
+            self.parts.policy.begin_epoch(epoch, self.num_epochs)
         epochs_done = 0.0 if per_epoch is None else done / per_epoch
-        self.schedule.advance(epochs_done, batch_idx, self.num_epochs)
+        self.parts.schedule.advance(epochs_done, batch_idx, self.num_epochs)
         return epochs_done, batch_idx, self.num_epochs
-
-    def _select(self, scores: Tensor) -> Selection:
-        self.schedule.observe(scores)
-        try:
-            return self.policy.select(scores, self.generator)
-        except NegativeScoresError:
-            require_not_negative(scores, None, "training loss" if self._measure is None else "score")
-            raise
 
     def _count(self, size: int, selection: Selection, *, is_on: bool) -> None:
         self.selection = selection
@@ -159,54 +191,61 @@ class SelectiveLoss:
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly: plain data and tensors, loadable with weights_only=True."""
         return {
+            "version": STATE_VERSION,
             "method": describe(self.method),
-            "policy": self.policy.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "generator": self.generator.get_state(),
+            "parts": self.parts.state_dict(),
             "counts": dataclasses.asdict(self.counts),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved. If it does not fit, an error says why, and nothing is changed."""
-        missing = {"method", "policy", "schedule", "generator", "counts"} - state.keys()
-        if missing:
-            raise ValueError(f"the state of a SelectiveLoss has {', '.join(sorted(missing))}, but this one has not")
-        if found := differences(state["method"], describe(self.method)):
-            raise ValueError(
-                f"the state was saved with another method than {self.method.name}. These options differ: "
-                f"{'; '.join(found)} (the saved value first)"
+        check_saved_by(state, self.method, {"method", "parts", "counts"}, STATE_VERSION, "loss")
+        self.parts.check_state_dict(state["parts"])
+        if state["counts"].keys() != vars(self.counts).keys():
+            raise ValueError(f"this state is damaged: it counts {', '.join(state['counts'])}")
+        self.counts, self.selection = Counts(**state["counts"]), None
+        self.parts.load_state_dict(state["parts"])
+
+
+def _with_gradient(outputs: Any) -> list[Tensor]:
+    return [part for part in tree_leaves(outputs) if isinstance(part, Tensor) and part.requires_grad]
+
+
+def _can_reuse_rows(outputs: Any) -> bool:
+    """Whether row gradients can go back from outputs. A compiled backward pass cannot take them; this is logged."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [part.grad_fn for part in _with_gradient(outputs)]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith("CompiledFunction"):
+            _log.warning(
+                "forward reuse: a part of your model is compiled, so the backward pass goes over all candidates. "
+                "Results are exact, but it is not faster. For a faster backward pass, do not compile the model"
             )
-        policy, schedule, generator = copy.deepcopy(self.policy), copy.deepcopy(self.schedule), torch.Generator()
-        try:
-            policy.load_state_dict(state["policy"])
-            schedule.load_state_dict(state["schedule"])
-            generator.set_state(state["generator"])
-            counts = Counts(**state["counts"])
-        except Exception as error:  # any error: the policy may be the user's own class
-            raise ValueError(f"the state of this SelectiveLoss is damaged ({type(error).__name__}: {error})") from error
-        self.policy, self.schedule, self.generator, self.counts = policy, schedule, generator, counts
-        self.selection = None
+            return False
+        seen.add(node)
+        waiting += [inner for inner, _ in node.next_functions]
+    return True
 
 
 def _check(method: Method, *, batches_per_epoch: int | None, num_epochs: int | None) -> None:
     """Raise if the method cannot select within a training pass, or if it needs to know the length of the run."""
     require_method(method)
     scorer, schedule = method.scorer, method.schedule
-    if type(scorer) is not ForwardScorer or scorer.scale_factor != 1 or scorer.precision is not None:
+    is_plain = type(scorer) is ForwardScorer and scorer.scale_factor == 1 and scorer.precision is None
+    refused = {
+        f"gets its scores from {short(scorer)}": not is_plain,
+        "has groups of examples": method.groups is not None,
+        "has pruned examples": method.keep is not None,
+        "trains on larger batches": method.batch_scale != 1,
+    }
+    for reason in (reason for reason, applies in refused.items() if applies):
         raise ValueError(
-            f"{method.name} gets its scores from {short(scorer)}, but SelectiveLoss has no other scores than those of "
-            "the training pass: use selective_backprop, top_k or kath18, without scoring=, or a SelectiveLoader"
-        )
-    if method.groups is not None or method.keep is not None:
-        what = "groups of examples" if method.keep is None else "pruned examples"
-        raise ValueError(
-            f"{method.name} has {what}, but SelectiveLoss does not know which examples a batch holds: use a "
+            f"{method.name} {reason}, but SelectiveLoss scores each batch in its training pass, knows no ids, and "
+            "trains on a part of the batch: use selective_backprop, top_k or kath18, without scoring=, or a "
             "SelectiveLoader"
-        )
-    if method.batch_scale != 1:
-        raise ValueError(
-            f"{method.name} trains on larger batches than your DataLoader's, but SelectiveLoss trains on a part of "
-            "each batch: use a SelectiveLoader"
         )
     for name, value in {"batches_per_epoch": batches_per_epoch, "num_epochs": num_epochs}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

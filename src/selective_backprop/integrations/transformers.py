@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -9,7 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +20,7 @@ from torch.utils.data import IterableDataset
 
 from selective_backprop.advice.advise import Advice, advise
 from selective_backprop.batches.padding import Pad, pad_to_longest
-from selective_backprop.files.reading import read_bytes
-from selective_backprop.files.states import pack, unpack
-from selective_backprop.files.writing import write_whole
+from selective_backprop.files.sealed import read_sealed, write_sealed
 from selective_backprop.inference import preserved_rng
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
@@ -55,6 +53,7 @@ _logger = logging.getLogger(__name__)
 Pass = tuple[Batch, Any]
 """The examples of one forward and backward pass, and the model's inputs."""
 STATE_NAME = "selective_backprop.pt"
+_STATE_KIND = "trainer 1"
 """The file that is added to a checkpoint folder; with several ranks, selective_backprop_0.pt and so on."""
 
 
@@ -97,7 +96,9 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         _check(self, method, loss_fn)
         self.method, self.reducer, self.on_stats = method, reducer, on_stats
         self._by_labels = loss_fn is None
-        self._loss_fn = loss_fn or _Smoothed(self.args.label_smoothing_factor)
+        # The same loss as Trainer's own, with its label smoothing.
+        own = functools.partial(token_cross_entropy, label_smoothing=self.args.label_smoothing_factor)
+        self._loss_fn = loss_fn or own
         self._is_causal = _is_causal(self.model)
         limit = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
         self._most_positions = limit if isinstance(limit, int) and limit > 0 else None
@@ -201,6 +202,12 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             on_stats=self.on_stats,
         )
+        loader.stepper.call_in_errors(
+            loss="Trainer's own compute_loss, which takes your loss as compute_loss_func= and that of each example as "
+            "loss_fn=. A compute_loss of your own must call self.selective_loader.loss(outputs, targets, self.batch) "
+            "if self.batch is not None",
+            weights="self.selective_loader.weights(self.batch)",
+        )
         steps = OptimizerSteps(loader, self._frame.set_epoch)
         if self._saved_steps is not None:
             steps.load_state_dict(self._saved_steps)
@@ -246,6 +253,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             for batch, part in passes:
                 self._batch = batch
                 losses.append(super().training_step(model, part, num_items_in_batch))
+                self.selective_loader.stepper.check(batch)  # a compute_loss of the user's own may report no losses
         finally:
             self._batch = None
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
@@ -321,7 +329,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 "logits and labels: add labels in your data set or data_collator, or pass loss_fn=, a function from "
                 "(outputs, batch) to one loss per example"
             )
-        if logits is None or labels.is_floating_point() or labels.shape != logits.shape[:-1]:
+        if logits is None or not _are_classes(labels, logits):
             raise ValueError(
                 "examples are scored by the cross-entropy of the outputs' logits and the batch's labels, which do not "
                 "fit here: pass loss_fn=, a function from (outputs, batch) to one loss per example"
@@ -334,7 +342,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        write_whole({Path(self._state_path(output_dir)): pack(self.steps.state_dict())})
+        write_sealed(self._state_path(output_dir), _STATE_KIND, self.steps.state_dict())
 
     def _state_path(self, folder: str) -> str:
         name, kind = os.path.splitext(STATE_NAME)
@@ -360,8 +368,9 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 f"{checkpoint} has no {os.path.basename(path)}: SelectiveTrainer did not save it, or model only, or on "
                 "another number of ranks"
             )
-        state = self._saved_steps = unpack(read_bytes(path))
-        return state["epoch"], state["taken"]
+        with read_sealed(path, _STATE_KIND) as state:
+            self._saved_steps = state
+            return state["epoch"], state["taken"]
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         if "loss" in logs and self._steps is not None:
@@ -384,9 +393,14 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
         scheduler = trainer.lr_scheduler
         if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
             step_by_progress(scheduler, loader, total_steps)
-        # A whole number of epochs ends by itself.
-        if args.num_train_epochs % 1 and loader.progress * total_steps + 1e-6 >= trainer.max_optimizer_steps:
+        done = min(1.0, (loader.progress * total_steps + 1e-6) / trainer.max_optimizer_steps)
+        if args.num_train_epochs % 1 and done == 1:  # a whole number of epochs ends by itself
             control.should_training_stop = True
+        for callback in trainer.callback_handler.callbacks:
+            # Trainer's progress bar, in a terminal or in a notebook. It shows the steps to expect at this pace.
+            bar = getattr(callback, "training_bar", None) or getattr(callback, "training_tracker", None)
+            if bar is not None:
+                bar.total = math.ceil(state.global_step / done)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
         self._trainer.steps.end_epoch()
@@ -397,24 +411,16 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
         self._trainer.selective_loader.stepper.report_stats()  # the last epoch is not iterated to its end
 
 
-class _Smoothed:
-    """The same loss as Trainer's own, with its label smoothing."""
-
-    ignore_index = -100
-
-    def __init__(self, label_smoothing: float) -> None:
-        self.label_smoothing = label_smoothing
-
-    def __call__(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-        return token_cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction=reduction)
-
-
 def default_padding(tokenizer: Any) -> Pad:
     """As the tokenizer pads; without one, to the right with zeros, and labels with -100."""
     values = {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0, "position_ids": 0, "labels": -100}
     values["decoder_input_ids"] = values["input_ids"] = getattr(tokenizer, "pad_token_id", None) or 0
     values["token_type_ids"] = getattr(tokenizer, "pad_token_type_id", None) or 0
     return pad_to_longest(values, side=getattr(tokenizer, "padding_side", None) or "right")
+
+
+def _are_classes(labels: Any, logits: Tensor) -> bool:
+    return isinstance(labels, Tensor) and not labels.is_floating_point() and labels.shape == logits.shape[:-1]
 
 
 def _is_encoder_decoder(model: nn.Module) -> bool:

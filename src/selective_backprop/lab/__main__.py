@@ -1,8 +1,7 @@
 """Entry point of `python -m selective_backprop.lab` and of the command selective-backprop."""
 
+import os
 import sys
-
-from selective_backprop.lab.runs.torchrun import number_of_processes
 
 
 def main() -> None:
@@ -11,18 +10,9 @@ def main() -> None:
         from selective_backprop.lab.cli import app
     except ImportError as error:
         sys.exit(f"the command line needs the extra `lab` ({error}): pip install 'selective-backprop[lab]'")
-    if number_of_processes() == 1:
-        app()
-        return
-    from selective_backprop.lab.runs.launch import joined, leave
-
-    try:
-        with joined():
-            app()
-    except SystemExit as end:
-        if not end.code:
-            leave()
-        raise
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.exit("the command line trains in one process: start it without torchrun")
+    app()
 
 
 if __name__ == "__main__":

@@ -21,13 +21,12 @@ from selective_backprop.loader.user_samplers import num_candidates
 from selective_backprop.method import Method, require_method
 from selective_backprop.sampler.checks import check_saved_by
 from selective_backprop.scorers import ForwardScorer
-from selective_backprop.scorers.base import require_one_each
-from selective_backprop.types import Scorer
+from selective_backprop.scorers.base import fresh_of, require_one_each
 
 STATE_VERSION = 1
 
 _STATE_KEYS = {"method", "ranks", "batch_size", "epochs", "parts", "selector", "ledger", "stats", "losses"} | {
-    *("dynamics", "reported", "transform", "stream", "generators")
+    *("dynamics", "reported", "transform", "stream", "generators", "checksum")
 }
 
 _logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ def check_batch_tokens(
 def check_on_stats(on_stats: Any) -> None:
     """Raise if the function for statistics cannot work."""
     if on_stats is not None and not callable(on_stats):
-        raise TypeError(f"on_stats must be a function of a dict, or one of sb.loggers, got {on_stats!r:.100}")
+        raise TypeError(f"on_stats must be a function of a dict, got {on_stats!r:.100}")
     _check_whole("on_stats.every", getattr(on_stats, "every", None))
 
 
@@ -121,6 +120,11 @@ def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any
             f"{method.name} must know the id of each example, and your loader has no ids: only a DataLoader over a "
             "map-style data set, with automatic batching, has them. Methods that need no ids, such as "
             "selective_backprop, work with your loader"
+        )
+    if method.scorer.needs.rewards:
+        raise ValueError(
+            f"{method.name} chooses prompts by rewards, which a loader never sees: use sb.SelectiveSampler, or "
+            "SelectiveGRPOTrainer"
         )
     is_pruned = isinstance(source, IndexedSource) and source.is_pruned
     if source.num_batches == 0 and (ranks.size == 1 or not is_pruned):
@@ -161,7 +165,7 @@ def check_ranks(model: nn.Module, method: Method, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     scorer = method.scorer
-    if is_sharded(model) and scorer.needs.selection_pass and not runs_the_model_alone(scorer):
+    if is_sharded(model) and scorer.needs.selection_pass and not isinstance(fresh_of(scorer), ForwardScorer):
         raise ValueError(
             f"your model is sharded by FSDP, which runs it on all ranks together, so {method.name} can score only with "
             "the model itself, not with a copy of it: use scoring='eval', scoring='train' or a scale factor"
@@ -237,13 +241,6 @@ def _by_own_name(path: str, one: str, two: str) -> tuple[str, str, str]:
     if name in ("true", "shape", "checksum"):  # the parts of a tensor's description
         return part.rpartition(".")[2], f"{name} {one}", f"{name} {two}"
     return name, one, two
-
-
-def runs_the_model_alone(scorer: Scorer) -> bool:
-    """Whether scores come from forward passes of the model itself, not of a copy."""
-    if scorer.works_ahead:
-        return False  # it scores with a snapshot of the model
-    return isinstance(getattr(scorer, "fresh", scorer), ForwardScorer)
 
 
 def check_state(

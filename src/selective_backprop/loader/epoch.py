@@ -16,6 +16,7 @@ import torch
 
 from selective_backprop.batches.layout import Column, RowCheck, move
 from selective_backprop.batches.padding import Pad, PadToLongest, ShapeCheck
+from selective_backprop.batches.plain import loaded_columns, saved_columns
 from selective_backprop.distributed.team import Contribution, Share, Team
 from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.queue import Queue
@@ -144,13 +145,17 @@ class Epoch(ABC):
 
     # ---- the ids to load
 
-    def _begin_source(self) -> None:
+    def begin(self) -> None:
+        """Start the epoch."""
         source = self._run.source
         if not isinstance(source, IndexedSource):
             source.begin(self.number)
-        elif self._run.plans(self.number) and not self._keeps_the_users_batches(source):
+            return
+        if self._run.plans(self.number) and not self._keeps_the_users_batches(source):
             source.begin(self._planned_batches(source), self.number, None)
-        elif source.keep is not None:
+            return
+        self._run.observer.stats.note = self._run.parts.why_all(self.number)
+        if source.keep is not None:
             source.begin(self._unpruned_batches(source), self.number, None)
         else:
             source.begin(map(IdBatch, source.candidate_batches()), self.number, source.num_batches)
@@ -173,6 +178,7 @@ class Epoch(ABC):
         else:
             batches = plan.batches(size, drop_last=source.drop_last and run.batch_tokens is None)
             stats.dropped += len(plan.ids) - len(batches.ids)
+        stats.note = plan.note
         stats.switch(phase)
         self._know(candidates, batches)
         source.know(batches)
@@ -192,7 +198,9 @@ class Epoch(ABC):
             return False
         # At first no losses are known, so every example is trained on.
         nothing_known = run.parts.scorer.needs.training_losses and not run.observer.ledger.has_losses()
-        return nothing_known or not run.parts.is_on_in(self.number, source.num_batches)
+        return nothing_known or not run.parts.schedule.on_in_epoch(
+            self.number, source.num_batches, run.parts.num_epochs
+        )
 
     def _unpruned_batches(self, source: IndexedSource) -> Iterator[IdBatch]:
         batches = source.all_candidates()
@@ -214,11 +222,6 @@ class PlannedEpoch(Epoch):
         self._num_offered: int | None = None  # candidates of the epoch; None while the user's own batches pass
         self._counted = 0  # candidates counted as offered
         self._check_rows = RowCheck()
-
-    def begin(self) -> PlannedEpoch:
-        """Start the epoch."""
-        self._begin_source()
-        return self
 
     @property
     def num_ready(self) -> int:
@@ -296,11 +299,6 @@ class ScoredEpoch(Epoch):
         self._is_planned = run.plans(number)
         self._shapes_differ = ShapeCheck()
 
-    def begin(self) -> ScoredEpoch:
-        """Start the epoch."""
-        self._begin_source()
-        return self
-
     @property
     def num_ready(self) -> int:
         return self.queue.num_ready
@@ -362,7 +360,7 @@ class ScoredEpoch(Epoch):
             run.batch_size = max(1, round(largest * run.parts.method.batch_scale))
             self.queue.set_batch_size(run.batch_size)
         columns = self.queue.columns_of(candidates.data, candidates.size)
-        mixes = run.pad is None and not run.parts.schedule.never_on and run.parts.policy.selectivity != 1
+        mixes = run.pad is None and run.parts.mixes_batches
         if mixes and columns and (problem := self._shapes_differ(columns)) is not None:
             raise problem
         return columns
@@ -397,7 +395,7 @@ class ScoredEpoch(Epoch):
         state as dropout. To equal plain training bit for bit, nothing is loaded ahead while everything is kept.
         """
         run = self._run
-        if not run.parts.scorer.works_ahead or self._keeps_everything or self._is_planned:
+        if run.selector.pipeline is None or self._keeps_everything or self._is_planned:
             return
         if run.parts.is_on(self.number + self.fraction, self._round):
             self._ahead = run.source.next()
@@ -437,7 +435,7 @@ class ScoredEpoch(Epoch):
             return None
         assert self.queue.layout is not None  # known from the first candidates, which are never loaded ahead
         return {
-            "columns": self.queue.layout.columns(ahead.candidates.data),
+            "columns": saved_columns(self.queue.layout, self.queue.layout.columns(ahead.candidates.data)),
             "size": ahead.candidates.size,
             "asked": None if ahead.asked is None else IdBatches.join([ahead.asked]).state_dict(),
             "batch_idx": ahead.batch_idx,
@@ -452,7 +450,7 @@ class ScoredEpoch(Epoch):
         if (ahead := state["ahead"]) is not None:
             assert self.queue.layout is not None
             device = self._run.source.device
-            data = self.queue.layout.batch([move(column, device) for column in ahead["columns"]])
+            data = self.queue.layout.batch([move(column, device) for column in loaded_columns(ahead["columns"])])
             asked = None if ahead["asked"] is None else next(iter(IdBatches.from_state_dict(ahead["asked"])))
             candidates = Candidates(data, None if asked is None else asked.ids, ahead["size"])
             self._ahead = Loaded(candidates, asked, ahead["batch_idx"], ahead["fraction"])
@@ -465,9 +463,10 @@ AnyEpoch = PlannedEpoch | ScoredEpoch
 
 def begin_epoch(run: Run, number: int) -> AnyEpoch:
     """Start an epoch of the kind that the method makes it."""
-    if run.plans(number) and run.batch_tokens is None:
-        return PlannedEpoch(run, number).begin()
-    return ScoredEpoch(run, number).begin()
+    is_planned = run.plans(number) and run.batch_tokens is None
+    epoch: AnyEpoch = PlannedEpoch(run, number) if is_planned else ScoredEpoch(run, number)
+    epoch.begin()
+    return epoch
 
 
 def resume_epoch(run: Run, number: int, state: dict[str, Any]) -> AnyEpoch:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.copying import LEFT_WAITING, MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.distributed.ledger import AnyLedger
-from selective_backprop.dynamics.log import Dynamics
 from selective_backprop.loader.recording import Recorder
 from selective_backprop.losses import require_finite
-from selective_backprop.sampler.copying import MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.sampler.parts import Parts
 from selective_backprop.sampler.stats import Stats
+from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.types import Batch, Candidates
+
+_logger = logging.getLogger(__name__)
 
 
 class Observer:
@@ -38,11 +41,12 @@ class Observer:
     def __init__(self, parts: Parts, ledger: AnyLedger, stats: Stats, device: torch.device, *, audit: bool) -> None:
         self._parts, self.ledger, self.stats = parts, ledger, stats
         self._waits_for_gpu = device.type != "cpu"
-        self.recorder = Recorder(len(ledger)) if audit or parts.scorer.needs.dynamics else None
+        self.recorder = Recorder(len(ledger)) if audit or isinstance(parts.scorer, AuditedLossScorer) else None
         # Ids offered and ids given out in the first training step of an epoch, which may turn out not to count.
         self._held: tuple[list[Tensor], list[Tensor]] | None = None
         # For each step: ids, losses on their way to the CPU, epoch, whether every candidate was kept.
         self._steps: list[tuple[Tensor | None, Copy, int, bool]] = []
+        self._knows_batch_losses = False
 
     def follow(self, device: torch.device) -> None:
         """Take note that the model was moved to this device."""
@@ -61,9 +65,8 @@ class Observer:
 
     def scored(self, candidates: Candidates, scores: Tensor, epoch: int) -> None:
         """Write down the scores of a selection pass."""
-        scorer = self._parts.scorer
-        self.stats.count_scores(candidates.size, fidelity=scorer.fidelity)
-        if scorer.score_name == "loss":
+        self.stats.scored += candidates.size
+        if self._parts.scorer.score_name == "loss":
             self.stats.count_losses(float(scores.sum()), scores.numel(), "candidates")
         if candidates.ids is not None:
             self.ledger.record_scores(candidates.ids, scores, epoch)
@@ -102,14 +105,25 @@ class Observer:
         if self.recorder is not None:
             self.recorder.add(batch, outputs, targets, losses, epoch)
 
-    def learn_if_due(self) -> None:
-        """Learn at once on the CPU. On a GPU, learn only when many steps have piled up, because that waits for it."""
-        if not self._waits_for_gpu or len(self._steps) >= MAX_WAITING:
-            self.learn()
+    def settle(self) -> None:
+        """Take note that a step is over, so the epoch counts, and learn losses.
 
-    def learn(self) -> None:
-        """Write collected losses to the ledger. This waits for the device unless it has already finished them."""
-        steps, self._steps = self._steps, []
+        On the CPU they are learned at once. On a GPU, when many steps have piled up, and only from the older ones.
+        """
+        if self._held is not None:
+            self.commit()
+        if not self._waits_for_gpu:
+            self.learn()
+        elif len(self._steps) >= MAX_WAITING:
+            self.learn(LEFT_WAITING)
+
+    def learn(self, num_left: int = 0) -> None:
+        """Write collected losses to the ledger. This waits for the device unless it has already finished them.
+
+        num_left: number of the newest steps to leave for later.
+        """
+        count = len(self._steps) - num_left
+        steps, self._steps = self._steps[:count], self._steps[count:]
         for ids, copied, epoch, all_kept in steps:
             losses = finish_copy(copied)
             if not losses.dim():
@@ -128,14 +142,18 @@ class Observer:
     def _learn_batch_loss(self, loss: Tensor, ids: Tensor | None, epoch: int) -> None:
         losses = loss.expand(1 if ids is None else len(ids))
         require_finite(losses, ids, "training loss of the whole batch")
-        if ids is not None:
-            self.stats.count_losses(float(losses.sum()), len(ids), "trained")
-            self.ledger.record_batch_losses(ids, losses, epoch)
-
-    @property
-    def dynamics(self) -> Dynamics | None:
-        """What this rank has recorded for an audit; None if nothing is recorded."""
-        return None if self.recorder is None else self.recorder.dynamics
+        if ids is None:
+            return
+        if not self._knows_batch_losses:
+            self._knows_batch_losses = True
+            _logger.warning(
+                "your loss function gives one number for a batch of %d examples, so each of them is remembered with "
+                "the loss of its batches, which says little about it, and few or none are skipped. If it can, let it "
+                "return one loss per example, or take a keyword argument reduction=, as F.cross_entropy does",
+                len(ids),
+            )
+        self.stats.count_losses(float(losses.sum()), len(ids), "trained")
+        self.ledger.record_batch_losses(ids, losses, epoch)
 
     # ---- an epoch that may turn out not to count
 
@@ -160,13 +178,13 @@ class Observer:
 
     # ---- saving
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, copy: bool) -> dict[str, Any]:
         # Saving must not change when losses on a GPU are learned. Otherwise a run that saves would differ from others.
-        self.learn_if_due()
+        self.settle()
         steps = [[ids, finish_copy(losses), epoch, kept] for ids, losses, epoch, kept in self._steps]
         return {
             "losses": steps,
-            "ledger": self.ledger.state_dict(),
+            "ledger": self.ledger.state_dict(copy=copy),
             "stats": self.stats.state_dict(),
             "dynamics": None if self.recorder is None else self.recorder.state_dict(),
         }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from selective_backprop.batches.layout import Column, Layout, move, take_rows
 from selective_backprop.batches.padding import Pad, different_shapes
+from selective_backprop.batches.plain import loaded_columns, saved_columns
 from selective_backprop.distributed.balance import NO_BYTES, moves_to_even_out, pack, unpack
 from selective_backprop.distributed.ranks import Alone, Ranks
 from selective_backprop.sampler.id_batches import training_batch_sizes
@@ -271,20 +272,25 @@ class Queue:
     def state_dict(self) -> dict[str, Any]:
         return {
             "layout": self.layout.state_dict() if self.layout else None,
-            "whole": [list(rows) for rows in self._whole],
-            "pieces": [list(rows) for rows in self._pieces],
+            "whole": [self._saved(rows) for rows in self._whole],
+            "pieces": [self._saved(rows) for rows in self._pieces],
             "lengths": list(self.lengths),
             "last_sizes": None if self._last_sizes is None else list(self._last_sizes),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        def load(pieces: list[list[Any]]) -> deque[Piece]:
-            return deque(
-                Piece([move(column, self._device) for column in columns], *notes) for columns, *notes in pieces
-            )
+    def _saved(self, rows: Piece) -> list[Any]:
+        assert self.layout is not None
+        # clone: a slice would be saved with the whole tensor that it belongs to.
+        notes = (None if note is None else note.clone() for note in rows[1:])
+        return [saved_columns(self.layout, rows.columns), *notes]
 
+    def _loaded(self, columns: list[Column], *notes: Tensor) -> Piece:
+        return Piece([move(column, self._device) for column in loaded_columns(columns)], *notes)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.layout = Layout.from_state_dict(state["layout"]) if state["layout"] else None
-        self._whole, self._pieces = load(state["whole"]), load(state["pieces"])
+        self._whole = deque(self._loaded(*rows) for rows in state["whole"])
+        self._pieces = deque(self._loaded(*rows) for rows in state["pieces"])
         self.lengths = list(state["lengths"])
         self._last_sizes = None if state["last_sizes"] is None else deque(state["last_sizes"])
 

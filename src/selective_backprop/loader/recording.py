@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.copying import LEFT_WAITING, MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.dynamics.log import Dynamics, rows_from_bytes, rows_to_bytes
 from selective_backprop.dynamics.values import class_values
-from selective_backprop.sampler.copying import MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.types import Batch
 
 
@@ -40,11 +40,14 @@ class Recorder:
             values = None
         copies = begin_copy(losses.detach()), None if values is None else begin_copy(values)
         self._steps.append((batch.ids, *copies, epoch))
-        if not losses.is_cuda or len(self._steps) >= MAX_WAITING:
+        if losses.device.type == "cpu":
             self._write()
+        elif len(self._steps) >= MAX_WAITING:
+            self._write(LEFT_WAITING)
 
-    def _write(self) -> None:
-        steps, self._steps = self._steps, []
+    def _write(self, num_left: int = 0) -> None:
+        count = len(self._steps) - num_left
+        steps, self._steps = self._steps[:count], self._steps[count:]
         for ids, losses, values, epoch in steps:
             known = None if values is None else finish_copy(values)
             self._dynamics.record(ids, finish_copy(losses), epoch, known)

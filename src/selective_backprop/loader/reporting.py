@@ -12,6 +12,25 @@ from selective_backprop.sampler.stats import COMBINATIONS, PHASES, Stats
 OnStats = Callable[[dict[str, float]], None]
 """Called with a flat dict of numbers: what happened since the last call."""
 
+
+class Every:
+    """Lets `on_stats` be called after every n training batches too, and not only after every epoch.
+
+    Args:
+        every: n.
+        on_stats: the function of a flat dict.
+
+    >>> Every(100, print).every
+    100
+    """
+
+    def __init__(self, every: int, on_stats: OnStats) -> None:
+        self.every, self._on_stats = every, on_stats
+
+    def __call__(self, values: dict[str, float]) -> None:
+        self._on_stats(values)
+
+
 _COUNTS = tuple(name for name, how in COMBINATIONS.items() if how == "count")
 
 
@@ -73,20 +92,16 @@ def _since(stats: Stats, told: Stats) -> dict[str, float]:
     sums["selected"] = stats.trained + stats.queued - told.trained - told.queued
     sums |= {f"loss_{name}": stats.loss_sums[name] - told.loss_sums[name] for name in stats.loss_sums}
     sums |= {f"seconds_{phase}": stats.seconds[phase] - told.seconds[phase] for phase in PHASES}
-    batches = float(stats.batches - told.batches)
-    return sums | {"batches": batches, "fidelity": stats.fidelity}
+    return sums | {"batches": float(stats.batches - told.batches)}
 
 
 def _flat(by_name: dict[str, tuple[float, ...]]) -> dict[str, float]:
     """Combine the sums of all ranks. What is not known is left out."""
     total = {name: sum(values) for name, values in by_name.items()}
-    ranks = len(by_name["batches"])
     found = {name: total[name] for name in _COUNTS} | {"batches": by_name["batches"][0]}
     found["selectivity"] = _ratio(total["selected"], total["offered"])
     found["mean_trained_loss"] = _ratio(total["loss_trained"], total["loss_num_trained"])
     found["mean_candidate_loss"] = _ratio(total["loss_candidates"], total["loss_num_candidates"])
-    if total["scored"]:
-        found["fidelity"] = total["fidelity"] / ranks
     found |= {f"seconds_{phase}": max(by_name[f"seconds_{phase}"]) for phase in PHASES}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from selective_backprop.batches.layout import Layout, move
+from selective_backprop.batches.plain import loaded_columns, saved_columns
 from selective_backprop.types import Batch
 
 
@@ -15,7 +16,7 @@ def saved_batch(batch: Batch) -> dict[str, Any]:
     layout = Layout.of(batch.data, len(batch))
     return {
         "layout": layout.state_dict(),
-        "columns": layout.columns(batch.data, len(batch)),
+        "columns": saved_columns(layout, layout.columns(batch.data, len(batch))),
         "ids": batch.ids,
         "weights": batch.weights,
         "probabilities": batch.probabilities,
@@ -30,6 +31,6 @@ def loaded_batch(state: dict[str, Any], device: torch.device) -> Batch:
     >>> loaded_batch(state, torch.device("cpu")).data
     {'x': tensor([3, 4])}
     """
-    columns = [move(column, device) for column in state["columns"]]
+    columns = [move(column, device) for column in loaded_columns(state["columns"])]
     data = Layout.from_state_dict(state["layout"]).batch(columns)
     return Batch(data, state["ids"], state["weights"], state["probabilities"])

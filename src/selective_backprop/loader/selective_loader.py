@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,6 +22,7 @@ from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.dynamics.log import Dynamics
+from selective_backprop.files.signing import signed
 from selective_backprop.inference import device_of
 from selective_backprop.loader.checks import (
     STATE_VERSION,
@@ -36,11 +38,13 @@ from selective_backprop.loader.checks import (
 )
 from selective_backprop.loader.epoch import Run
 from selective_backprop.loader.forwarding import LoaderAttributes
+from selective_backprop.loader.given_targets import TargetCheck
 from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.reporting import OnStats, Reporting
 from selective_backprop.loader.selector import Selector
 from selective_backprop.loader.source import StreamSource, make_source
 from selective_backprop.loader.stepper import Stepper
+from selective_backprop.loader.user_samplers import SizeCheck
 from selective_backprop.losses import PerExampleLoss, WrongCountError, default_forward
 from selective_backprop.method import Method
 from selective_backprop.sampler.parts import Parts
@@ -49,6 +53,8 @@ from selective_backprop.sampler.stats import Stats
 from selective_backprop.sampler.undoing import unchanged_on_error
 from selective_backprop.schedules import Schedule
 from selective_backprop.types import Batch, Forward, Policy, Scorer, Task
+
+_logger = logging.getLogger(__name__)
 
 
 class SelectiveLoader(LoaderAttributes):
@@ -78,9 +84,9 @@ class SelectiveLoader(LoaderAttributes):
         device: where batches are given out. The default is the device of the model's parameters when an epoch begins.
         num_epochs: length of the run. `progress` and methods that select in a window of training need it.
         seed: seed of the loader's own random generator. Global random state is never touched.
-        on_stats: called after every epoch with a flat dict of numbers: what the epoch did. It may be one of
-            `sb.loggers`. If it has an attribute `every`, it is also called after that many training batches. With
-            several ranks, give it on all of them; it is called on rank 0, with sums over ranks.
+        on_stats: called after every epoch with a flat dict of numbers: what the epoch did. `sb.Every(100, on_stats)` is
+            also called after every 100 training batches. With several ranks, give it on all of them; it is called on
+            rank 0, with sums over ranks.
         audit: record what every training step says about its examples, for `sb.audit(loader)`: loss, margin,
             probability of the label and best other class. It takes 16 bytes per example and epoch in which it is
             trained on, here and in saved states.
@@ -128,7 +134,7 @@ class SelectiveLoader(LoaderAttributes):
             check_ranks(model, method, ranks)
             self._loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
             options: dict[str, Any] = {"num_epochs": num_epochs, "seed": seed, "forward": forward, "pad": pad}
-            options |= {"transform": transform, "on_stats": on_stats, "audit": audit, "reducer": self._loss.reducer}
+            options |= {"transform": transform, "on_stats": on_stats, "audit": audit, **self._loss.settings()}
             agreed = to_agree_on(self._source, method, batch_size=batch_size, **options) if ranks.size > 1 else {}
         self.model = model
         self.method = method
@@ -143,12 +149,14 @@ class SelectiveLoader(LoaderAttributes):
         parts = Parts(method, num_epochs=num_epochs, seed=seed, team=self.team)
         observer = Observer(parts, self.ledger, self.stats, place, audit=audit)
         size = batch_size or self._source.batch_size
+        if size is None and batch_tokens is None and (parts.mixes_batches or method.keep is not None):
+            self._source.check_size = SizeCheck()
         self._run = Run(
             parts,
             self.team,
             self._source,
             Planner(parts, self.ledger, self.team),
-            Selector(parts, task, self.team, observer),
+            Selector(parts, task, self.team, observer, self._source.stand_in),
             observer,
             batch_size=None if size is None else max(1, round(size * method.batch_scale)),
             num_batches=num_batches,
@@ -157,12 +165,13 @@ class SelectiveLoader(LoaderAttributes):
             batch_tokens=batch_tokens,
             pad=pad,
         )
-        self._records = audit or needs.dynamics
         reporting = Reporting(on_stats, self.stats, self.team)
         self._reporting = reporting
         self.stepper = Stepper(self._run, reporting, num_epochs, needs_losses=audit or needs.training_losses)
         """Gives out batches one by one, for frameworks that count them."""
+        self._check_targets = TargetCheck()
         self._iteration: weakref.ref[Generator[Any]] | None = None  # the iteration that gives out batches
+        self._has_warned_of_eval = False
 
     # ---- what users read
 
@@ -262,17 +271,20 @@ class SelectiveLoader(LoaderAttributes):
             raise RuntimeError("no batch has been given out yet")
         return self.stepper.batch
 
-    def weights(self) -> Tensor:
-        """Return the weights of the batch given out last, on its device, for loops that apply them themselves."""
-        if self.stepper.step is not None:
-            self.stepper.step.got_weights()
-        return self.batch.weights.to(self._source.device, non_blocking=True)
+    def weights(self, batch: Batch | None = None) -> Tensor:
+        """Return the weights of the batch given out last, on its device, for loops that apply them themselves.
+
+        batch: another batch, if it came from `batches()`.
+        """
+        batch = self.batch if batch is None else batch
+        self.stepper.got_weights(batch)
+        return batch.weights.to(self._source.device, non_blocking=True)
 
     def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
         """Compute the loss of the batch given out last, with its weights, and record each example's loss in the ledger.
 
         If all weights are 1, the result is loss_fn's own value, bit for bit, from one call of loss_fn. If this is
-        called several times in a training step, the first call is recorded.
+        called several times for a batch, as by SAM or LBFGS, the first call is recorded.
 
         A loss_fn of your own that takes `reduction=` and returns a single number does not tell the loss of each
         example. Methods that select by training losses then call a copy of it once more, with the same random numbers.
@@ -296,12 +308,13 @@ class SelectiveLoader(LoaderAttributes):
                     "other batches, such as validation, call your loss function itself"
                 )
             batch = step.batch
-        is_current = step is not None and batch is step.batch
-        weighted = step.is_weighted if step is not None and is_current else not bool((batch.weights == 1).all())
-        weights = batch.weights.to(self._source.device, non_blocking=True) if weighted else None
-        needed = self._records or self._run.parts.learns_losses
+        weights = batch.weights.to(self._source.device, non_blocking=True) if batch.is_weighted else None
+        needed = self._run.observer.recorder is not None or self._run.parts.learns_losses
+        if needed or weights is not None:
+            self._check_targets(batch.data, targets)
         try:
-            of_batch = not self._run.parts.scorer.needs.selection_pass
+            parts = self._run.parts
+            of_batch = not parts.scorer.needs.selection_pass and parts.policy.weighting == "none"
             loss, losses = self._loss.for_training(
                 outputs, targets, weights, len(batch), record=needed, of_batch=of_batch
             )
@@ -310,15 +323,13 @@ class SelectiveLoader(LoaderAttributes):
                 f"{error}. loader.loss is for the batch that the loader gave out; for other batches, such as "
                 "validation, call your loss function itself"
             ) from None
-        observer = self._run.observer
-        if not (is_current and step is not None and step.is_recorded):
+        if self.stepper.got_losses(batch):
             # A batch that was taken ahead may be trained on when its epoch is already over.
+            is_current = step is not None and step.batch is batch
             epoch = step.epoch if step is not None and is_current else self.epoch - (not self.stepper.in_epoch)
-            observer.trained(batch, outputs, targets, losses, epoch)
-        if step is not None and is_current:
-            step.got_losses()
-        elif step is None:
-            observer.learn_if_due()  # the batch was the last, and no end of a step will come
+            self._run.observer.trained(batch, outputs, targets, losses, epoch)
+        if step is None:
+            self._run.observer.settle()  # the batch was the last, and no end of a step will come
         return loss
 
     # ---- iteration
@@ -343,6 +354,7 @@ class SelectiveLoader(LoaderAttributes):
             self.stepper.begin()
             while (batch := self.stepper.next()) is not None:
                 yield batch.data
+                self._require_training()
                 self.stepper.end_step()
             self.stepper.end_epoch()
             self.stepper.report_stats()
@@ -350,9 +362,30 @@ class SelectiveLoader(LoaderAttributes):
             if not is_finalizing():  # at interpreter exit parts of torch are gone already
                 self.stepper.leave()
 
-    def _refuse_a_second_iteration(self) -> None:
+    def _require_training(self) -> None:
+        """Raise if the loop does not train. A look at the first batch never comes here."""
+        if not torch.is_grad_enabled():
+            raise RuntimeError(
+                "this loop runs without gradients (torch.no_grad or inference_mode), but SelectiveLoader is for "
+                "training: it gives out selected examples only, and counts them as trained on. To evaluate, or to "
+                "update BatchNorm statistics, loop over your own DataLoader"
+            )
+        if self.model.training or self._has_warned_of_eval:
+            return
+        if not any(module.training for module in self.model.modules()):
+            self._has_warned_of_eval = True
+            _logger.warning(
+                "the whole model is in eval mode in a loop over SelectiveLoader, which is for training: call "
+                "model.train() before the loop. To evaluate, loop over your own DataLoader"
+            )
+
+    @property
+    def _is_iterated(self) -> bool:
         other = self._iteration() if self._iteration is not None else None
-        if other is not None and inspect.getgeneratorstate(other) != inspect.GEN_CLOSED:
+        return other is not None and inspect.getgeneratorstate(other) != inspect.GEN_CLOSED
+
+    def _refuse_a_second_iteration(self) -> None:
+        if self._is_iterated:
             raise RuntimeError(
                 "another iteration over this loader is still going on, and both would take batches from the same "
                 "epoch: finish it, leave its loop, or close its iterator (iterator.close()) before the next one "
@@ -367,47 +400,52 @@ class SelectiveLoader(LoaderAttributes):
     def batches(self) -> Iterator[Batch]:
         """Iterate like `for batch in loader`, for callers that take batches before they train on the earlier ones.
 
-        Each batch comes with its ids and weights. Pass it to `loss`, which cannot know otherwise which batch is meant.
+        Each batch comes with its ids and weights. Pass it to `loss`, which cannot know otherwise which batch is meant,
+        or to `weights`, if you apply them yourself. If the method needs this and none of an epoch's batches is passed,
+        the next epoch begins with an error.
         Save the loader's state only when all batches that were taken have been trained on.
         """
         for _ in self:
-            self.stepper.expect_nothing()
+            self.stepper.expect_later()
             yield self.batch
 
     def with_bar(self, bar: Any) -> Iterator[Any]:
-        """Iterate like `for batch in loader`, with a progress bar that counts candidates and fills up in each epoch.
+        """Iterate like `for batch in loader`, with a progress bar that fills up as the epoch's candidates are offered.
 
-        Write `for inputs, targets in loader.with_bar(tqdm()):`. A bar around the loader itself would stop at
-        selectivity x 100%, because `len(loader)` is the most that an epoch can give.
+        Write `for inputs, targets in loader.with_bar(tqdm()):`. `tqdm(loader)` reads `len(loader)` before the epoch is
+        planned, when it is the most that the epoch can give, so it would stop early.
 
         Args:
-            bar: `tqdm()` or anything else with `update(n)` and `close()`. If its `total` is None, it is set to the
-                number of candidate batches per epoch.
+            bar: `tqdm()` or anything else with `update(n)` and `close()`. It reaches its `total`, whatever that counts:
+                with `tqdm(total=len(dataset))`, the bar counts examples. A `total` of None is set to the number of
+                candidate batches. If your loader has no length, the bar counts training batches.
         """
-        total, shown = self._run.num_batches, 0
-        if total is not None and getattr(bar, "total", 0) is None:
-            bar.total = total
-        epoch = self.epoch
+        length = self._run.num_batches
+        if length is not None and getattr(bar, "total", None) is None:
+            bar.total = length
+        epoch, shown = self.epoch, 0
         try:
             for batch in self:
                 yield batch
-                shown = self._advance(bar, epoch, shown)
-            if total is not None:
-                self._advance(bar, epoch, shown)
+                reached = shown + 1 if length is None else round(self.stepper.fraction * bar.total)
+                bar.update(reached - shown)
+                shown = reached
+            if length is not None and self.epoch > epoch:
+                bar.update(bar.total - shown)
         finally:
             bar.close()
 
-    def _advance(self, bar: Any, epoch: int, shown: int) -> int:
-        """Move the bar to the current place in the epoch. If the length is not known, it counts training batches."""
-        total = self._run.num_batches
-        if total is None:
-            bar.update(1)
-            return shown
-        reached = total if self.epoch > epoch else round(self.stepper.fraction * total)
-        bar.update(reached - shown)
-        return reached
-
     # ---- saving
+
+    def generators(self) -> list[torch.Generator]:
+        """Return the random generators of your loader and its samplers. Their states are saved with this loader's."""
+        return self._source.generators()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a SelectiveLoader cannot be copied or pickled: a copy would score with a copy of your model, and go on "
+            "with the same epoch. Make the loader in the process that trains; to save it, save loader.state_dict()"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly: plain data and tensors, loadable with weights_only=True.
@@ -420,9 +458,16 @@ class SelectiveLoader(LoaderAttributes):
         One thing is not exact in the middle of an epoch: random numbers that the data set draws inside workers, because
         workers start anew. The examples and their order are still the same. Between epochs everything is exact.
         """
+        return signed(self.state_to_write(copy=True))
+
+    def state_to_write(self, *, copy: bool = False) -> dict[str, Any]:
+        """Return the state without a checksum and, unless copy is set, without copying the ledger.
+
+        It is for those who write it to a file at once, as `save_checkpoint` does: training on would change it.
+        """
         run, source = self._run, self._source
         epochs = self.stepper.state_dict()
-        observed = run.observer.state_dict()  # before the parts, which learn from the losses that it collected
+        observed = run.observer.state_dict(copy=copy)  # before the parts, which learn from the losses that it collected
         between = source.between_epochs() if isinstance(source, StreamSource) and not self.stepper.in_epoch else None
         return {
             "version": STATE_VERSION,
@@ -443,10 +488,15 @@ class SelectiveLoader(LoaderAttributes):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved. The next iteration finishes the epoch that was under way.
 
-        If the state does not fit this loader and its method, an error says what differs, and nothing is changed.
+        If the state does not fit this loader and its method, an error says what differs, and nothing is changed. A
+        state in which any value was changed since it was saved is refused by its checksum.
         """
         self.check_state_dict(state)
-        self._refuse_a_second_iteration()
+        if self._is_iterated:
+            raise RuntimeError(
+                "a loop over this loader is under way, and would go on with its own epoch: load the state before the "
+                "loop, or leave the loop first (break, or iterator.close())"
+            )
         run, source = self._run, self._source
         stateful = [source.transform] if hasattr(source.transform, "load_state_dict") else []
         parts = [self, run, source, run.selector, run.observer, self._reporting, self.stepper, self.stats]
@@ -467,6 +517,7 @@ class SelectiveLoader(LoaderAttributes):
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise if `load_state_dict` would refuse this state. Nothing is changed."""
-        check_state(state, self.method, self._source, batch_size=self._run.batch_size, team=self.team)
-        self._run.parts.check_state_dict(state["parts"])
-        self._run.observer.check_state_dict(state)
+        with unchanged_on_error():  # what a check stumbles over is damage
+            check_state(state, self.method, self._source, batch_size=self._run.batch_size, team=self.team)
+            self._run.parts.check_state_dict(state["parts"])
+            self._run.observer.check_state_dict(state)

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from selective_backprop.batches.layout import Layout, move
 from selective_backprop.distributed.team import Meeting, Share, Team
-from selective_backprop.inference import device_of, is_sharded, unwrap
+from selective_backprop.inference import is_sharded, unwrap
 from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.source import Loaded
+from selective_backprop.losses import require_finite
 from selective_backprop.sampler.parts import Parts
+from selective_backprop.scorers import PipelinedScorer
+from selective_backprop.scorers.base import fresh_of
 from selective_backprop.types import Candidates, Selection, Task
 
 
@@ -28,11 +31,23 @@ class Selector:
         task: the model, the forward pass and the loss.
         team: the ranks that train together.
         observer: writes down scores.
+        find_stand_in: loads candidates for a rank that had none yet, such as one whose examples are all pruned.
     """
 
-    def __init__(self, parts: Parts, task: Task, team: Team, observer: Observer) -> None:
-        self._parts, self._task, self._team, self._observer = parts, task, team, observer
-        self._stats = observer.stats
+    def __init__(
+        self,
+        parts: Parts,
+        task: Task,
+        team: Team,
+        observer: Observer,
+        find_stand_in: Callable[[], Candidates | None],
+    ) -> None:
+        self._parts, self._team, self._observer = parts, team, observer
+        self._task = dataclasses.replace(task, model=unwrap(task.model))
+        self._stats, self._find_stand_in = observer.stats, find_stand_in
+        self._fresh = fresh_of(parts.scorer)
+        self.pipeline = self._fresh if isinstance(self._fresh, PipelinedScorer) else None
+        """The scorer that scores the next candidates ahead of their turn, if there is one."""
         self._is_sharded = team.size > 1 and is_sharded(task.model)
         self._tried = False  # whether one batch went through the model and the loss without an error
         self._has_scored = False
@@ -45,10 +60,10 @@ class Selector:
             self._watch(candidates, probing=meeting.probing, epoch=epoch)
             return Share(keep_all(loaded), meeting.sizes, keeps_all=True)
         scores = self.score(candidates, epoch)
-        receive = self._team.start_pooling(scores, meeting.sizes)
+        everyone = self._team.pool(scores, meeting.sizes)
         # Checked only after the other ranks have these scores: if this rank raised earlier, they would wait forever.
-        self._parts.require_valid(scores, candidates.ids)
-        everyone = receive()
+        require_finite(scores, candidates.ids, self._parts.score_is)
+        self._team.require_finite(everyone, meeting.sizes)
         groups = self._parts.groups_of(candidates.data, candidates.ids, candidates.size)
         if groups is not None:
             groups = self._team.pool(groups, meeting.sizes)
@@ -64,7 +79,7 @@ class Selector:
             return torch.empty(0)
         phase = self._stats.switch("scoring")
         try:
-            scores = self._parts.scorer.score(candidates, self._current_task())
+            scores = self._parts.scorer.score(candidates, self._task)
         except _FAILURES as error:
             if self._has_scored or isinstance(error, torch.OutOfMemoryError) or _is_ours(error):
                 raise
@@ -97,13 +112,13 @@ class Selector:
         self._tried = True
         if (tries and not never_on) or (probing and parts.scorer.needs.selection_pass):
             scores = self.score(candidates, epoch)
-            parts.require_valid(scores, candidates.ids)
+            require_finite(scores, candidates.ids, parts.score_is)
             if len(scores):
                 parts.try_policy(scores, candidates.ids)
                 parts.schedule.observe(scores)
-        elif not never_on and candidates.size:
+        elif not never_on and candidates.size and self._fresh is not None:
             phase = self._stats.switch("scoring")
-            parts.scorer.watch(candidates, self._current_task())
+            self._fresh.watch(candidates, self._task)
             self._stats.switch(phase)
 
     def _help_others(self) -> None:
@@ -111,38 +126,26 @@ class Selector:
         if not self._is_sharded:
             return
         if self._stand_in is None:
+            self._stand_in = self._find_stand_in()
+        if self._stand_in is None:
             raise ValueError(
                 "this rank has no candidates in the first round, so the other ranks cannot score theirs: the model is "
                 "sharded by FSDP, which runs it on all ranks together. Give every rank at least one batch"
             )
-        self._parts.scorer.score(self._stand_in, self._current_task())
+        self._parts.scorer.score(self._stand_in, self._task)
 
     def submit(self, loaded: Loaded | None) -> None:
         """Let a scorer that works ahead begin with the next candidates. None: drop what was submitted before."""
-        if self._parts.scorer.works_ahead:
+        if self.pipeline is not None:
             phase = self._stats.switch("scoring")
-            self._parts.scorer.submit(None if loaded is None else loaded.candidates, self._current_task())
+            self.pipeline.submit(None if loaded is None else loaded.candidates, self._task)
             self._stats.switch(phase)
 
-    def _current_task(self) -> Task:
-        return dataclasses.replace(self._task, model=unwrap(self._task.model))
-
     def state_dict(self) -> dict[str, Any]:
-        return {"tried": self._tried, "stand_in": self._stand_in_state()}
-
-    def _stand_in_state(self) -> dict[str, Any] | None:
-        if self._stand_in is None:
-            return None
-        data, size = self._stand_in.data, self._stand_in.size
-        layout = Layout.of(data, size)
-        return {"layout": layout.state_dict(), "columns": layout.columns(data, size), "ids": self._stand_in.ids}
+        return {"tried": self._tried}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tried, self._stand_in = state["tried"], None
-        if (saved := state["stand_in"]) is not None:
-            data = Layout.from_state_dict(saved["layout"]).batch(saved["columns"])
-            data = move(data, device_of(self._task.model))
-            self._stand_in = Candidates(data, saved["ids"], len(saved["columns"][0]))
+        self._tried = state["tried"]
 
 
 def keep_all(loaded: Loaded) -> Selection:

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import preserved_rng, random_states, set_random_states
 from selective_backprop.loader.user_samplers import (
+    SizeCheck,
     batch_size_of,
     drops_last,
     generator_owners,
@@ -81,6 +82,8 @@ class Source(ABC):
         self.transform: Any = transform
         self._takes_ids: bool = getattr(transform, "takes_ids", False)
         self._stats = stats
+        self.check_size: SizeCheck | None = None
+        """Told the size of every batch of the user's, if training batches are to have the same."""
         # Only generators that exist now: a sampler that makes its generator in __iter__ also seeds it there.
         self._generator_owners = generator_owners(loader)
         self._batches: Iterator[Any] = iter(())
@@ -121,6 +124,10 @@ class Source(ABC):
         """The user's generators, whose states are saved and loaded."""
         return generators_of(self._generator_owners)
 
+    def stand_in(self) -> Candidates | None:
+        """Load examples for a forward pass whose scores nobody reads; None if the loader cannot be asked for any."""
+        return None
+
     # ---- an epoch
 
     @property
@@ -136,20 +143,23 @@ class Source(ABC):
         if data is not _NO_BATCH:
             self._position += 1
             asked = self._arrived()
-            data = move(data, self.device)
-            if self._takes_ids:
-                assert asked is not None  # checked when the loader was made
-                data = self.transform(data, asked.ids, self._epoch)
-            elif self.transform is not None:
-                data = self.transform(data)
+            data = self._on_device(data, None if asked is None else asked.ids)
             fraction = min(1.0, self._position / self._total) if self._total else 0.0
             ids = None if asked is None else asked.ids
             size = count_rows(data) if ids is None else ids.numel()
+            if ids is None and self.check_size is not None:
+                self.check_size(size)
             loaded = Loaded(Candidates(data, ids, size), asked, self._position - 1, fraction)
         elif self._position:
             self._tell_length()
         self._stats.switch(phase)
         return loaded
+
+    def _on_device(self, data: Any, ids: Tensor | None) -> Any:
+        data = move(data, self.device)
+        if self._takes_ids:  # the loader has ids, which was checked when it was made
+            return self.transform(data, ids, self._epoch)
+        return data if self.transform is None else self.transform(data)
 
     def _tell_length(self) -> None:
         """Log once, at the end of an epoch, if it had another number of batches than the user said."""
@@ -237,6 +247,12 @@ class IndexedSource(Source):
         """Whether an epoch's ids can be collected before it is loaded."""
         return (num_candidates(self.user_loader) or 0) <= self.longest_plan
 
+    def stand_in(self) -> Candidates:
+        ids = torch.arange(min(self.batch_size or 1, self.num_examples or 0))
+        with preserved_rng(self.device):
+            examples = [self.user_loader.dataset[i] for i in ids.tolist()]
+            return Candidates(self._on_device(self.user_loader.collate_fn(examples), ids), ids, len(ids))
+
     # ---- the user's ids
 
     def candidate_batches(self) -> Iterator[Tensor]:
@@ -280,7 +296,9 @@ class IndexedSource(Source):
         return IdBatches(ids, torch.tensor(sizes, dtype=torch.int64))
 
     def _drawn(self) -> Iterator[Tensor]:
-        for indices in self.user_loader.batch_sampler:
+        if self.check_size is not None:
+            self.check_size.begin_epoch()
+        for indices in self._feed.drawn:
             try:
                 # numpy reads a list in a quarter of the time that torch takes.
                 ids = torch.from_numpy(numpy.asarray(indices)) if type(indices) is list else torch.as_tensor(indices)
@@ -288,6 +306,8 @@ class IndexedSource(Source):
                 ids = torch.empty(0)
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
                 raise TypeError(f"your sampler must yield integer indices, which serve as ids; got {indices!r:.200}")
+            if self.check_size is not None:
+                self.check_size(ids.numel())
             yield ids
 
     def _require_known(self, ids: Tensor) -> None:
@@ -332,7 +352,7 @@ class IndexedSource(Source):
             self._batches = iter(self._loader)
 
     def _arrived(self) -> IdBatch:
-        return self._feed.arrived()
+        return self._feed.on_their_way.popleft()
 
     def end(self) -> None:
         super().end()
@@ -384,10 +404,13 @@ class _Feed:
 
     def begin(self, batches: Iterable[IdBatch]) -> None:
         """Hand on these batches in the next iteration. Until then none is drawn."""
+        self.drawn: Iterator[Any] = iter(())
+        """The user's batches of this epoch, which the given ones may be drawn from."""
         self._flat = batches if isinstance(batches, IdBatches) else None
         self._batches = iter(batches)
         self._num_asked = 0
-        self._on_their_way: deque[IdBatch] = deque()
+        self.on_their_way: deque[IdBatch] = deque()
+        """The batches that the DataLoader has asked for and not returned yet."""
 
     @property
     def is_flat(self) -> bool:
@@ -408,22 +431,25 @@ class _Feed:
         return getattr(self.batch_sampler, name)
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self._flat is None:
+            # At once, as a DataLoader does: torchdata's samplers draw the order here, before the loader draws a seed
+            # for its workers from the same generator. With workers this happens twice.
+            self.drawn = iter(self.batch_sampler)
+        return self._hand_on()
+
+    def _hand_on(self) -> Iterator[list[int]]:
         while (batch := next(self._batches, None)) is not None:  # not a for loop: remaining() may replace the iterator
             self._num_asked += 1
-            self._on_their_way.append(batch)
+            self.on_their_way.append(batch)
             yield batch.ids.tolist()
-
-    def arrived(self) -> IdBatch:
-        """Return the ids of the batch that the DataLoader has just returned."""
-        return self._on_their_way.popleft()
 
     def remaining(self) -> IdBatches:
         """Return the batches of this epoch that have not arrived yet."""
         if self._flat is not None:
-            return self._flat.after(self._num_asked - len(self._on_their_way))
+            return self._flat.after(self._num_asked - len(self.on_their_way))
         rest = list(self._batches)
         self._batches = iter(rest)
-        return IdBatches.join([*self._on_their_way, *rest])
+        return IdBatches.join([*self.on_their_way, *rest])
 
 
 class StreamSource(Source):
@@ -442,6 +468,8 @@ class StreamSource(Source):
     def begin(self, epoch: int) -> None:
         """Start the next epoch."""
         self._epoch, self._position, self._total, self._finished = epoch, 0, self._num_loader_batches(), False
+        if self.check_size is not None:
+            self.check_size.begin_epoch()
         ended, self._ended = self._ended, None
         if self._resumed_stream is not None:
             self._resumed_stream.load_state_dict(None)
@@ -494,18 +522,25 @@ class StreamSource(Source):
     def _next_epoch(self, ended: dict[str, Any]) -> Iterator[Any]:
         """Begin an epoch with a loader that keeps its own place, from its state at the end of the epoch before."""
         assert self._stateful is not None
+        before = self._random_states()
+        iter(self.user_loader)
+        begun = self._random_states()  # as in a run that never stopped, which began this epoch once
         self._stateful.load_state_dict(ended)
-        generators = [(generator, generator.get_state()) for generator in self.generators()]
-        states = random_states(torch.device("cpu"))
-        batches = iter(self.user_loader)
+        batches = iter(self.user_loader)  # torchdata's loader begins twice, if it has come to the end of its data
+        self._set_random_states(begun)
         if (first := next(batches, _NO_BATCH)) is not _NO_BATCH:
             return itertools.chain([first], batches)
-        # The loader was still at that end, and its next epoch begins now. A run that never stopped did not begin twice,
-        # so what the first beginning drew is undone.
-        set_random_states(states, torch.device("cpu"))
-        for generator, saved in generators:
-            generator.set_state(saved)
+        self._set_random_states(before)  # the loader was still at that end, and its next epoch begins now
         return iter(self.user_loader)
+
+    def _random_states(self) -> list[Any]:
+        """Return all random states that a loader may draw from when an epoch begins."""
+        return [random_states(torch.device("cpu")), *(generator.get_state() for generator in self.generators())]
+
+    def _set_random_states(self, states: list[Any]) -> None:
+        set_random_states(states[0], torch.device("cpu"))
+        for generator, state in zip(self.generators(), states[1:], strict=True):
+            generator.set_state(state)
 
     def place(self) -> dict[str, Any]:
         inner = self._stateful.state_dict() if self._stateful is not None else None

@@ -3,57 +3,32 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from selective_backprop.loader.epoch import AnyEpoch, Run, begin_epoch, resume_epoch
 from selective_backprop.loader.reporting import Reporting
+from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.types import Batch
 
 _logger = logging.getLogger(__name__)
 
 
+_MOST_AHEAD = 1000  # batches that a loop may take before it reports the loss of any of them
+
+
+@dataclass
 class Step:
-    """A training step under way: its batch, and what the user's loop has done with it so far.
+    """A training step under way."""
 
-    Args:
-        batch: the batch.
-        epoch: number of the batch's epoch.
-        needs_losses: whether the loop must report the loss of each example.
-    """
-
-    def __init__(self, batch: Batch, epoch: int, *, needs_losses: bool) -> None:
-        self.batch, self.epoch = batch, epoch
-        self.is_weighted = not bool((batch.weights == 1).all())
-        self.is_recorded = False
-        """Whether the loss of each example was reported."""
-        self.checks_nothing = False
-        """Whether the loop may report losses after this step, because it takes batches ahead."""
-        self._lacks_weights, self._needs_losses = self.is_weighted, needs_losses
-
-    def got_losses(self) -> None:
-        """Take note that the loop computed its loss with the weights, and reported it."""
-        self._lacks_weights, self.is_recorded = False, True
-
-    def got_weights(self) -> None:
-        """Take note that the loop asked for the weights, to apply them itself."""
-        self._lacks_weights = False
-
-    def check(self, run: Run, loss_call: str, weights_call: str) -> None:
-        """Raise if the loop did not apply weights or report losses that the method needs."""
-        name = run.parts.method.name
-        if self.checks_nothing:
-            return
-        if self._lacks_weights:
-            raise RuntimeError(
-                f"{name} gives examples weights, but this batch was trained on without them: compute the loss with "
-                f"{loss_call}, or multiply each example's loss by {weights_call} yourself"
-            )
-        if self._needs_losses and not self.is_recorded:
-            needed = run.parts.scorer.needs.training_losses
-            why = f"{name} selects by training losses" if needed else "audit=True records training losses"
-            raise RuntimeError(f"{why}, but got none from this batch: compute the loss with {loss_call}")
+    batch: Batch
+    epoch: int
+    """Number of the batch's epoch."""
+    is_ahead: bool = False
+    """Whether the loop may report losses after this step, because it takes batches ahead."""
 
 
 class Stepper:
@@ -85,6 +60,12 @@ class Stepper:
         self._num_silent = 0  # epochs that gave out no batch
         self._warned_beyond_end = False
         self.loss_call, self.weights_call = "loader.loss(outputs, targets)", "loader.weights()"
+        # Batches whose losses the loop has reported, and those whose weights it has asked for, to apply them itself.
+        self._with_losses: weakref.WeakSet[Batch] = weakref.WeakSet()
+        self._with_weights: weakref.WeakSet[Batch] = weakref.WeakSet()
+        self._unreported: Batch | None = None  # the last batch that was taken ahead and must be reported, without data
+        self._num_unreported = 0  # batches taken ahead since the last report
+        self._has_reported = False  # whether any batch was reported since the epoch began
 
     def call_in_errors(self, *, loss: str, weights: str) -> None:
         """Set what errors tell users to call, for frameworks whose users do not see the loader.
@@ -94,6 +75,54 @@ class Stepper:
             weights: replaces `loader.weights()`.
         """
         self.loss_call, self.weights_call = loss, weights
+
+    # ---- what the loop does with a batch
+
+    def got_losses(self, batch: Batch) -> bool:
+        """Take note that the loop computed the loss of this batch, with its weights. False if it did so before."""
+        is_first = batch not in self._with_losses
+        self._with_losses.add(batch)
+        self._num_unreported, self._has_reported = 0, True
+        return is_first
+
+    def got_weights(self, batch: Batch) -> None:
+        """Take note that the loop asked for the weights of this batch, to apply them itself."""
+        self._with_weights.add(batch)
+        if not self._needs_losses:
+            self._num_unreported, self._has_reported = 0, True
+
+    def check(self, batch: Batch) -> None:
+        """Raise if the loop trained on this batch without its weights, or without reporting losses that are needed."""
+        name, needs = self._run.parts.method.name, self._run.parts.scorer.needs
+        if batch in self._with_losses:
+            return
+        if batch.is_weighted and batch not in self._with_weights:
+            raise RuntimeError(
+                f"{name} gives examples weights, but this batch was trained on without them: compute the loss with "
+                f"{self.loss_call}, or multiply each example's loss by {self.weights_call} yourself"
+            )
+        if self._needs_losses:
+            why = (
+                f"{name} selects by training losses" if needs.training_losses else "audit=True records training losses"
+            )
+            raise RuntimeError(
+                f"{why}, but got none from this batch: compute the loss with {self.loss_call}. To evaluate, loop over "
+                "your own DataLoader"
+            )
+
+    def expect_later(self) -> None:
+        """Expect the losses of this step's batch later: the caller takes batches ahead of training on them.
+
+        Whether they come is checked when the next epoch begins, or after very many batches.
+        """
+        if self.step is None:
+            return
+        batch, self.step.is_ahead = self.step.batch, True
+        if self._needs_losses or batch.is_weighted:
+            self._unreported = replace(batch, data=None)
+            self._num_unreported += 1
+            if self._num_unreported > _MOST_AHEAD:
+                self.check(self._unreported)
 
     # ---- an epoch
 
@@ -119,12 +148,16 @@ class Stepper:
         run = self._run
         if self.epoch is not None:
             self.end_epoch()  # a framework left it early
+        if self._unreported is not None and not self._has_reported:
+            self.check(self._unreported)
+        self._unreported, self._num_unreported, self._has_reported = None, 0, False
         if self._to_resume is None:
             self.report_stats()
             self._warn_beyond_the_end()
             run.observer.learn()  # losses of batches that were taken ahead of training
-            if run.parts.scorer.needs.dynamics and run.observer.recorder is not None:
-                run.parts.scorer.learn_dynamics(run.observer.recorder.whole(run.team.ranks))
+            scorer, recorder = run.parts.scorer, run.observer.recorder
+            if isinstance(scorer, AuditedLossScorer) and recorder is not None:
+                scorer.learn(recorder.whole(run.team.ranks))
             self._before = run.observer.begin_epoch()
             self.epoch = begin_epoch(run, self.num_done)
         else:
@@ -137,11 +170,17 @@ class Stepper:
         assert self.epoch is not None
         scored = self._run.observer.stats.scored
         if self.epoch.step():
-            if self._run.observer.stats.scored > scored:
-                self._run.observer.learn()  # no extra wait: scoring has just waited for the device
+            if self._run.observer.stats.scored > scored and self._run.selector.pipeline is None:
+                # No extra wait: scoring has just waited for the device. In the background it waits for its own stream.
+                self._run.observer.learn()
             return True
-        if self.num_done == 0 and not any(self._run.team.count(self._run.observer.stats.offered)):
-            raise ValueError("the loader is empty: it offered no batch in a whole epoch")
+        if not self.epoch.num_given and not self.epoch.num_ready:
+            offered = self._run.observer.stats.offered - self.epoch.began_with.offered
+            if not any(self._run.team.count(offered)):
+                raise ValueError(
+                    "the loader is empty: it offered no batch in a whole epoch. If it did before, its sampler is an "
+                    "iterator, which can be used only once: pass a list, or an object whose __iter__ starts anew"
+                )
         return False
 
     def take(self) -> Batch | None:
@@ -150,7 +189,7 @@ class Stepper:
         batch = self.epoch.take()
         if batch is not None:
             self.batch = batch
-            self.step = Step(batch, self.epoch.number, needs_losses=self._needs_losses)
+            self.step = Step(batch, self.epoch.number)
             self._run.observer.stats.switch("training")
         return batch
 
@@ -169,16 +208,12 @@ class Stepper:
             return
         run = self._run
         run.observer.stats.switch("")
-        step.check(run, self.loss_call, self.weights_call)
+        if not step.is_ahead and step.batch not in self._with_losses:
+            self.check(step.batch)
         self._to_resume = None  # the epoch that was resumed is under way now
-        run.observer.commit()
-        run.observer.learn_if_due()
-        self._reporting.step_is_over(self.num_done + self.fraction)
-
-    def expect_nothing(self) -> None:
-        """Check nothing at the end of this step: the caller takes batches ahead, so steps may overlap."""
-        if self.step is not None:
-            self.step.checks_nothing = True
+        run.observer.settle()
+        if self._reporting.every:
+            self._reporting.step_is_over(self.num_done + self.fraction)
 
     def end_epoch(self) -> None:
         """End the epoch. Candidates that have not been offered yet are dropped."""
@@ -257,11 +292,13 @@ class Stepper:
         under_way = None if self._to_resume is None else self._to_resume["epoch"]
         if self.epoch is not None:
             under_way = self.epoch.state_dict()
-            self._run.observer.commit()  # a state that is saved in the first step of an epoch counts it
         return {"epoch": self.num_done, "under_way": under_way, "silent": self._num_silent}
 
     def load_state_dict(self, state: dict[str, Any], parts: dict[str, Any]) -> None:
         """Go on from a saved state. parts: the saved state of the method's parts."""
-        self.epoch = self.step = self.batch = None
+        self.epoch = self.step = self.batch = self._unreported = None
         self.num_done, self._num_silent = state["epoch"], state["silent"]
-        self._to_resume = None if state["under_way"] is None else {"epoch": state["under_way"], "parts": parts}
+        under_way = state["under_way"]
+        self._to_resume = None if under_way is None else {"epoch": under_way, "parts": parts}
+        if under_way is not None and "queue" in under_way:
+            self._run.make_queue().load_state_dict(under_way["queue"])  # or it would fail when the epoch goes on

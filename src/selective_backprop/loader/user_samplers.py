@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,53 @@ from torch.utils.data import (
 
 _TORCH = ("torch", "torchdata")
 """Packages whose loaders return batches in the order of indices."""
+_FIRST_BATCHES = 16  # if these have one size, it is that of training batches, and others are exceptions
+
+_logger = logging.getLogger(__name__)
+
+
+class SizeCheck:
+    """Checks that the user's batches have one size, if nothing else says how large training batches are to be.
+
+    The last batch of an epoch may be smaller. Batches of many sizes, such as those by tokens, are found among the first
+    ones of the run, and are an error: which of them comes first would decide. Later exceptions, such as the last batch
+    of each worker, are logged once.
+    """
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._other: int | None = None  # the size of the last batch, if it is another one
+        self._num_batches = 0
+
+    def begin_epoch(self) -> None:
+        """An epoch begins: what came before was the last batch of another one."""
+        self._other = None
+
+    def __call__(self, size: int) -> None:
+        """Take note of the size of the next batch."""
+        if self._num_batches < 0:  # logged already
+            return
+        self._num_batches += 1
+        if self._first is None:
+            self._first = size
+        if self._other is None and size < self._first:
+            self._other = size
+        elif self._other is not None or size > self._first:
+            other = size if self._other is None else self._other
+            if self._num_batches <= _FIRST_BATCHES:
+                raise ValueError(
+                    f"your loader's batches differ in size, such as {self._first} and {other} examples, so it is not "
+                    "known how large training batches are to be: pass batch_size=, a number of examples, or "
+                    "batch_tokens= to SelectiveLoader"
+                )
+            _logger.warning(
+                "your loader's batches differ in size, such as %d and %d examples, so training batches have %d: for "
+                "another size, pass batch_size=, a number of examples, or batch_tokens= to SelectiveLoader",
+                self._first,
+                other,
+                self._first,
+            )
+            self._num_batches = -1
 
 
 def has_ids(loader: Any) -> bool:

@@ -103,7 +103,7 @@ def ledger_backprop(
     loss_share: float = 0.95,
     cap: float = 20.0,
     keep_at_least: float = 0.1,
-    skip_at_least: float = 0.3,
+    skip_at_least: float = 0.2,
     most_rise: float | None = 0.4,
     max_age: int | None = 10,
     classes: Tensor | Sequence[int] | None = None,

@@ -14,7 +14,7 @@ from selective_backprop.pruning.prune import keep_after_pruning
 def diet(
     *,
     method: Method,
-    scores: Tensor,
+    scores: Tensor | Sequence[float],
     prune: float = 0.25,
     highest: float = 0.0,
     classes: Tensor | Sequence[int] | None = None,
@@ -23,7 +23,7 @@ def diet(
 
     Args:
         method: the method for the rest; `traditional()` for pruning alone.
-        scores: one score per id, for example from `average_scores`.
+        scores: one score per id, for example from `average_scores`: a tensor, a numpy array or a list.
         prune: fraction of examples with the lowest scores to leave out for good.
         highest: fraction with the highest scores to leave out as well, for noisy labels.
         classes: one label per id, to prune the same fraction of every class.

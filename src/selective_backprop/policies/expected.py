@@ -36,8 +36,8 @@ class ExpectedPolicy(Policy):
         self.paper = paper
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        chance = self._coins.chances(scores, self._coins.share_for(len(scores)))
-        self._coins.make_up_for(len(scores), float(chance.sum()))
+        chance = self._coins.chances(scores, self._coins.debt.share_for(len(scores)))
+        self._coins.debt.count_kept(len(scores), float(chance.sum()))
         weights = (chance / self.selectivity).to(torch.float32)
         return Selection(torch.arange(len(scores)), weights, torch.ones(len(scores), dtype=torch.float64))
 

@@ -79,12 +79,12 @@ class GroupedPolicy(Policy):
         whole = self.policy
         if not _keeps_fixed_sizes(whole):
             return self._select_by_coins(groups, scores, generator)
-        averages, counts = share_out(whole.size_for(len(scores)), sizes, generator)
+        averages, counts = share_out(whole.sizes.size_for(len(scores)), sizes, generator)
         selections = [
             cast(_FixedSize, self.by_group[number]).select_part(scores[rows], generator, average, count)
             for (number, rows), average, count in zip(groups, averages.tolist(), counts.tolist(), strict=True)
         ]
-        whole.count_kept(len(scores), sum(len(selection.positions) for selection in selections))
+        whole.sizes.count_kept(len(scores), sum(len(selection.positions) for selection in selections))
         return selections
 
     def _select_by_coins(
@@ -94,13 +94,13 @@ class GroupedPolicy(Policy):
         if not isinstance(whole, PercentilePolicy):
             return [self.by_group[number].select(scores[rows], generator) for number, rows in groups]
         # One share for all groups: a group has few candidates in each batch, and would be slow to make up for a miss.
-        share = whole.share_for(len(scores))
+        share = whole.debt.share_for(len(scores))
         policies = [cast(PercentilePolicy, self.by_group[number]) for number, _ in groups]
         selections = [
             policy.select_by_coins(scores[rows], generator, share)
             for policy, (_, rows) in zip(policies, groups, strict=True)
         ]
-        whole.make_up_for(len(scores), sum(len(selection.positions) for selection in selections))
+        whole.debt.count_kept(len(scores), sum(len(selection.positions) for selection in selections))
         return selections
 
     def explanation(self) -> str | None:

@@ -17,10 +17,11 @@ class LossSharePolicy(Policy):
     How many are kept depends on the data: few if few examples carry the loss, nearly all if all are hard. The policy is
     made for whole epochs. It has no history, and looks only at the candidates of one selection.
 
-    No score counts for more than `cap` times the mean. An outlier is a score more than 100 times as high as the bound
-    below which 99% of the scores lie. Outliers do not count, and have no priority: each is kept with the average chance
-    of a candidate. Otherwise a broken example could use up the share, and would be trained on in every epoch, much more
-    often than the rest.
+    No score counts for more than `cap` times the mean. Outliers do not count, and have no priority: one is kept with
+    the average chance of a candidate. Otherwise a broken example could use up the share, and would be trained on in
+    every epoch, much more often than the rest. At most ten scores are outliers, those more than 100 times as high as
+    the next ones; see `functional.is_outlier`. If they are more than one in a thousand, they may be a rare class, and
+    all are kept.
 
     If some scores are negative, as the loss of a Gaussian with a learned variance can be, each score counts by how far
     it is above the smallest. At least one candidate is kept, if there is any.
@@ -86,8 +87,8 @@ class LossSharePolicy(Policy):
             self._why_all = None
             return fraction
         self._why_all = (
-            f"{fraction:.0%} of the examples carry {self.loss_share:.0%} of the loss, and it skips examples only if it "
-            f"can skip at least {self.skip_at_least:.0%} (skip_at_least)"
+            f"{fraction:.0%} of the examples carry {self.loss_share:.0%} of the loss. It skips examples when at most "
+            f"{1 - self.skip_at_least:.0%} do: once more of them are fitted, or with a smaller skip_at_least="
         )
         return 1.0
 
@@ -114,6 +115,7 @@ class LossSharePolicy(Policy):
         count = math.ceil(fraction * (len(scores) - num_outliers) - 1e-9)
         usual = scores.masked_fill(outliers, float("-inf"))
         chosen, chances = functional.is_highest(usual, ordered[num_outliers + count - 1], count, generator)
-        chances.masked_fill_(outliers, fraction)
-        chosen |= outliers & (torch.rand(len(scores), generator=generator, dtype=torch.float64) < fraction)
+        chance = fraction if num_outliers <= max(1, len(scores) // 1000) else 1.0  # or they may be a rare class
+        chances.masked_fill_(outliers, chance)
+        chosen |= outliers & (torch.rand(len(scores), generator=generator, dtype=torch.float64) < chance)
         return chosen.nonzero().flatten(), chances

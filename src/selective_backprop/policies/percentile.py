@@ -82,8 +82,10 @@ class PercentilePolicy(Policy):
         self.paper = paper
         default_size = PAPER_HISTORY_SIZE if paper else HISTORY_SIZE
         self.history = LossHistory(default_size if history_size is None else history_size)
-        self._sizes = Sizes(self.selectivity, whole=not unbiased)
-        self._debt = Debt(self.selectivity)
+        self.sizes = Sizes(self.selectivity, whole=not unbiased)
+        """How many to keep of each batch, with fixed_size."""
+        self.debt = Debt(self.selectivity, pays=not paper)
+        """What share of each batch to keep, to make up for too few or too many kept before."""
         self._num_clipped = self._num_weighted = 0
 
     @property
@@ -93,24 +95,15 @@ class PercentilePolicy(Policy):
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         if self.fixed_size:
-            size = self.size_for(scores.numel())
+            size = self.sizes.size_for(scores.numel())
             selection = self.select_part(scores, generator, size, draw_whole(size, generator))
-            self.count_kept(scores.numel(), selection.positions.numel())
+            self.sizes.count_kept(scores.numel(), selection.positions.numel())
             return selection
-        selection = self.select_by_coins(scores, generator, self.share_for(scores.numel()))
-        self.make_up_for(scores.numel(), selection.positions.numel())
+        selection = self.select_by_coins(scores, generator, self.debt.share_for(scores.numel()))
+        self.debt.count_kept(scores.numel(), selection.positions.numel())
         return selection
 
     # ---- one coin per candidate, for a batch or for several parts of it
-
-    def share_for(self, num_candidates: int) -> float:
-        """Return the share of the next candidates to keep. It makes up for too few or too many kept before."""
-        return self._debt.share_for(num_candidates)
-
-    def make_up_for(self, num_candidates: int, num_kept: float) -> None:
-        """Count the candidates kept, so that the next share makes up for too few or too many."""
-        if not self.paper:
-            self._debt.count_kept(num_candidates, num_kept)
 
     def select_by_coins(self, scores: Tensor, generator: torch.Generator, share: float) -> Selection:
         """Flip a coin for each candidate, and keep this share of them on average."""
@@ -136,14 +129,6 @@ class PercentilePolicy(Policy):
         return 1 / share - 1
 
     # ---- fixed sizes, for one batch or for several parts of it
-
-    def size_for(self, num_candidates: int) -> float:
-        """Return how many of these candidates to keep with fixed_size. It is a whole number unless unbiased."""
-        return self._sizes.size_for(num_candidates)
-
-    def count_kept(self, num_candidates: int, num_kept: int) -> None:
-        """Count the candidates kept with fixed_size."""
-        self._sizes.count_kept(num_candidates, num_kept)
 
     def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
         """Keep num_selected candidates. That is `size` rounded by chance, which the probabilities include."""
@@ -171,15 +156,15 @@ class PercentilePolicy(Policy):
         return {
             "history": self.history.state_dict(),
             "clipped": [self._num_clipped, self._num_weighted],
-            "debt": self._debt.state_dict(),
-            "sizes": self._sizes.state_dict(),
+            "debt": self.debt.state_dict(),
+            "sizes": self.sizes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.history.load_state_dict(state["history"])
         self._num_clipped, self._num_weighted = state["clipped"]
-        self._debt.load_state_dict(state["debt"])
-        self._sizes.load_state_dict(state["sizes"])
+        self.debt.load_state_dict(state["debt"])
+        self.sizes.load_state_dict(state["sizes"])
 
 
 def _exponent(selectivity: float | None, beta: float | None, falls_above: float | None) -> tuple[float, float]:

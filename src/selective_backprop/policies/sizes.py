@@ -19,6 +19,7 @@ class Debt:
 
     Args:
         share: share of candidates to keep in the long run.
+        pays: whether later candidates make up for earlier ones. If not, the share is always the same.
 
     >>> debt = Debt(0.25)
     >>> debt.count_kept(64, 8)  # half of what was asked for
@@ -26,8 +27,8 @@ class Debt:
     0.375
     """
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    def __init__(self, share: float, *, pays: bool = True) -> None:
+        self.share, self.pays = share, pays
         # Bounds, so that a batch never keeps nothing or everything just to make up for earlier ones.
         self._least, self._most = share / 64, 1 - (1 - share) / 64
         self._owed = 0.0
@@ -40,6 +41,8 @@ class Debt:
 
     def count_kept(self, num_candidates: int, num_kept: float) -> None:
         """Count the candidates kept."""
+        if not self.pays:
+            return
         owed = self._owed + self.share * num_candidates - num_kept
         # Bounded by what can soon be made up for. Otherwise a fall of the losses would have an effect epochs later.
         horizon = max(num_candidates, _HORIZON)

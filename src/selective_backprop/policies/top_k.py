@@ -30,20 +30,13 @@ class TopKPolicy(Policy):
     def __init__(self, *, selectivity: float) -> None:
         functional.beta_from_selectivity(selectivity)  # the same bounds hold
         self.selectivity = selectivity
-        self._sizes = Sizes(selectivity)
+        self.sizes = Sizes(selectivity)
+        """How many to keep of each batch."""
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        size = self.size_for(len(scores))
-        self.count_kept(len(scores), int(size))
+        size = self.sizes.size_for(len(scores))
+        self.sizes.count_kept(len(scores), int(size))
         return self.select_part(scores, generator, size, int(size))
-
-    def size_for(self, num_candidates: int) -> float:
-        """Return how many of these candidates to keep: a whole number."""
-        return self._sizes.size_for(num_candidates)
-
-    def count_kept(self, num_candidates: int, num_kept: int) -> None:
-        """Count the candidates kept."""
-        self._sizes.count_kept(num_candidates, num_kept)
 
     def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
         """Keep num_selected candidates. That is `size` rounded by chance, which the probabilities include."""
@@ -55,7 +48,7 @@ class TopKPolicy(Policy):
         return Selection(positions, torch.ones(len(positions)), mean_over_rounding(size, chances_of))
 
     def state_dict(self) -> dict[str, Any]:
-        return self._sizes.state_dict()
+        return self.sizes.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sizes.load_state_dict(state)
+        self.sizes.load_state_dict(state)

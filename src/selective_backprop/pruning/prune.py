@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from selective_backprop.files.reading import read_bytes
-from selective_backprop.files.states import pack, unpack
-from selective_backprop.files.writing import write_whole
+from selective_backprop.files.sealed import read_sealed, write_sealed
 from selective_backprop.functional import spearman
 
-_FILE_VERSION = 1
+_KIND = "scores 1"
 
 
-def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
-    """Write scores to a file of plain data, loadable with weights_only=True. An OSError leaves no partial file.
+def save_scores(scores: Tensor | Sequence[float], path: str | os.PathLike[str]) -> None:
+    """Write scores to a sealed file: plain data and their checksum. If it fails, an OSError leaves no partial file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,38 +26,34 @@ def save_scores(scores: Tensor, path: str | os.PathLike[str]) -> None:
     ...     load_scores(f"{folder}/scores.pt", num_examples=2)
     tensor([0.5000, 1.0000])
     """
-    _require_one_dimension(scores, "scores")
-    # A clone, because torch.save would write the whole tensor that a slice belongs to.
-    state = {"version": _FILE_VERSION, "scores": scores.detach().cpu().clone()}
-    write_whole({Path(path): pack(state)})
+    write_sealed(path, _KIND, {"scores": _numbers(scores, "scores")})
 
 
 def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -> Tensor:
-    """Read scores that `save_scores` wrote. num_examples: size of the data set, to check that the scores fit."""
-    not_scores = f"{os.fspath(path)} is not a file written by save_scores"
-    try:
-        state = unpack(read_bytes(path))
-    except ValueError as error:
-        raise ValueError(not_scores) from error
-    if not isinstance(state, dict) or not isinstance(state.get("scores"), Tensor):
-        raise ValueError(f"{not_scores}: it holds a {type(state).__name__}")
-    if state.get("version") != _FILE_VERSION:
-        raise ValueError(f"{os.fspath(path)} has version {state.get('version')}, expected {_FILE_VERSION}")
-    scores: Tensor = state["scores"]
+    """Read scores that `save_scores` wrote. Raises ValueError if the file is damaged.
+
+    num_examples: size of the data set, to check that the scores fit.
+    """
+    with read_sealed(path, _KIND) as state:
+        scores = _numbers(state["scores"], "scores")
     if num_examples is not None and len(scores) != num_examples:
         raise ValueError(f"{os.fspath(path)} has scores of {len(scores)} examples, the data set has {num_examples}")
     return scores
 
 
 def keep_after_pruning(
-    scores: Tensor, prune: float, *, highest: float = 0.0, classes: Tensor | Sequence[int] | None = None
+    scores: Tensor | Sequence[float],
+    prune: float,
+    *,
+    highest: float = 0.0,
+    classes: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """Decide which ids to keep: (M,) bool. Of K scored examples, the round(prune * K) lowest are dropped.
 
     Of equal scores, those with lower ids are dropped first. Examples without a score (NaN) are kept and do not count.
 
     Args:
-        scores: (M,) by id.
+        scores: (M,) by id: a tensor, a numpy array or a list.
         prune: fraction of the lowest scores to drop.
         highest: fraction of the highest scores to drop as well, because wrong labels are found there.
         classes: one label per id. The fractions are then those of each class, so that easy classes do not disappear.
@@ -68,10 +61,9 @@ def keep_after_pruning(
     >>> keep_after_pruning(torch.tensor([0.3, 0.1, float("nan"), 0.9, 0.2]), 0.5).tolist()
     [True, False, True, True, False]
     """
-    _require_one_dimension(scores, "scores")
+    scores = _numbers(scores, "scores")
     if not (prune >= 0 and highest >= 0 and prune + highest < 1):
         raise ValueError(f"prune and highest must be >= 0 and together below 1, got {prune} and {highest}")
-    scores = scores.detach().cpu()
     scored = (~scores.isnan()).nonzero().flatten()
     order = scored[scores[scored].argsort(stable=True)]
     groups: Sequence[Tensor] = [order]
@@ -94,19 +86,13 @@ def labels_by_id(classes: Tensor | Sequence[int]) -> Tensor:
     >>> labels_by_id([0, 2, 1])
     tensor([0, 2, 1])
     """
-    try:
-        labels = torch.as_tensor(classes).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:  # lists of words, lists of different lengths
-        raise TypeError(
-            f"classes must be whole numbers, one for each id, got {classes!r:.100}. Number the classes from 0"
-        ) from error
-    _require_one_dimension(labels, "classes")
-    if labels.is_floating_point() or labels.is_complex():
+    labels = _numbers(classes, "classes", "whole numbers")
+    if labels.is_floating_point():
         raise TypeError(f"classes must be whole numbers, one for each id, got {labels.dtype}")
     return labels.to(torch.int64)
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> float:
+def rank_correlation(a: Tensor | Sequence[float], b: Tensor | Sequence[float]) -> float:
     """Compute Spearman's correlation of two scores, over the ids that have both. Ties share the mean of their ranks.
 
     >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0])), 6)
@@ -119,7 +105,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     return spearman(a, b)
 
 
-def overlap(a: Tensor, b: Tensor, fraction: float) -> float:
+def overlap(a: Tensor | Sequence[float], b: Tensor | Sequence[float], fraction: float) -> float:
     """Compute which share of the lowest `fraction` of ids by one score is also among the lowest by the other.
 
     Scores that have nothing in common give `fraction`. Only ids with both scores count; ties go by id.
@@ -137,16 +123,22 @@ def overlap(a: Tensor, b: Tensor, fraction: float) -> float:
     return int(torch.isin(lowest_a, lowest_b).sum()) / size
 
 
-def _common(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    _require_one_dimension(a, "a")
-    _require_one_dimension(b, "b")
+def _common(a: Tensor | Sequence[float], b: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
+    a, b = _numbers(a, "a"), _numbers(b, "b")
     if len(a) != len(b):
         raise ValueError(f"scores of the same examples are needed, got {len(a)} and {len(b)}")
-    a, b = a.detach().cpu(), b.detach().cpu()
     both = ~(a.isnan() | b.isnan())
     return a[both], b[both]
 
 
-def _require_one_dimension(values: Tensor, name: str) -> None:
-    if values.dim() != 1:
-        raise ValueError(f"{name} must be 1-D, one number per id, got shape {tuple(values.shape)}")
+def _numbers(values: Tensor | Sequence[float], name: str, kind: str = "numbers") -> Tensor:
+    """Convert one number per id, given as a tensor, a numpy array or a list, to a tensor (M,) on the CPU."""
+    try:
+        found = torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):  # words, or lists of different lengths
+        found = torch.empty(0, dtype=torch.complex64)
+    if found.is_complex() or found.layout != torch.strided:
+        raise TypeError(f"{name} must be {kind}, one for each id, got {values!r:.100}")
+    if found.dim() != 1:
+        raise ValueError(f"{name} must be 1-D, one number per id, got shape {tuple(found.shape)}")
+    return found

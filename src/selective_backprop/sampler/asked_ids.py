@@ -12,6 +12,9 @@ from torch import Tensor
 
 from selective_backprop.sampler.id_batches import NO_IDS
 
+Places = Tensor | slice
+"""Places of a batch's ids: a slice where the batch is the next one that was asked for."""
+
 
 class AskedIds:
     """The planned ids of an epoch under way. Places count from 0 to K in the order of the plan.
@@ -63,13 +66,13 @@ class AskedIds:
         """Whether all ids were asked for and have come back; without any update, whether all were asked for."""
         return self.is_exhausted and (not self.num_updates or self.num_updated == len(self))
 
-    def next_places(self, count: int) -> Tensor:
+    def next_places(self, count: int) -> Places:
         """Return the places of the next `count` ids that have not come back, in the order of asking."""
         if not len(self.ahead):
-            return torch.arange(self.updated, self.updated + count)
+            return slice(self.updated, self.updated + count)
         return self._open_places()[:count]
 
-    def places_of(self, ids: Tensor) -> Tensor:
+    def places_of(self, ids: Tensor) -> Places:
         """Find the places of these ids among those that have not come back. Raises if one is not there."""
         places = self._open_places()
         # If an id was asked for twice, the first of both comes back first.
@@ -84,21 +87,20 @@ class AskedIds:
             )
         return places[order[found]]
 
+    def open_places_of(self, ids: Tensor) -> Tensor:
+        """Find the places of those of these ids that were asked for and have not come back."""
+        places = self._open_places()
+        return places[torch.isin(self.ids[places], ids)]
+
     def _open_places(self) -> Tensor:
         places = torch.arange(self.updated, max(self.asked, self.updated))
         return places[~torch.isin(places, self.ahead)] if len(self.ahead) else places
 
-    def come_back(self, places: Tensor) -> None:
-        """Take note that a batch came back."""
-        count = len(places)
+    def come_back(self, places: Places, count: int) -> None:
+        """Take note that a batch of this many ids came back."""
         self.num_updates += 1
         self.largest = max(self.largest, count)
-        if (
-            not len(self.ahead)
-            and count
-            and int(places[0]) == self.updated
-            and int(places[-1]) == self.updated + count - 1
-        ):
+        if isinstance(places, slice):  # those that follow on `updated`
             self.updated += count
             return
         ahead = torch.cat([self.ahead, places]).sort().values

@@ -13,7 +13,9 @@ from selective_backprop.description import describe, differences, differing
 from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
+from selective_backprop.files.signing import is_signed
 from selective_backprop.method import Method, require_method
+from selective_backprop.scorers.audited import AuditedLossScorer
 
 STATE_VERSION = 1
 
@@ -84,7 +86,7 @@ def check_method(method: Any, num_examples: int, *, batch_size: int | None, num_
             f"{method.name} needs a selection pass, which a sampler cannot make: it never sees the model. Use "
             "sb.SelectiveLoader, or a method without a selection pass, such as sb.ledger_backprop()"
         )
-    if scorer.needs.dynamics:
+    if isinstance(scorer, AuditedLossScorer):
         raise ValueError(
             f"{method.name} audits what the model says about each example, and a sampler never sees it: use "
             "sb.SelectiveLoader, or the same method without audit=True"
@@ -165,6 +167,11 @@ def check_saved_by(state: Any, method: Method, keys: set[str], version: int, wha
     if missing := keys - state.keys():
         raise ValueError(
             f"this state lacks {', '.join(sorted(missing))}: it is damaged, or not of a Selective{what.title()}"
+        )
+    if "checksum" in keys and not is_signed(state):
+        raise ValueError(
+            f"this state of a Selective{what.title()} was changed since it was saved, because its checksum does not "
+            "match: it is damaged, or was edited"
         )
     if state["method"]["name"] != method.name:
         raise ValueError(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,9 @@ class IdBatches:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[IdBatch]:
+        return itertools.chain.from_iterable(self._pieces())
+
+    def _pieces(self) -> Iterator[Iterator[IdBatch]]:
         # Batches are split in groups: slicing them one by one takes four times as long, all at once takes much memory.
         begin = 0
         for sizes in torch.split(self.sizes, 1024):
@@ -63,7 +67,7 @@ class IdBatches:
                 [None] * len(sizes) if column is None else torch.split(column[begin:end], sizes.tolist())
                 for column in (self.ids, self.weights, self.probabilities)
             ]
-            yield from map(IdBatch, *columns)
+            yield map(IdBatch, *columns)
             begin = end
 
     def after(self, num_batches: int) -> IdBatches:

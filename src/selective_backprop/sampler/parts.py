@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.distributed.team import Team
-from selective_backprop.losses import NegativeScoresError, require_finite, require_not_negative
+from selective_backprop.losses import NegativeScoresError, require_not_negative
 from selective_backprop.method import Method
 from selective_backprop.policies import GroupedPolicy
 from selective_backprop.sampler.id_batches import NO_IDS
@@ -37,20 +37,17 @@ class Parts:
         self.policy = copy.deepcopy(method.policy)
         self.schedule = copy.deepcopy(method.schedule)
         self.generator = torch.Generator().manual_seed(seed)
-        self.share_check = ShareCheck(method, quiet=not team.is_first)
-
-    @property
-    def learns_losses(self) -> bool:
+        self.share_check = ShareCheck(method, self.policy, quiet=not team.is_first)
+        self.learns_losses = method.scorer.needs.training_losses or method.schedule.observes_losses
         """Whether selection depends on training losses."""
-        return self.scorer.needs.training_losses or self.schedule.observes_losses
+        self.mixes_batches = not method.schedule.never_on and method.policy.selectivity != 1
+        """Whether examples of different candidate batches may share a training batch."""
+        self.score_is = f"{method.scorer.score_name} in a selection pass"
+        """What errors call a score."""
 
     def is_on(self, epochs_done: float, batch_idx: int) -> bool:
         """Whether selection is on at this place of the run."""
         return self.schedule.is_on(epochs_done, batch_idx, self.num_epochs)
-
-    def is_on_in(self, epoch: int, num_batches: int | None) -> bool:
-        """Whether selection is on anywhere in this epoch."""
-        return self.schedule.on_in_epoch(epoch, num_batches, self.num_epochs)
 
     def select(self, scores: Tensor, groups: Tensor | None, *, own: Tensor, ids: Tensor | None) -> Selection:
         """Let the policy select among candidates of all ranks. Every rank makes the same selection.
@@ -69,26 +66,21 @@ class Parts:
                 assert isinstance(self.policy, GroupedPolicy)  # Method has checked it
                 selection = self.policy.select_in_groups(scores, self.generator, groups)
         except NegativeScoresError:
-            require_not_negative(own, ids, self._score)  # the same error with ids, if they are this rank's
+            require_not_negative(own, ids, self.score_is)  # the same error with ids, if they are this rank's
             raise
-        self.share_check.count(scores.numel(), selection.positions.numel(), self.policy.explanation())
+        self.share_check.count(scores.numel(), selection.positions.numel())
         return selection
 
-    def require_valid(self, scores: Tensor, ids: Tensor | None) -> None:
-        """Raise if a score is not finite, and name the examples."""
-        require_finite(scores, ids, self._score)
+    def why_all(self, epoch: int) -> str:
+        """Say why this planned epoch trains on everything; "" if it does not, or if the user asked for it."""
+        return self.share_check.why_all(epoch, self.scorer.explanation())
 
     def try_policy(self, scores: Tensor, ids: Tensor | None) -> None:
         """Raise at once if the policy cannot take such scores, and not only when selection is switched on."""
         try:
             copy.deepcopy(self.policy).select(scores, torch.Generator())
         except NegativeScoresError:
-            require_not_negative(scores, ids, self._score)
-
-    @property
-    def _score(self) -> str:
-        """What a score is, for errors."""
-        return f"{self.scorer.score_name} in a selection pass"
+            require_not_negative(scores, ids, self.score_is)
 
     def groups_of(self, data: Any, ids: Tensor | None, size: int) -> Tensor | None:
         """Return the group of each of `size` examples, by their ids or by the user's function of the batch."""

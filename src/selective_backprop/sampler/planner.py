@@ -1,10 +1,11 @@
-"""The planner: decides at the start of an epoch which ids to load, by scores that the ledger already has.
+"""Plans: the ids that an epoch loads, decided at its start by scores that the ledger already has.
 
-# n = candidates of this rank, k = number of ranks
+# n = candidates of this rank, k = number of ranks, K = ids to load
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,37 @@ from selective_backprop import functional
 from selective_backprop.distributed.balance import even_columns
 from selective_backprop.distributed.ledger import AnyLedger
 from selective_backprop.distributed.team import Team
-from selective_backprop.sampler.id_batches import IdBatches
+from selective_backprop.losses import require_finite
+from selective_backprop.sampler.id_batches import NO_IDS, IdBatches, training_batch_sizes
 from selective_backprop.sampler.parts import Parts
-from selective_backprop.sampler.plan import Plan
 from selective_backprop.types import Selection
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ids that one rank loads in an epoch, in the order of the user's sampler."""
+
+    ids: Tensor
+    """(K,) int64: the ids to load."""
+    weights: Tensor | None
+    """(K,) float32: the weight of each id in the training loss; None if all are 1."""
+    probabilities: Tensor | None
+    """(K,) float64: the chance that each id had to be selected; None if all are 1."""
+    num_offered: int
+    """Number of this rank's candidates, skipped ones included."""
+    counts: list[int]
+    """K of every rank. They differ by one at most."""
+    keeps_all: bool
+    """Whether every rank loads each of its candidates once and with weight 1, as plain training does."""
+    note: str
+    """Why the epoch is trained on as a whole, if the method chose so; else empty."""
+
+    def batches(self, batch_size: int, *, drop_last: bool) -> IdBatches:
+        """Cut the plan into training batches, equally many on every rank; see `training_batch_sizes`."""
+        sizes = training_batch_sizes(len(self.ids), batch_size, drop_last=drop_last, counts=self.counts)
+        count = int(sizes.sum())
+        columns = (None if column is None else column[:count] for column in (self.weights, self.probabilities))
+        return IdBatches(self.ids[:count], sizes, *columns)
 
 
 class Planner:
@@ -48,6 +76,8 @@ class Planner:
         loads: list[_Loads] = []
         for block in self._team.blocks(len(ids)):
             # Large epochs are planned in blocks: a decision takes some 90 bytes of memory per candidate.
+            if loads:  # what a block skipped takes 21 of them, and only that of the last block is needed
+                loads[-1] = dataclasses.replace(loads[-1], skipped=_NOTHING)
             loads.append(self._decide(ids[block], None if on is None else on[block], epoch))
         found = loads[0] if len(loads) == 1 else _Loads.join(loads)
         everyone = self._team.ranks.share([len(found.ids), found.is_plain])
@@ -60,7 +90,8 @@ class Planner:
         if max(counts) - min(counts) > 1:
             found, keeps_all = found.evened(self._team, counts), False
             counts = self._team.count(len(found.ids))
-        return Plan(found.ids, found.weights, found.probabilities, len(ids), counts, keeps_all)
+        note = parts.why_all(epoch)
+        return Plan(found.ids, found.weights, found.probabilities, len(ids), counts, keeps_all, note)
 
     def _is_on(self, sizes: Tensor, epoch: int) -> Tensor | None:
         """Return (n,) bool: whether selection is on for each candidate. None if it is on for all of them."""
@@ -98,7 +129,7 @@ class Planner:
         """Select among this rank's candidates, together with those of the other ranks. All ranks must call this."""
         parts, team = self._parts, self._team
         with team.failing_together("could not plan this epoch"):
-            parts.require_valid(scores, ids)
+            require_finite(scores, ids, parts.score_is)
             groups = parts.groups_of(None, ids, len(ids))
         counts = team.count(len(scores))
         everyone = team.pool(scores, counts)
@@ -129,6 +160,9 @@ class _Skipped:
         order = scores.argsort(descending=True, stable=True)
         order = order[preference[order].argsort(descending=True, stable=True)]
         return self.ids[places[order[:count]]]
+
+
+_NOTHING = _Skipped(NO_IDS, torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
 
 
 @dataclass(frozen=True)

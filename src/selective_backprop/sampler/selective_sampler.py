@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from selective_backprop.copying import LEFT_WAITING, MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.description import describe
 from selective_backprop.distributed.agreement import fails_on_all
 from selective_backprop.distributed.ledger import AnyLedger, ShardedLedger, make_ledger
-from selective_backprop.distributed.ranks import current_ranks
+from selective_backprop.distributed.ranks import Alone, current_ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.losses import require_finite
 from selective_backprop.method import Method
-from selective_backprop.sampler.asked_ids import AskedIds
+from selective_backprop.prompt_ledger import grouped
+from selective_backprop.sampler.asked_ids import AskedIds, Places
 from selective_backprop.sampler.checks import (
     STATE_VERSION,
     agree,
@@ -31,7 +33,6 @@ from selective_backprop.sampler.checks import (
     checked_ids,
     size_of,
 )
-from selective_backprop.sampler.copying import MAX_WAITING, Copy, begin_copy, finish_copy
 from selective_backprop.sampler.groups import GroupStats, checked_groups, stats_by_group
 from selective_backprop.sampler.id_batches import IdBatches
 from selective_backprop.sampler.parts import Parts
@@ -63,6 +64,8 @@ class SelectiveSampler(Sampler[int]):
         num_epochs: length of the run. Methods that select in a window of training need it.
         seed: seed of the sampler's own random generators. Global random state is never touched.
         num_examples: size of the data set, if your own sampler does not tell it.
+        divide: with several ranks, give each its part of the plan. False for frameworks that divide batches themselves,
+            as accelerate does: then every rank makes the same plan, and must be told the same losses.
 
     With several ranks, all of them plan together, and all get equally many ids. Ids that are left over, fewer than
     there are ranks, are dropped and counted in `stats.dropped`.
@@ -86,8 +89,9 @@ class SelectiveSampler(Sampler[int]):
         num_epochs: int | None = None,
         seed: int = 0,
         num_examples: int | None = None,
+        divide: bool = True,
     ) -> None:
-        ranks = current_ranks()
+        ranks = current_ranks() if divide else Alone()
         self.team = Team(ranks)
         """The ranks that train together. A process that trains alone is a team of one."""
         with fails_on_all(ranks, "could not start"):
@@ -98,11 +102,11 @@ class SelectiveSampler(Sampler[int]):
         self._source, self._size = source, size
         self.method, self.batch_size, self.num_epochs = method, batch_size, num_epochs
         agree(ranks, method, num_examples=size, batch_size=batch_size, num_epochs=num_epochs, seed=seed)
-        self.ledger: AnyLedger = make_ledger(size, ranks, method.scorer.needs.columns)
+        self._ledger: AnyLedger = make_ledger(size, ranks, method.scorer.needs.columns)
         """What is known about each example. With several ranks, each holds a part."""
         self.stats = Stats()
         self._parts = Parts(method, num_epochs=num_epochs, seed=seed, team=self.team)
-        self._planner = Planner(self._parts, self.ledger, self.team)
+        self._planner = Planner(self._parts, self._ledger, self.team)
         # A seed of its own, so that the order does not follow from the numbers that the policy draws.
         order_seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(seed)))
         self._order = torch.Generator().manual_seed(order_seed)
@@ -115,7 +119,9 @@ class SelectiveSampler(Sampler[int]):
         self._iteration: _Iteration | None = None
         self._waiting: list[tuple[Tensor, Copy, int]] = []  # for each update: ids, losses, epoch
         self._last: tuple[Tensor, Tensor] | None = None  # ids and weights of the last update
+        self._has_warned = False  # of losses that never came back
         self._num_begun = 0  # how often an epoch was planned, also if it turned out not to count
+        self._is_watched = False  # whether somebody has asked for the state, which changes with the sampler then
         self._now: dict[str, Any] = {}  # the part of the state that changes; see state_dict
         self._refresh(everything=True)
 
@@ -241,6 +247,7 @@ class SelectiveSampler(Sampler[int]):
         finally:
             self.stats.switch(phase)
         self.stats.dropped += len(plan.ids) - count
+        self.stats.note = plan.note
         self._candidates = ids
         weights = None if plan.weights is None else plan.weights[:count]
         return AskedIds(number, plan.ids[:count], weights, plan.num_offered)
@@ -268,33 +275,43 @@ class SelectiveSampler(Sampler[int]):
                 f"{self.method.name} selects by training losses, but got none in the last epoch: call "
                 "sampler.update(losses) in every training step, with the loss of each example"
             )
-        if new_updates < 2 and not epoch.is_over and not self._goes_on:
+        # Rewards may come after the next epoch was begun, and an epoch may be short.
+        rewards_come_late = epoch.is_exhausted and self.method.scorer.needs.rewards
+        is_over = epoch.is_over or rewards_come_late
+        if new_updates < 2 and not is_over and not self._goes_on:
             self._forget()
             return
         self._goes_on = False
-        self._warn_if_divided_again(epoch)
+        if not rewards_come_late:
+            self._warn_if_losses_are_missing(epoch)
         self._learn(everything=True)
         if not epoch.num_updates:  # nobody tells what was trained on, so it is what was asked for
             self._count_trained(epoch.ids[: epoch.asked], epoch.asked)
-        if epoch.is_over:
+        if is_over:
             self.stats.offered += epoch.num_offered - self._counted(epoch)
-            self.stats.dropped += len(epoch) - epoch.num_updated if epoch.num_updates else 0
-            self.stats.skipped_before_loading += max(0, epoch.num_offered - len(epoch)) - self._skipped(epoch)
+            self.stats.dropped += len(epoch) - epoch.num_updated if epoch.num_updates and epoch.is_over else 0
+            self.stats.skipped_before_loading += max(0, epoch.num_offered - len(epoch)) - self._skipped(
+                epoch, self._counted(epoch)
+            )
         self._parts.share_check.end_epoch(epoch.number)
         self._epoch, self._before = None, {}
         if not self._is_set:
             self._next_epoch = epoch.number + 1
 
-    def _warn_if_divided_again(self, epoch: AskedIds) -> None:
-        if self.team.size > 1 and epoch.is_exhausted and 0 < 2 * epoch.num_updated <= len(epoch):
-            _logger.warning(
-                "rank %d asked for %d ids in an epoch, and the losses of %d came back. If a framework divides batches "
-                "among ranks, as accelerator.prepare and the Trainer do, losses go to the wrong examples: "
-                "SelectiveSampler divides them already, so do not let the framework prepare the DataLoader",
-                self.team.rank,
-                len(epoch),
-                epoch.num_updated,
-            )
+    def _warn_if_losses_are_missing(self, epoch: AskedIds) -> None:
+        """Warn if more ids than drop_last can drop were asked for, to the end, and never came back."""
+        a_batch = epoch.num_updated / max(1, epoch.num_updates)
+        if self._has_warned or not epoch.is_exhausted or not 0 < a_batch <= len(epoch) - epoch.num_updated:
+            return
+        self._has_warned = True
+        _logger.warning(
+            "your loader asked for %d ids in an epoch, and the losses of %d came back. If something skips batches or "
+            "divides them among ranks, as Accelerate's skip_first_batches and prepare and the Trainer do, losses go to "
+            "the wrong examples. SelectiveSampler divides the ids itself, and goes on in mid-epoch itself after a "
+            "state was loaded. If you left the epoch early, all is well",
+            len(epoch),
+            epoch.num_updated,
+        )
 
     def _to_go_back_to(self) -> dict[str, Any]:
         return {"parts": self._parts.state_dict(), "order": self._order.get_state(), "stats": self.stats.copy()}
@@ -315,6 +332,12 @@ class SelectiveSampler(Sampler[int]):
 
     # ---- learning losses
 
+    @property
+    def ledger(self) -> AnyLedger:
+        """One row per example, with all losses so far, unless the epoch may still turn out not to count."""
+        self._learn()
+        return self._ledger
+
     def update(self, losses: Tensor | float, *, ids: Any = None, size: int | None = None) -> Tensor:
         """Record the losses of a training batch, and return the weights of its examples, (n,), on the losses' device.
 
@@ -330,36 +353,65 @@ class SelectiveSampler(Sampler[int]):
             ids: (n,) the ids of the batch. Needed if batches may come in another order than they were asked for, as
                 with DataLoader(in_order=False).
             size: number of examples of the batch, if losses is one number and batch_size= was not given.
+
+        With a method that chooses prompts, `losses` are rewards: (n, G) those of each prompt's rollouts, or one per
+        rollout, with the ids of prompts in either case. They may come late, in any order.
         """
         epoch = self._epoch
         if epoch is None:
             raise RuntimeError(
                 "no epoch is under way: call sampler.update inside the loop over a loader that has this sampler"
             )
+        if self.method.scorer.needs.rewards:
+            return self._update_rewards(epoch, losses, ids)
         losses = torch.as_tensor(losses).detach()
         given = None if ids is None else torch.as_tensor(ids).to("cpu", torch.int64).flatten()
         places = self._places(epoch, losses, given, size)
         batch_ids = epoch.ids[places]
-        if not losses.is_cuda:
-            require_finite(losses.expand(len(batch_ids)), batch_ids, "training loss")
-        ones = torch.ones(len(places))
-        weights = (ones if epoch.weights is None else epoch.weights[places]).to(losses.device, non_blocking=True)
-        before = self._counted(epoch), self._skipped(epoch)
-        epoch.come_back(places)
+        count = len(batch_ids)
+        on_cpu = losses.device.type == "cpu"
+        if on_cpu:
+            require_finite(losses.expand(count), batch_ids, "training loss")
+        if epoch.weights is None:
+            weights = torch.ones(count, device=losses.device)
+        else:
+            weights = epoch.weights[places].to(losses.device, non_blocking=True)
         # A copy also on the CPU: the losses wait, and your loop may change them.
-        self._waiting.append((batch_ids, begin_copy(losses if losses.is_cuda else losses.clone()), epoch.number))
-        self.stats.batches += 1
-        self.stats.trained += len(batch_ids)
-        self.stats.offered += self._counted(epoch) - before[0]
-        self.stats.skipped_before_loading += self._skipped(epoch) - before[1]
-        self._last = batch_ids, weights
-        # Losses on a GPU are read when many have piled up, because that waits for it.
-        if not losses.is_cuda or len(self._waiting) >= MAX_WAITING:
-            self._learn()
-        self._refresh()
+        self._waiting.append((batch_ids, begin_copy(losses.clone() if on_cpu else losses), epoch.number))
+        self._come_back(epoch, places, count, batch_ids, weights)
+        # Many at once: reading losses waits for a GPU, and rows of a large ledger are far apart in memory.
+        if len(self._waiting) >= MAX_WAITING:
+            self._learn(num_left=LEFT_WAITING)
+        if self._is_watched:
+            self._refresh()
         return weights
 
-    def _places(self, epoch: AskedIds, losses: Tensor, ids: Tensor | None, size: int | None) -> Tensor:
+    def _update_rewards(self, epoch: AskedIds, rewards: Any, ids: Any) -> Tensor:
+        """Record the rewards of prompts at once: they are true, whether or not the epoch turns out to count."""
+        if ids is None:
+            raise ValueError(f"{self.method.name} chooses prompts: pass ids=, the prompt of each row of rewards")
+        prompts, groups = grouped(ids, rewards, self._size)
+        self.ledger.record_rewards(prompts, groups, self.stats.batches)
+        self.ledger.count_selected(prompts)
+        places, weights = epoch.open_places_of(prompts), torch.ones(len(prompts))
+        self._come_back(epoch, places, len(places), prompts, weights)
+        if self._is_watched:
+            self._refresh()
+        return weights
+
+    def _come_back(self, epoch: AskedIds, places: Places, count: int, ids: Tensor, weights: Tensor) -> None:
+        """Take note that a batch was trained on. count: number of places, of this epoch."""
+        before = self._counted(epoch)
+        skipped = self._skipped(epoch, before)
+        epoch.come_back(places, count)
+        self.stats.batches += 1
+        self.stats.trained += len(ids)
+        counted = self._counted(epoch)
+        self.stats.offered += counted - before
+        self.stats.skipped_before_loading += self._skipped(epoch, counted) - skipped
+        self._last = ids, weights
+
+    def _places(self, epoch: AskedIds, losses: Tensor, ids: Tensor | None, size: int | None) -> Places:
         """Find which of the ids that were asked for the losses belong to."""
         if losses.dim() > 1 or not losses.is_floating_point():
             raise ValueError(
@@ -386,28 +438,31 @@ class SelectiveSampler(Sampler[int]):
             )
         return epoch.next_places(count)
 
-    def _learn(self, *, everything: bool = False) -> None:
-        """Write losses to the ledger, unless the epoch may still turn out not to count."""
+    def _learn(self, *, everything: bool = False, num_left: int = 0) -> None:
+        """Write losses to the ledger, unless the epoch may still turn out not to count.
+
+        num_left: number of the newest batches to leave for later.
+        """
         epoch = self._epoch
         if not everything and (epoch is None or epoch.num_updates < 2):
             return
         if self._candidates is not None:
-            self.ledger.count_offered(self._candidates)
+            self._ledger.count_offered(self._candidates)
             self._candidates = None
-        waiting, self._waiting = self._waiting, []
-        for ids, copied, number in waiting:
-            losses = finish_copy(copied)
+        read = len(self._waiting) - num_left
+        waiting, self._waiting = self._waiting[:read], self._waiting[read:]
+        for ids, losses, number in _joined([(ids, finish_copy(copied), number) for ids, copied, number in waiting]):
             of_each = losses.expand(len(ids))
             require_finite(of_each, ids, "training loss")
             self.stats.count_losses(float(of_each.sum()), len(ids), "trained")
-            self.ledger.count_selected(ids)
+            self._ledger.count_selected(ids)
             if losses.dim():
-                self.ledger.record_losses(ids, losses, number)
+                self._ledger.record_losses(ids, losses, number)
             else:
-                self.ledger.record_batch_losses(ids, of_each, number)
+                self._ledger.record_batch_losses(ids, of_each, number)
 
     def _count_trained(self, ids: Tensor, count: int) -> None:
-        self.ledger.count_selected(ids)
+        self._ledger.count_selected(ids)
         self.stats.trained += count
 
     @staticmethod
@@ -415,9 +470,9 @@ class SelectiveSampler(Sampler[int]):
         """Return how many candidates count as offered: they count evenly over the epoch's ids."""
         return round(epoch.num_offered * epoch.num_updated / max(1, len(epoch)))
 
-    @classmethod
-    def _skipped(cls, epoch: AskedIds) -> int:
-        return max(0, cls._counted(epoch) - epoch.num_updated)
+    @staticmethod
+    def _skipped(epoch: AskedIds, counted: int) -> int:
+        return max(0, counted - epoch.num_updated)
 
     # ---- saving
 
@@ -446,8 +501,9 @@ class SelectiveSampler(Sampler[int]):
         """
         for _, copied, _ in self._waiting:
             finish_copy(copied)
+        self._is_watched = True
         self._refresh()
-        ledger = self.ledger
+        ledger = self._ledger
         return {
             "version": STATE_VERSION,
             "method": describe(self.method),
@@ -464,7 +520,7 @@ class SelectiveSampler(Sampler[int]):
         """Raise if `load_state_dict` would refuse this state. Nothing is changed."""
         check_state(state, self.method, num_examples=self._size, team=self.team)
         self._parts.check_state_dict(state["now"]["parts"])
-        self.ledger.check_state_dict(state["ledger"])
+        self._ledger.check_state_dict(state["ledger"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved. The next iteration finishes the epoch that was under way.
@@ -472,10 +528,10 @@ class SelectiveSampler(Sampler[int]):
         With a plain DataLoader, it goes on after the last batch that was given to `update`. If the state does not fit
         this sampler and its method, an error says what differs, and nothing is changed.
         """
-        self.check_state_dict(state)
         generator = getattr(self._source, "generator", None)
         generators = [self._order, *([generator] if isinstance(generator, torch.Generator) else [])]
         with unchanged_on_error(self, self.stats, generators=generators, stateful=[self._parts]):
+            self.check_state_dict(state)
             now = state["now"]
             self._order.set_state(now["order"])
             if isinstance(generator, torch.Generator) and now["source"] is not None:
@@ -489,7 +545,7 @@ class SelectiveSampler(Sampler[int]):
             self._iteration, self._last, self._before, self._now = None, None, {}, {}
             self._is_set = False
             # The ledger is written to in place and cannot be undone. check_state_dict has made sure that it fits.
-            self.ledger.load_state_dict(state["ledger"])
+            self._ledger.load_state_dict(state["ledger"])
             self._refresh(everything=True)
 
 
@@ -536,6 +592,21 @@ class _Iteration(Iterator[int]):
         if epoch is not None and state["begun"] == self._sampler._num_begun:
             epoch.go_to(state["asked"])
             self._goes_on = True
+
+
+Learned = tuple[Tensor, Tensor, int]
+"""The ids of a training batch, their losses or the loss of the batch, and the number of the epoch."""
+
+
+def _joined(batches: list[Learned]) -> list[Learned]:
+    """Join batches into one, faster to write; not if an id is in two of them, or a loss is of a whole batch."""
+    if len(batches) < 2 or any(not losses.dim() for _, losses, _ in batches) or len({b[2] for b in batches}) > 1:
+        return batches
+    ids = torch.cat([ids for ids, _, _ in batches])
+    in_order = ids.sort().values
+    if bool((in_order[1:] == in_order[:-1]).any()):
+        return batches
+    return [(ids, torch.cat([losses for _, losses, _ in batches]), batches[0][2])]
 
 
 def _one_by_one(ids: Tensor) -> Iterator[int]:

@@ -10,12 +10,11 @@ from typing import Any, Literal
 _LOSSES = ("trained", "num_trained", "candidates", "num_candidates")
 PHASES = ("loading", "scoring", "selecting", "training")
 
-Combination = Literal["count", "sums", "mean of scores", "longest", "same", "queue"]
+Combination = Literal["count", "sums", "longest", "same", "queue"]
 """What becomes of a statistic when a run is resumed with another number of ranks.
 
 - "count": a whole number that each rank counts for itself. Each new rank gets an equal part of the sum over old ranks.
 - "sums": a dict of sums, divided in the same way, but not rounded. Quotients of two sums do not change.
-- "mean of scores": an average over scores. Each new rank gets the average over the scores of all old ranks.
 - "longest": a dict of seconds. Each new rank gets the seconds of the rank that took longest.
 - "same": equal on all ranks.
 - "queue": the length of the rank's queue, which follows from the new queue.
@@ -49,12 +48,12 @@ class Stats:
     """Number of selected examples that wait for their batch to fill."""
     batches: int = field(default=0, metadata=_combine("same"))
     """Number of training batches given out."""
-    fidelity: float = field(default=float("nan"), metadata=_combine("mean of scores"))
-    """Rank correlation of cheap scores with exact ones, on the last sample; 1 if scores are exact."""
     loss_sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOSSES, 0.0), metadata=_combine("sums"))
     """Sums and numbers of losses, from which `mean_trained_loss` and `mean_candidate_loss` are computed."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0), metadata=_combine("longest"))
     """Seconds by phase."""
+    note: str = field(default="", metadata=_combine("same"))
+    """Why the last epoch was trained on as a whole, if a method that skips examples chose so; else empty."""
 
     def __post_init__(self) -> None:
         self._phase, self._since = "", 0.0
@@ -113,11 +112,6 @@ class Stats:
         self._phase, self._since = phase, now
         return before
 
-    def count_scores(self, size: int, *, fidelity: float) -> None:
-        """Count a selection pass of `size` candidates."""
-        self.scored += size
-        self.fidelity = fidelity
-
     def state_dict(self) -> dict[str, Any]:
         return {f.name: copy.copy(getattr(self, f.name)) for f in fields(self)}
 
@@ -127,21 +121,35 @@ class Stats:
                 f"the saved statistics have {', '.join(sorted(unknown))}, which this version does not know: they were "
                 "saved by another version of selective_backprop"
             )
+        if wrong := [name for name, value in state.items() if not _is_like(value, getattr(self, name))]:
+            raise ValueError(f"the saved {wrong[0]} of the statistics is {state[wrong[0]]!r:.80}: the state is damaged")
         for name, value in state.items():
             setattr(self, name, copy.copy(value))
 
     def __str__(self) -> str:
-        seconds = ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in PHASES)
-        fidelity = f", fidelity of scores {self.fidelity:.3f}" if self.fidelity < 1 else ""
+        others = {  # named only where there are any: most methods have two of them
+            "scored": self.scored,
+            "skipped before loading": self.skipped_before_loading,
+            "dropped": self.dropped,
+            "queued": self.queued,
+        }
+        counts = "".join(f", {name} {count:,}" for name, count in others.items() if count)
+        seconds = ", ".join(f"{phase} {spent:.1f}" for phase, spent in self.seconds.items() if spent)
         return (
-            f"offered {self.offered:,}, scored {self.scored:,}, trained {self.trained:,} in {self.batches:,} batches, "
-            f"skipped before loading {self.skipped_before_loading:,}, queued {self.queued:,}; "
-            f"selectivity {self.selectivity:.3f}{fidelity}; seconds: {seconds}"
+            f"offered {self.offered:,}, trained {self.trained:,} in {self.batches:,} batches{counts}; "
+            f"selectivity {self.selectivity:.3f}; seconds: {seconds or 0}" + (self.note and f"\n{self.note}")
         )
 
 
 COMBINATIONS: dict[str, Combination] = {statistic.name: statistic.metadata["combine"] for statistic in fields(Stats)}
 """How ranks combine each statistic. If a statistic does not declare it, importing this module raises a KeyError."""
+
+
+def _is_like(value: Any, own: Any) -> bool:
+    """Whether a saved value is a number, a word or a dict of numbers, as ours is."""
+    if isinstance(own, dict):
+        return isinstance(value, dict) and value.keys() == own.keys() and all(_is_like(value[k], own[k]) for k in own)
+    return isinstance(value, str) if isinstance(own, str) else type(value) in (int, float)
 
 
 def _mean(total: float, count: float) -> float:

@@ -15,7 +15,9 @@ import torch
 def unchanged_on_error(
     *objects: object, generators: Iterable[torch.Generator] = (), stateful: Iterable[Any] = ()
 ) -> Iterator[None]:
-    """If the block raises, restore the objects' attributes and the states of generators and stateful objects.
+    """If loading a state raises in the block, restore attributes of objects and states of generators and others.
+
+    What a damaged state makes code stumble over, such as a KeyError, becomes a ValueError that says so.
 
     Attributes that were replaced are restored, and lists, dicts, sets and deques that were changed in place. Tensors
     that were written to in place are not.
@@ -36,7 +38,7 @@ def unchanged_on_error(
     states = [(thing, copy.deepcopy(thing.state_dict())) for thing in stateful]
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         for thing, before in attributes:
             vars(thing).clear()
             vars(thing).update(before)
@@ -44,6 +46,11 @@ def unchanged_on_error(
             generator.set_state(state)
         for thing, state in states:
             thing.load_state_dict(state)
+        if isinstance(error, (LookupError, TypeError, AttributeError, RuntimeError)):  # damage has no shape of its own
+            raise ValueError(
+                f"this state cannot be loaded, and nothing was changed ({type(error).__name__}: {error}): it is "
+                "damaged, or was edited"
+            ) from error
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -34,14 +33,14 @@ class AuditedLossScorer(TrainingLossScorer):
 
     def __init__(self, *, max_age: int | None = None, most_rise: float | None = None) -> None:
         super().__init__(max_age=max_age, most_rise=most_rise)
-        self.needs = dataclasses.replace(self.needs, dynamics=True)
         self.suspects: Tensor | None = None
         """(M,) bool by id: whether audits called the label wrong; None before the first epoch."""
 
     def options_in_method(self) -> list[str]:
         return [*super().options_in_method(), "audit=True"]
 
-    def learn_dynamics(self, dynamics: Dynamics) -> None:
+    def learn(self, dynamics: Dynamics) -> None:
+        """Audit what was recorded so far. The loader calls this before every epoch."""
         suspects = torch.zeros(len(dynamics), dtype=torch.bool) if self.suspects is None else self.suspects.clone()
         if len(dynamics.epochs) >= _FEWEST_EPOCHS:
             # What was left alone has no fresh evidence, so it stays a suspect until it is trained on again.

@@ -1,16 +1,17 @@
-"""What scorers that run a model on loaded candidates have in common."""
+"""What scorers that run a model on loaded candidates have in common, and those that wrap another scorer."""
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
-from selective_backprop.description import short
+from selective_backprop.description import arguments, short
 from selective_backprop.functional import spearman
-from selective_backprop.inference import ScoringMode
-from selective_backprop.types import Candidates, Measure, Needs, Scorer, Task
+from selective_backprop.types import Candidates, Needs, Scorer, Task
+
+CHECK_EVERY = 100
+"""Cheap scores are compared with exact ones once in this many candidate batches."""
 
 
 class FreshScorer(Scorer):
@@ -20,23 +21,9 @@ class FreshScorer(Scorer):
     """
 
     needs = Needs(selection_pass=True)
-    mode: ScoringMode = "eval"
-    """Whether the model scores in eval mode, or in train mode."""
-    measure: Measure | None = None
-    """Computes a score other than the loss; None for the loss."""
 
-    def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
-        """Return the same scores as `score`, in a background thread, with a copy of the model in eval mode.
-
-        The copy need not be left as it was. Do not touch global random states: the main thread draws from them.
-        """
-        raise TypeError(f"{type(self).__name__} cannot score in the background: it has no score_copy")
-
-    def measuring(self, measure: Measure) -> Self:
-        """Return the same scorer with another score than the loss."""
-        raise TypeError(
-            f"this method does not score by the loss, and {type(self).__name__} cannot compute another score"
-        )
+    def watch(self, candidates: Candidates, task: Task) -> None:
+        """Learn from candidates while selection is off, as in a warm-up. By default nothing is learned."""
 
     def options_in_method(self) -> list[str]:
         """Show the scorer as the `scoring=` that was passed, unless it is the default."""
@@ -44,31 +31,55 @@ class FreshScorer(Scorer):
         return [] if found == "ForwardScorer()" else [f"scoring={found}"]
 
 
-class FidelityCheck:
-    """Compares cheap scores with exact ones on every n-th candidate batch.
+class Wrapping(Scorer):
+    """A scorer that lets another one, `fresh`, score loaded candidates. Its state is that of `fresh`."""
 
-    Args:
-        exact: computes exact scores.
-        every: n. With 100, the cost is a hundredth of exact selection passes.
+    def __init__(self, fresh: Scorer) -> None:
+        self.fresh = fresh
+        self.score_name = fresh.score_name
+
+    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
+        self.fresh.check_run(num_examples, num_epochs)
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        return self.fresh.score(candidates, task)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.fresh.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.fresh.load_state_dict(state)
+
+    def options_in_method(self) -> list[str]:
+        """List the scorer's own options, and those of `fresh`."""
+        own = [argument for argument in arguments(self) if not argument.startswith("fresh=")]
+        return own + self.fresh.options_in_method()
+
+
+def fresh_of(scorer: Scorer) -> FreshScorer | None:
+    """Return the scorer that runs a model on loaded candidates: this one, or the one inside it; None without one."""
+    while isinstance(scorer, Wrapping):
+        scorer = scorer.fresh
+    return scorer if isinstance(scorer, FreshScorer) else None
+
+
+class FidelityCheck:
+    """Compares cheap scores with exact ones, on one candidate batch in a hundred.
+
+    exact: computes exact scores.
     """
 
-    def __init__(self, exact: FreshScorer, every: int = 100) -> None:
-        if every < 1:
-            raise ValueError(f"check_every must be at least 1 candidate batch, got {every}")
+    def __init__(self, exact: FreshScorer) -> None:
         self.exact = exact
-        self.every = every
         self.fidelity = float("nan")
+        """Spearman's rank correlation on the last sample; NaN before the first one, or if all scores are equal."""
         self._batches = 0
 
     def __call__(self, scores: Tensor, candidates: Candidates, task: Task) -> None:
-        if self._batches % self.every == 0:
-            self.fidelity = fidelity(scores, self.exact.score(candidates, task))
+        if self._batches % CHECK_EVERY == 0:
+            exact = self.exact.score(candidates, task)
+            self.fidelity = round(spearman(scores.detach().float().cpu(), exact.detach().float().cpu()), 6)
         self._batches += 1
-
-    def measuring(self, measure: Measure) -> FidelityCheck:
-        check = copy.copy(self)
-        check.exact = self.exact.measuring(measure)
-        return check
 
     def state_dict(self) -> dict[str, Any]:
         return {"fidelity": self.fidelity, "batches": self._batches}
@@ -89,13 +100,3 @@ def require_one_each(what: str, count: int, num_examples: int | None) -> None:
             f"{what} for {count} ids, but the data set has {num_examples} examples: there must be one entry per "
             "example, in the order of the data set"
         )
-
-
-def fidelity(scores: Tensor, exact: Tensor) -> float:
-    """Compute Spearman's rank correlation; NaN if one of the two is constant.
-
-    >>> import torch
-    >>> fidelity(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 9.0]))
-    1.0
-    """
-    return round(spearman(scores.detach().float().cpu(), exact.detach().float().cpu()), 6)

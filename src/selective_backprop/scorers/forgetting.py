@@ -61,7 +61,7 @@ class ForgettingCheck:
         rises = torch.cat(self._rises)
         if len(rises) >= _FEWEST and (median := float(rises.median())) > self.most_rise:
             self.forgets, self._rises = True, []
-            _logger.info(
+            _logger.warning(
                 "everything is trained on from here on: the loss of examples that were left out rose by %.2f of the "
                 "mean loss of the easiest 95%% (median of %d; above most_rise=%g), so the network forgets what it does "
                 "not see",
@@ -69,6 +69,10 @@ class ForgettingCheck:
                 len(rises),
                 self.most_rise,
             )
+
+    def explanation(self) -> str | None:
+        """Say why nothing is left out any more, if that is so."""
+        return f"the loss of examples that were left out rose (most_rise={self.most_rise:g})" if self.forgets else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"forgets": self.forgets, "rises": list(self._rises)}

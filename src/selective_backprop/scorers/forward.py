@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ class ForwardScorer(FreshScorer):
             depth). This needs batches that are pairs, and a network that takes smaller inputs.
         precision: "bf16" or "fp16" runs the forward pass under torch.autocast; losses are computed in float32. A CPU
             without these types emulates them, at a thirtieth of the speed.
-        check_every: with a scale_factor or a precision, compare with exact scores once in this many candidate batches.
 
     >>> ForwardScorer(precision="fp8")
     Traceback (most recent call last):
@@ -43,7 +41,6 @@ class ForwardScorer(FreshScorer):
         measure: Measure | None = None,
         scale_factor: float = 1,
         precision: str | None = None,
-        check_every: int = 100,
     ) -> None:
         if mode not in ("eval", "train"):
             raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
@@ -55,19 +52,16 @@ class ForwardScorer(FreshScorer):
         self.measure = measure
         self.scale_factor = scale_factor
         self.precision = precision
-        self.check_every = check_every
+        self.score_name = "loss" if measure is None else "score"
         exact = scale_factor == 1 and precision is None
-        self._check = None if exact else FidelityCheck(ForwardScorer(mode, measure=measure), check_every)
+        self._check = None if exact else FidelityCheck(ForwardScorer(mode, measure=measure))
         self._guard: NoTrace | None = None
         self._loss_works = False
 
     @property
-    def fidelity(self) -> float:  # type: ignore[override]
+    def fidelity(self) -> float:
+        """Rank correlation of the scores with exact ones, on the last sample; NaN before the first one."""
         return 1.0 if self._check is None else self._check.fidelity
-
-    @property
-    def score_name(self) -> str:  # type: ignore[override]
-        return "loss" if self.measure is None else "score"
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         if self._guard is None or self._guard.model is not task.model:
@@ -79,7 +73,8 @@ class ForwardScorer(FreshScorer):
         return scores
 
     def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
-        with torch.no_grad():
+        """Return the same scores in a background thread, with a copy of the model that need not be left as it was."""
+        with torch.no_grad():  # and without touching global random states: the main thread draws from them
             return self._measured(candidates, task)
 
     def _measured(self, candidates: Candidates, task: Task) -> Tensor:
@@ -112,12 +107,6 @@ class ForwardScorer(FreshScorer):
                 f"your model does not take inputs at scale_factor {self.scale_factor}: score at full size, or end its "
                 f"convolutions with global pooling. Its error was: {error}"
             ) from error
-
-    def measuring(self, measure: Measure) -> Self:
-        scorer = copy.copy(self)
-        scorer.measure = measure
-        scorer._check = self._check.measuring(measure) if self._check is not None else None
-        return scorer
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._check is None else {"check": self._check.state_dict()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.types import Measure, Scorer
@@ -13,12 +12,12 @@ Scoring = str | Scorer
 """A scorer, or the name of one, such as "eval" or "bf16"."""
 
 # Functions, because every method needs a scorer of its own.
-_NAMED: dict[str, Callable[[], FreshScorer]] = {
-    "eval": ForwardScorer,
-    "train": lambda: ForwardScorer("train"),
-    "bf16": lambda: ForwardScorer(precision="bf16"),
-    "fp16": lambda: ForwardScorer(precision="fp16"),
-    "pipelined": PipelinedScorer,
+_NAMED: dict[str, Callable[[Measure | None], Scorer]] = {
+    "eval": lambda measure: ForwardScorer(measure=measure),
+    "train": lambda measure: ForwardScorer("train", measure=measure),
+    "bf16": lambda measure: ForwardScorer(measure=measure, precision="bf16"),
+    "fp16": lambda measure: ForwardScorer(measure=measure, precision="fp16"),
+    "pipelined": lambda measure: PipelinedScorer(ForwardScorer(measure=measure)),
 }
 
 
@@ -33,13 +32,12 @@ def scorer_from(scoring: Scoring, measure: Measure | None = None) -> Scorer:
     if isinstance(scoring, str):
         if scoring not in _NAMED:
             raise ValueError(f"scoring must be a scorer or one of {', '.join(_NAMED)}; got {scoring!r}")
-        scoring = _NAMED[scoring]()
+        return _NAMED[scoring](measure)
     if not isinstance(scoring, Scorer):
         raise TypeError(f"scoring must be a name or a scorer, got {scoring!r}")
-    if measure is None:
-        return scoring
-    if not isinstance(scoring, FreshScorer):
+    if measure is not None:
         raise TypeError(
-            f"this method does not score by the loss, and {type(scoring).__name__} cannot compute another score"
+            f"this method does not score by the loss, so a {type(scoring).__name__} cannot score for it: pass one of "
+            f"the names {', '.join(_NAMED)} as scoring="
         )
-    return scoring.measuring(measure)
+    return scoring

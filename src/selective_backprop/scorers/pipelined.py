@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,76 +15,52 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.batches.layout import move
-from selective_backprop.inference import device_of, preserved_rng
-from selective_backprop.scorers.background import Background
+from selective_backprop.inference import device_of, preserved_rng, to_eval
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
-from selective_backprop.scorers.snapshot import Snapshot
-from selective_backprop.types import Candidates, Measure, Task
+from selective_backprop.types import Candidates, Task
 
 
 class PipelinedScorer(FreshScorer):
     """Scores the next candidate batch in the background, with a copy of the model, during the current training step.
 
-    The copy has the weights that the model had when the batch was submitted, or up to `sync_every` candidate batches
-    earlier. So the selection never depends on which thread is faster.
+    The copy has the weights that the model had when the batch was submitted. So the selection never depends on which
+    thread is faster.
 
     Some candidate batches are not submitted, and are scored at once with the same copy: the first one of an epoch, and
     all of them as long as an epoch keeps every candidate, because plain training loads nothing ahead.
 
     Args:
         fresh: scores the candidates; by default by their loss in eval mode.
-        sync_every: copy the model's weights and buffers once in this many candidate batches.
         device: device of the copy, such as a second GPU; by default the device of the model.
-        check_every: compare with exact scores of the current model once in this many candidate batches.
 
-    >>> PipelinedScorer(sync_every=4).fresh.mode
+    >>> PipelinedScorer().fresh.mode
     'eval'
     """
 
-    works_ahead = True
-
-    def __init__(
-        self,
-        fresh: FreshScorer | None = None,
-        *,
-        sync_every: int = 1,
-        device: torch.device | str | None = None,
-        check_every: int = 100,
-    ) -> None:
+    def __init__(self, fresh: ForwardScorer | None = None, *, device: torch.device | str | None = None) -> None:
         fresh = ForwardScorer() if fresh is None else fresh
-        if not isinstance(fresh, FreshScorer) or isinstance(fresh, PipelinedScorer):
-            raise TypeError(f"pipelined scoring needs a scorer that runs a model, such as ForwardScorer, got {fresh!r}")
+        if not isinstance(fresh, ForwardScorer):
+            raise TypeError(f"pipelined scoring runs a copy of the model by a ForwardScorer, got {fresh!r}")
         if fresh.mode != "eval":
             raise ValueError("pipelined scoring runs a copy of the model in eval mode, got mode 'train'")
-        if not isinstance(sync_every, int) or sync_every < 1:
-            raise ValueError(f"sync_every must be a whole number of candidate batches >= 1, got {sync_every!r}")
         self.fresh = fresh
-        self.sync_every = sync_every
+        self.score_name = fresh.score_name
         self.device = None if device is None else torch.device(device)
-        self.check_every = check_every
-        self._check = FidelityCheck(ForwardScorer(measure=fresh.measure), check_every)
-        self._snapshot = Snapshot(sync_every=sync_every, device=self.device)
-        self._background = Background()
+        self._check = FidelityCheck(ForwardScorer(measure=fresh.measure))
+        self._snapshot = _Snapshot(self.device)
+        self._background = _Background()
         self._submitted: tuple[Candidates, Future[Tensor]] | None = None
         self._known: Tensor | None = None  # saved scores of the candidates that were submitted before a resume
 
     def __deepcopy__(self, memo: dict[int, object]) -> PipelinedScorer:
-        return self._with(copy.deepcopy(self.fresh, memo))  # without the thread and the copy of the model
-
-    def measuring(self, measure: Measure) -> PipelinedScorer:
-        return self._with(self.fresh.measuring(measure))
-
-    def _with(self, fresh: FreshScorer) -> PipelinedScorer:
-        return PipelinedScorer(fresh, sync_every=self.sync_every, device=self.device, check_every=self.check_every)
+        # Without the thread and the copy of the model.
+        return PipelinedScorer(copy.deepcopy(self.fresh, memo), device=self.device)
 
     @property
-    def fidelity(self) -> float:  # type: ignore[override]
+    def fidelity(self) -> float:
+        """Rank correlation of the scores with those of the current model, on the last sample; NaN before the first."""
         return self._check.fidelity
-
-    @property
-    def score_name(self) -> str:  # type: ignore[override]
-        return self.fresh.score_name
 
     def submit(self, candidates: Candidates | None, task: Task) -> None:
         """Begin to score the next candidates. None: drop those submitted before."""
@@ -96,8 +73,7 @@ class PipelinedScorer(FreshScorer):
             future.set_result(self._known)
             self._known = None
         else:
-            work, devices = self._work(candidates, task)
-            future = self._background.run(work, devices)
+            future = self._background.run(*self._work(candidates, task))
         self._submitted = candidates, future
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
@@ -130,8 +106,8 @@ class PipelinedScorer(FreshScorer):
         return scores
 
     def _work(self, candidates: Candidates, task: Task) -> tuple[Callable[[], Tensor], set[torch.device]]:
-        """Return the function that computes these scores, and its devices. Copies the model's weights first if due."""
-        model = self._snapshot.next(task)
+        """Return the function that computes these scores, and its devices. Copies the model's weights first."""
+        model = self._snapshot.of(task.model)
         there, back = device_of(model), device_of(task.model)
 
         def forward(model: nn.Module, data: Any) -> tuple[Any, Any]:
@@ -153,7 +129,6 @@ class PipelinedScorer(FreshScorer):
         return {
             "fresh": self.fresh.state_dict(),
             "check": self._check.state_dict(),
-            "snapshot": self._snapshot.state_dict(),
             "scores": scores,
         }
 
@@ -161,9 +136,87 @@ class PipelinedScorer(FreshScorer):
         self._finish()
         self.fresh.load_state_dict(state["fresh"])
         self._check.load_state_dict(state["check"])
-        self._snapshot.load_state_dict(state["snapshot"])
         self._known = state["scores"]
 
 
 def _random_states(devices: Iterable[torch.device]) -> list[Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda")]
+
+
+class _Background:
+    """Runs work in a thread, and on CUDA devices in separate streams, so that training does not wait for it."""
+
+    def __init__(self) -> None:
+        # Streams are kept, because CUDA memory is cached separately for every stream.
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def run(self, work: Callable[[], Tensor], devices: Iterable[torch.device]) -> Future[Tensor]:
+        """Begin to run work on these devices, after what the main thread has already queued on them."""
+        streams = [self._stream(device) for device in devices if device.type == "cuda"]
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+        def job() -> Tensor:
+            with ExitStack() as stack:
+                for stream in streams:
+                    stack.enter_context(torch.cuda.stream(stream))
+                return work().to("cpu", torch.float32)  # waits for the stream here, and not in the main thread
+
+        # The thread ends with its work, so that no thread runs when a DataLoader forks or the interpreter exits.
+        # Starting a new one each time takes a few tenths of a millisecond.
+        pool = ThreadPoolExecutor(1, thread_name_prefix="selective_backprop")
+        future = pool.submit(job)
+        pool.shutdown(wait=False)
+        return future
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+
+class _Snapshot:
+    """A copy of the model in eval mode, on a device of its own if that is given.
+
+    device: device of the copy; by default that of the model.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.device = device
+        self._layers: list[nn.Module] = []
+        self._copy: nn.Module | None = None
+
+    @torch.no_grad()
+    def of(self, model: nn.Module) -> nn.Module:
+        """Return the copy, with the weights and buffers that the model has now."""
+        layers = list(model.modules())
+        if self._copy is None or not _are_same(layers, self._layers) or _shapes(self._copy) != _shapes(model):
+            self._layers, self._copy = layers, _private_copy(model, self.device)  # or layers were swapped
+        for own, tensor in zip(_tensors(self._copy), _tensors(model), strict=True):
+            own.copy_(tensor, non_blocking=True)
+        return self._copy
+
+
+def _private_copy(model: nn.Module, device: torch.device | None) -> nn.Module:
+    try:
+        private = to_eval(copy.deepcopy(model).requires_grad_(False))
+    except Exception as error:  # whatever a module raises that cannot be copied
+        raise ValueError(
+            "pipelined scoring works by a copy of the model, and copy.deepcopy(model) failed: "
+            f"{str(error).strip().partition(chr(10))[0]}. If the model has torch.nn.utils.weight_norm, "
+            "torch.nn.utils.parametrizations.weight_norm can be copied; otherwise score without pipelining"
+        ) from error
+    return private if device is None else private.to(device)
+
+
+def _are_same(layers: list[nn.Module], others: list[nn.Module]) -> bool:
+    return len(layers) == len(others) and all(map(operator.is_, layers, others))
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    """Weights and buffers, those too that a state_dict leaves out."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def _shapes(model: nn.Module) -> list[torch.Size]:
+    return [tensor.shape for tensor in _tensors(model)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from selective_backprop.inference import device_of, seeded_rng, unwrap
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
-from selective_backprop.types import Candidates, Measure, Task
+from selective_backprop.types import Candidates, Task
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -37,7 +37,7 @@ class ProxyScorer(FreshScorer):
     is scored but not trained on, because of BatchNorm.
 
     A proxy that has not learned much may rank examples in the opposite order of the large model. So give the method
-    warmup_epochs=1, or train the proxy often or beforehand, and look at `loader.stats.fidelity`.
+    warmup_epochs=1, or train the proxy often or beforehand, and look at `loader.scorer.fidelity`.
 
     The model that you pass is a recipe, like every part of a method. Every loader trains its own copy,
     `loader.scorer.model`, with `loader.scorer.optimizer` (`loader.scorer.fresh.model` with stale or predicted scores).
@@ -51,7 +51,6 @@ class ProxyScorer(FreshScorer):
         optimizer: makes the proxy's optimizer from its parameters, such as `torch.optim.AdamW`. The default is SGD with
             learning rate 0.1, Nesterov momentum 0.9 and weight decay 5e-4.
         scoring: how the proxy makes its selection pass, as for `selective_backprop`.
-        check_every: compare with the losses of the large model once in this many candidate batches.
     """
 
     score_name = "loss of the proxy"
@@ -64,7 +63,6 @@ class ProxyScorer(FreshScorer):
         train_share: float = 1.0,
         optimizer: MakeOptimizer = _sgd,
         scoring: Scoring = "eval",
-        check_every: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"a proxy must be a torch.nn.Module, got {type(model).__name__}")
@@ -82,12 +80,12 @@ class ProxyScorer(FreshScorer):
         self.train_every, self.train_share = train_every, train_share
         self.optimizer = _optimizer_of(self.model, optimizer) if train_every else None
         self.fresh = fresh
-        self.check_every = check_every
-        self._check = FidelityCheck(ForwardScorer(), check_every)
+        self._check = FidelityCheck(ForwardScorer())
         self._batches = 0
 
     @property
-    def fidelity(self) -> float:  # type: ignore[override]
+    def fidelity(self) -> float:
+        """Rank correlation of the scores with the model's own losses, on the last sample; NaN before the first one."""
         return self._check.fidelity
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
@@ -138,12 +136,6 @@ class ProxyScorer(FreshScorer):
             self.model.to(device)
             if self.optimizer is not None:  # moves an optimizer state that was loaded before the first batch
                 self.optimizer.load_state_dict(self.optimizer.state_dict())
-
-    def measuring(self, measure: Measure) -> Self:
-        scorer = copy.copy(self)
-        scorer.fresh = self.fresh.measuring(measure)
-        scorer._check = self._check.measuring(measure)
-        return scorer
 
     def state_dict(self) -> dict[str, Any]:
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else None

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.inference import device_of, is_sharded, unwrap
-from selective_backprop.scorers.base import require_one_each
+from selective_backprop.scorers.base import Wrapping, require_one_each
 from selective_backprop.scorers.forward import ForwardScorer
-from selective_backprop.scorers.wrapping import Wrapping
 from selective_backprop.types import Candidates, Needs, Scorer, Task
 
 
@@ -65,7 +64,7 @@ class ReducibleLossScorer(Wrapping):
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         losses = self.fresh.score(candidates, task)
         if isinstance(self.reference, str):
-            return losses - self._base_loss(candidates, task).to(losses)
+            return losses - self._base_loss(candidates, task).to(losses, non_blocking=True)
         if isinstance(self.reference, nn.Module):
             model = unwrap(self.reference)
             if device_of(model) != device_of(task.model):
@@ -75,7 +74,7 @@ class ReducibleLossScorer(Wrapping):
                 )
             return losses - self._of_reference.score(candidates, Task(model, task.forward, task.loss))
         assert candidates.ids is not None
-        return losses - self.reference[candidates.ids].to(losses)
+        return losses - self.reference[candidates.ids].to(losses, non_blocking=True)
 
     def _base_loss(self, candidates: Candidates, task: Task) -> Tensor:
         """Compute the losses of the model without its adapter, or look them up."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,11 +14,9 @@ from torch import Tensor
 
 from selective_backprop.description import Described
 from selective_backprop.distributed.ledger import AnyLedger
-from selective_backprop.files.reading import read_bytes
-from selective_backprop.files.states import pack, unpack
-from selective_backprop.files.writing import write_whole
+from selective_backprop.files.sealed import read_sealed, write_sealed
 
-_FILE_VERSION = 1
+_KIND = "selection record 1"
 _BITS = 2 ** torch.arange(8, dtype=torch.uint8)
 
 
@@ -103,35 +100,24 @@ class SelectionRecord(Described):
         return bits.bool().flatten()[: self.num_examples]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to a file of plain data, loadable with weights_only=True.
+        """Write the record to a sealed file: plain data and their checksum.
 
         If writing fails, there is an OSError and no partial file. A run that is resumed from a checkpoint can go on
         with the record that was saved together with it.
         """
         masks = torch.stack(self._masks) if self._masks else torch.zeros(0, -(-self.num_examples // 8))
-        state = {
-            "version": _FILE_VERSION,
-            "masks": masks.to(torch.uint8),
-            "counts": self._counts,
-            "view_seed": self.view_seed,
-        }
-        write_whole({Path(path): pack(state)})
+        state = {"masks": masks.to(torch.uint8), "counts": self._counts, "view_seed": self.view_seed}
+        write_sealed(path, _KIND, state)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SelectionRecord:
-        """Read a record that `save` wrote."""
-        not_a_record = f"{os.fspath(path)} is not a file written by SelectionRecord.save"
-        try:
-            state = unpack(read_bytes(path))
-        except ValueError as error:
-            raise ValueError(not_a_record) from error
-        if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in ("masks", "counts")):
-            raise ValueError(not_a_record)
-        if state.get("version") != _FILE_VERSION:
-            raise ValueError(f"{os.fspath(path)} has version {state.get('version')}, expected {_FILE_VERSION}")
-        seed = state.get("view_seed")
-        if seed is not None and type(seed) is not int:
-            raise ValueError(not_a_record)
-        record = cls(len(state["counts"]), seed)
-        record._masks, record._counts = list(state["masks"]), state["counts"]
+        """Read a record that `save` wrote. Raises ValueError if the file is damaged."""
+        with read_sealed(path, _KIND) as state:
+            masks, counts = state["masks"], state["counts"]
+            record = cls(len(counts), state["view_seed"])
+            record.add_ids(torch.empty(0, dtype=torch.int64))
+            if masks.shape[1:] != record._masks[0].shape or masks.dtype != torch.uint8:
+                raise ValueError("it has no bit for each example and epoch")
+            record._masks = list(masks)
+            record._counts = record._counts.copy_(counts)
         return record

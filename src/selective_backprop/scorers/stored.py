@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from selective_backprop.ledger import LedgerRows
-from selective_backprop.scorers.wrapping import Wrapping
+from selective_backprop.scorers.base import Wrapping
 from selective_backprop.types import Needs, Scorer
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from selective_backprop.functional import loss_above_smallest, mean_of_easiest
 from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, shift
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
+from selective_backprop.scorers.remembering import MemoryCheck
 from selective_backprop.types import Needs, Scorer
 
 _LOSS_BEFORE = {
@@ -29,7 +30,8 @@ class TrainingLossScorer(Scorer):
         max_age: number of epochs after which a loss no longer counts; None for no limit.
         most_rise: if the loss of examples that were left out rises by more than this share of the mean loss of the
             easiest 95%, by the median, no example has a score from then on; see `ForgettingCheck`. A few examples come
-            back in every epoch for that. None for no such check. With several ranks, each goes by its own candidates.
+            back in every epoch for that. It also warns if losses are noise; see `MemoryCheck`. None for neither check.
+            With several ranks, each goes by its own candidates.
     """
 
     needs = Needs(ids=True, training_losses=True)
@@ -40,6 +42,7 @@ class TrainingLossScorer(Scorer):
         self.max_age = max_age
         self.most_rise = most_rise
         self._forgetting = None if most_rise is None else ForgettingCheck(most_rise)
+        self._memory = MemoryCheck()
         if most_rise is not None:
             self.needs = dataclasses.replace(self.needs, columns=_LOSS_BEFORE)
 
@@ -57,18 +60,28 @@ class TrainingLossScorer(Scorer):
     def _must_come_back(self, check: ForgettingCheck, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         """Whether each example is trained on in any case: it is its turn, or what is left out is forgotten."""
         earlier, earlier_epochs = rows.loss_before, rows.loss_before_epoch
+        if epoch > 2 and not self._memory.is_over:  # in the first epoch, losses fall too fast to be compared
+            again = (rows.loss_epoch == epoch - 1) & (earlier_epochs == epoch - 2)
+            self._memory.learn(earlier[again], rows.loss[again])
         # These were trained on in the latest epoch, and before that left out for one epoch or more.
         came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
         known = loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
         check.learn(earlier[came_back], rows.loss[came_back], mean_of_easiest(known))
         return torch.ones_like(came_back) if check.forgets else comes_back(ids, epoch)
 
+    def explanation(self) -> str | None:
+        return None if self._forgetting is None else self._forgetting.explanation()
+
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._forgetting is None else {"forgetting": self._forgetting.state_dict()}
+        if self._forgetting is None:
+            return {}
+        memory = [*self._memory.state, self._memory.is_over]
+        return {"forgetting": self._forgetting.state_dict(), "memory": memory}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._forgetting is not None:
             self._forgetting.load_state_dict(state["forgetting"])
+            *self._memory.state, self._memory.is_over = state["memory"]
 
 
 class SecondDifferenceScorer(TrainingLossScorer):

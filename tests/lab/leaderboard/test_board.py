@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -30,6 +31,16 @@ def test_the_arm_that_is_plain_training_again_has_a_multiplier_of_one():
     place = on_board(outcomes("same", PLAIN)).place("same")
     assert all(interval.multiple.value == pytest.approx(1) for interval in place.plain.values())
     assert all(interval.multiple.bound is Bound.EXACT for interval in place.plain.values())
+
+
+def test_costs_may_be_seconds():
+    """Half of the compute in three quarters of the time."""
+    fast = outcomes("fast", [(length, compute / 2, error) for length, compute, error in PLAIN])
+    runs = [*outcomes("plain", PLAIN), *outcomes("repeated random", RANDOM)]
+    timed = [dataclasses.replace(run, cpu_seconds=3.0 * run.compute) for run in runs]
+    timed += [dataclasses.replace(run, cpu_seconds=4.5 * run.compute) for run in fast]
+    for cost, multiple in (("compute", 2), ("cpu_seconds", 4 / 3)):
+        assert make_board("digits", timed, cost).place("fast").plain["middle"].multiple.value == pytest.approx(multiple)
 
 
 def test_both_baselines_count_and_the_stronger_one_decides():

@@ -8,11 +8,21 @@ import torch
 from torch import nn
 
 import selective_backprop as sb
+from selective_backprop.lab.cli.leaderboard import test_cells as all_cells
+from selective_backprop.lab.leaderboard import running
 from selective_backprop.lab.leaderboard.arms import ARMS, TRIALS, Arm, own_arm, tuned, untuned
+from selective_backprop.lab.leaderboard.checking import faults
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
-from selective_backprop.lab.leaderboard.running import run_cell, run_missing, settings_of, shuffled_by_seed
+from selective_backprop.lab.leaderboard.running import (
+    CPU,
+    estimate_hours,
+    run_cell,
+    run_missing,
+    settings_of,
+    shuffled_by_seed,
+)
 from selective_backprop.lab.leaderboard.tuning import lengths_of, tune
-from selective_backprop.lab.leaderboard.workloads import DIGITS, LARGER, WORKLOADS, find_workload
+from selective_backprop.lab.leaderboard.workloads import DIGITS, LARGER, PAPER, SMALL, WORKLOADS, find_workload
 from selective_backprop.lab.runs.methods import make_method
 from tests.lab.command_line import run, text_of
 
@@ -104,9 +114,9 @@ def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path
     assert chosen["mine"] == "random@0.5:rate=1"  # the other one learns nothing
     assert chosen["plain"] in ARMS["plain"].trials
     rate = chosen["plain"].partition(":")[2]
-    assert chosen["ledger, default"] == f"ledger:cap=20,keep_at_least=0.1,skip_at_least=0.3,most_rise=0.4,{rate}"
+    assert chosen["ledger, default"] == f"ledger:cap=20,keep_at_least=0.1,skip_at_least=0.2,most_rise=0.4,{rate}"
     defaults = make_method(
-        "ledger_backprop", 1 / 3, {"cap": 20, "keep_at_least": 0.1, "skip_at_least": 0.3, "most_rise": 0.4}
+        "ledger_backprop", 1 / 3, {"cap": 20, "keep_at_least": 0.1, "skip_at_least": 0.2, "most_rise": 0.4}
     )
     assert repr(defaults) == repr(sb.ledger_backprop()), "the arm states the defaults of the library"
     seeds = {arm: {cell.seed for cell in store.outcomes if cell.arm == arm} for arm in ("plain", "mine")}
@@ -153,7 +163,12 @@ def test_the_commands_tune_run_and_show(tmp_path):
     ("arguments", "message"),
     [
         (("tune", "mnst"), "there is no workload 'mnst': did you mean mnist?"),
-        (("run", "digits"), "does not exist, so no settings are chosen: run leaderboard tune digits first"),
+        (("run", "digits"), "no settings are chosen in leaderboard: run leaderboard tune digits first"),
+        (
+            ("tune", "cifar10-resnet18"),
+            "has the settings of a paper and is not tuned: leaderboard run",
+        ),
+        (("run", "cifar10-resnet18", "--device", "tpu"), "--device tpu cannot be used here"),
         (("show", "nowhere"), "nowhere holds no runs of the leaderboard"),
         (("tune", "digits", "--arm", "sb@0.5"), "give your arm a name, as in mine=sb@0.5"),
         (("tune", "digits", "--arm", "mine=sb:rate=-1"), "rate must be a positive factor on the learning rate, got -1"),
@@ -209,4 +224,78 @@ def test_the_larger_workloads_have_both_baselines_and_the_ledger_and_are_all_in_
 def test_workloads_are_found_by_name():
     assert find_workload("digits") is DIGITS
     assert all(workload.lengths == tuple(sorted(workload.lengths)) for workload in WORKLOADS.values())
-    assert all(len(workload.lengths) >= 5 and workload.seeds >= 5 for workload in WORKLOADS.values())
+    own = (LARGER | SMALL).values()
+    assert all(len(workload.lengths) >= 5 and workload.seeds >= 5 for workload in own)
+
+
+@pytest.fixture(scope="module")
+def tiny_paper():
+    """A paper's workload as it runs on a GPU, in bfloat16 and resumable, on digits."""
+    recipe = DIGITS.recipe.with_(bf16=True, decay=PAPER["cifar10-resnet18"].recipe.decay)
+    return dataclasses.replace(PAPER["cifar10-resnet18"], recipe=recipe, lengths=(1, 2), train_size=128, held_out=400)
+
+
+def test_settings_of_a_paper_can_be_made_and_cost_about_as_much(tiny_paper):
+    for workload in PAPER.values():
+        for arm, (setting, longer) in workload.settled.items():
+            cell = Cell(arm, setting, workload.middle, 0, False)
+            settings = settings_of(workload, cell)
+            assert settings.recipe.bf16
+            make_method(settings.method, settings.selectivity, settings.options)
+            assert lengths_of(workload, arm, setting, Store(Path("none"))) == tuple(
+                round(length * longer) for length in workload.lengths
+            )
+
+
+def test_a_run_of_a_paper_goes_on_after_a_stop_with_the_same_numbers(tiny_paper, tmp_path, monkeypatch):
+    data = tiny_paper.load(None, held_out=False)
+    cell = Cell("SB", tiny_paper.settled["SB"][0], 3, 0, False)
+    whole = run_cell(tiny_paper, cell, data)
+    stopped = running.Training.epoch
+
+    def stop_in_the_third(training):
+        if len(training.records) == 2:
+            raise KeyboardInterrupt
+        return stopped(training)
+
+    store = Store(tmp_path / "tiny.jsonl")
+    monkeypatch.setattr(running.Training, "epoch", stop_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        run_missing(tiny_paper, [cell], data, store)
+    monkeypatch.setattr(running.Training, "epoch", stopped)
+    epochs = []
+    monkeypatch.setattr(running.Training, "epoch", lambda training: epochs.append(1) or stopped(training))
+    (again,) = run_missing(tiny_paper, [cell], data, store)
+    assert len(epochs) == 1
+    assert (again.error, again.compute) == (whole.error, whole.compute)
+    assert not list((tmp_path / "tiny.under-way").iterdir())
+    assert json.loads((tmp_path / "tiny.jsonl").read_text())["device"] == "cpu"
+
+
+def test_the_estimate_grows_with_the_runs(tiny_paper):
+    data = tiny_paper.load(None, held_out=False)
+    short = [Cell("plain", "traditional:rate=1", 10, 0, False)]
+    assert 0 < estimate_hours(tiny_paper, short, data, CPU) < 1
+    assert estimate_hours(tiny_paper, short * 100, data, CPU) > estimate_hours(tiny_paper, short, data, CPU)
+
+
+def test_records_are_checked(tmp_path):
+    name, workload = "cifar10-resnet18", PAPER["cifar10-resnet18"]
+    chosen = {arm: setting for arm, (setting, _) in workload.settled.items()}
+    store, none = Store(tmp_path / f"{name}.jsonl"), Store(tmp_path / "none")
+    for cell in all_cells(workload, chosen, 1, none):
+        store.add(Outcome(cell, 0.05, cell.length if cell.arm == "plain" else 100.0, 1.0, 1.0))
+    assert faults(name, store, none, chosen) == []
+    assert "are in order" in text_of(run("leaderboard", "check", tmp_path))
+    del store.outcomes[Cell("SB", chosen["SB"], 150, 0, False)]
+    wrong = Cell("plain", chosen["plain"], 50, 0, False)
+    store.outcomes[wrong] = Outcome(wrong, 1.2, 30.0, 1.0, 1.0)
+    other = Cell("ledger, default", "ledger:loss_share=0.5,rate=1", 75, 0, False)
+    store.outcomes[other] = Outcome(other, 0.05, 40.0, 1.0, 1.0)
+    text = "\n".join(faults(name, store, none, chosen))
+    assert "an error of 1.2 is no share" in text
+    assert "plain training for 50 epochs cannot cost 30.00" in text
+    assert "its setting is not that of the protocol, ledger:rate=1" in text
+    assert "seed 0 lacks SB at 150 epochs" in text
+    (tmp_path / f"{name}.jsonl").write_text("")
+    assert "holds no runs" in text_of(run("leaderboard", "check", tmp_path))

@@ -39,6 +39,25 @@ def test_figures_and_tables_are_exported(tmp_path):
     assert len(files) == len(list(tmp_path.iterdir()))
 
 
+def test_hostile_labels_are_exported_as_plain_words(tmp_path):
+    """Control characters would abort the process that draws charts, and a spreadsheet would compute formulas."""
+    labels = ["a\x00b\x0bc\x1b[31m\ud800\u202e", "=HYPERLINK(1)", "@SUM(1)", "+1+cmd", "x" * 100_000]
+    for number, label in enumerate(labels):
+        path = tmp_path / "runs" / str(number)
+        path.mkdir(parents=True)
+        run_of = made_up_run(label, [0.3, 0.1], method="sb")
+        (path / "config.json").write_text(json.dumps(run_of.config | {"label": label}))
+        (path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in run_of.records))
+    report = build_report(find_runs([tmp_path / "runs"]))
+    some = [section for section in report.sections if section.id in ("numbers", "errors")]
+    export(dataclasses.replace(report, sections=some), tmp_path / "exported")
+    tables = [list(csv.reader(file.read_text().splitlines())) for file in (tmp_path / "exported").glob("*.csv")]
+    cells = {cell for table in tables for row in table for cell in row}
+    assert {"'=HYPERLINK(1)", "'@SUM(1)", "'+1+cmd"} <= cells
+    assert r"a\x00b\x0bc\x1b[31m\ud800\u202e" in cells
+    assert not [cell for cell in cells if cell[:1] in ("=", "@", "+") or len(cell) > 300]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -74,11 +74,6 @@ def test_a_method_on_the_frontier_has_multiplier_one():
         assert HALVING.multiple(point).value == pytest.approx(1)
 
 
-def test_lossless_is_within_two_percent_of_the_best():
-    assert HALVING.is_lossless(budget(0.102, 1))
-    assert not HALVING.is_lossless(budget(0.1021, 1))
-
-
 def test_one_seed_gives_no_interval():
     found = compute_multiplier(HALVING.budgets, [budget(0.2, 2)])
     assert (found.multiple.value, found.low, found.high) == (2.0, None, None)

@@ -1,9 +1,10 @@
-"""Who won, in numbers and in words, on hand-made arms."""
+"""Who won, in numbers and in words, on hand-made runs."""
 
 import pytest
 
 from selective_backprop.lab.study.frontier import Bound, Budget, Verdict
-from selective_backprop.lab.study.standing import LabelledRuns, alerts, cheapest_lossless, standings, winner
+from selective_backprop.lab.study.standing import LabelledRuns, alerts, saved, standings, winner
+from selective_backprop.lab.study.tables import arms_table, method_table
 
 
 def arm(label, method, error, cost, seeds=5, spread=0.0, seconds=None):
@@ -13,115 +14,176 @@ def arm(label, method, error, cost, seeds=5, spread=0.0, seconds=None):
     return LabelledRuns(label, method, Budget(errors, (cost,) * seeds), clock)
 
 
-PLAIN = [arm(f"traditional, {e} epochs", "traditional", error, e) for e, error in ((2, 0.4), (4, 0.3), (8, 0.2))]
-RANDOM = [arm(f"random, {e}", "repeated_random", error, e) for e, error in ((2, 0.38), (4, 0.29))]
+def method(name, full_name, *points, **more):
+    """A method at several lengths: pairs of error and cost."""
+    return [arm(f"{name}, {i} epochs", full_name, error, cost, **more) for i, (error, cost) in enumerate(points, 1)]
 
 
-def by_label(found):
-    return {standing.label: standing for standing in found}
+PLAIN = method("traditional", "traditional", (0.5, 1), (0.4, 2), (0.3, 4), (0.2, 8))
+RANDOM = method("repeated_random", "repeated_random", (0.5, 1), (0.4, 2), (0.31, 4))
+LEDGER = method("ledger", "ledger_backprop", (0.4, 1), (0.3, 2), (0.2, 4))
+
+
+def one(found, name):
+    return next(standing for standing in found.methods if standing.name == name)
+
+
+def test_all_methods_are_compared_at_the_same_errors_of_plain_training():
+    found = standings([*PLAIN, *RANDOM, *LEDGER])
+    assert found.targets == {"lossless": pytest.approx(0.204), "middle": pytest.approx(0.3)}
+    assert [standing.name for standing in found.methods] == ["traditional", "repeated_random", "ledger"]
+    assert found.plain.multiplier("middle") is None
+    assert one(found, "ledger").plain["middle"].multiple.value == pytest.approx(2)
+    assert list(standings([*PLAIN[:2], *LEDGER]).targets) == ["lossless"], "the middle of two lengths is the best"
+
+
+def test_a_variant_of_plain_training_is_no_baseline():
+    found = standings([*PLAIN, *RANDOM, *method("Larger batches", "traditional", (0.3, 5), (0.2, 10))])
+    assert [standing.name for standing in found.others] == ["Larger batches"]
+    assert len(found.plain.budgets) == 4 and found.others[0].verdict("middle") is Verdict.WORSE
+
+
+def test_the_multiplier_is_the_lower_of_both():
+    found = one(
+        standings([*PLAIN, *RANDOM[:2], arm("repeated_random, 3", "repeated_random", 0.3, 3), *LEDGER]), "ledger"
+    )
+    assert found.plain["middle"].multiple.value == pytest.approx(4 / 2)
+    assert found.random["middle"].multiple.value == pytest.approx(3 / 2)
+    assert found.multiplier("middle") is found.random["middle"]
+    assert found.verdict("middle") is Verdict.BETTER
 
 
 def test_a_method_that_beats_both_wins():
-    found = standings([*PLAIN, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)])
-    ledger = by_label(found)["ledger"]
-    assert ledger.plain.multiple.value == pytest.approx(2.0)
-    assert ledger.random.multiple.value == pytest.approx(2.0)  # random subsets of everything are plain training
-    assert ledger.lossless and ledger.verdict is Verdict.BETTER
-    assert winner(found).startswith("**ledger** wins with an error of")
-    assert "plain training needs **2.00x (2.00 to 2.00) as much compute**" in winner(found)
+    found = standings([*PLAIN, *RANDOM, *LEDGER])
+    assert found.others[0].verdict("lossless") is Verdict.BETTER
+    assert winner(found).startswith("**ledger wins**: for an error of 20.40% (within 2% of plain training's best)")
+    assert "plain training needs **2.00x (2.00 to 2.00) as much compute**, and random subsets need 2.01x" in winner(
+        found
+    )
     assert alerts(found) == []
 
 
+def test_baselines_are_judged_against_each_other_alone():
+    cheap = method("repeated_random", "repeated_random", (0.4, 1), (0.3, 2), (0.2, 4))
+    found = standings([*PLAIN, *cheap, *method("sb", "selective_backprop", (0.3, 5), (0.2, 9))])
+    assert found.random.verdict("lossless") is Verdict.BETTER and found.random.random == {}
+    assert winner(found).startswith("**Random subsets win**: for an error of 20.40%")
+    assert "The closest is sb" in winner(found)
+    assert found.plain.verdict("lossless") is Verdict.NOT_CHECKED
+
+
 def test_plain_training_is_named_where_it_is_not_beaten():
-    found = standings([*PLAIN, *RANDOM[:1], arm("sb", "selective_backprop", 0.3, 5)])
-    assert by_label(found)["sb"].plain.multiple.value == pytest.approx(4 / 5)
-    assert by_label(found)["sb"].verdict is Verdict.WORSE
-    assert not by_label(found)["sb"].lossless
-    assert "**Random subsets** win" in winner(found)  # 0.38 at 2, where plain training has 0.4
-    assert "No method is told apart from random subsets for the better. The closest is sb" in winner(found)
-    slower = [arm("random, 2", "repeated_random", 0.41, 2)]
-    assert winner(standings([*PLAIN, *slower, arm("sb", "selective_backprop", 0.3, 5)])).startswith(
-        "**Plain training is not beaten.**"
-    )
+    found = standings([*PLAIN, *RANDOM, *method("sb", "selective_backprop", (0.3, 5), (0.2, 10))])
+    assert one(found, "sb").plain["middle"].multiple.value == pytest.approx(4 / 5)
+    assert one(found, "sb").verdict("middle") is Verdict.WORSE
+    assert winner(found).startswith("**Plain training is not beaten.** The closest is sb")
 
 
 def test_random_subsets_that_do_as_well_are_told():
-    as_good = [*RANDOM, arm("random, 3", "repeated_random", 0.25, 3)]
-    found = standings([*PLAIN, *as_good, arm("ledger", "ledger_backprop", 0.25, 3)])
-    assert by_label(found)["ledger"].verdict is Verdict.SAME
+    as_good = method("repeated_random", "repeated_random", (0.4, 1), (0.3, 2), (0.2, 4))
+    found = standings([*PLAIN, *as_good, *LEDGER])
+    assert found.others[0].verdict("middle") is Verdict.SAME
     assert "Random subsets do as well as ledger." in alerts(found)
-    assert winner(found).startswith("**Random subsets** win")
-    dearer = standings([*PLAIN, *as_good, arm("sb", "selective_backprop", 0.25, 3.5)])
-    assert by_label(dearer)["sb"].plain.multiple.value > 1
+    dearer = standings([*PLAIN, *as_good, *method("sb", "selective_backprop", (0.3, 3), (0.2, 6))])
     assert "Random subsets do better than sb." in alerts(dearer)
 
 
 def test_seeds_that_overlap_are_not_told_apart():
-    spread = [arm(f"traditional, {e}", "traditional", error, e, spread=0.1) for e, error in ((2, 0.4), (8, 0.3))]
-    found = standings([*spread, *RANDOM, arm("sb", "selective_backprop", 0.34, 4, spread=0.1)])
-    assert by_label(found)["sb"].verdict is Verdict.SAME
+    spread = method("traditional", "traditional", (0.5, 2), (0.4, 4), (0.3, 8), spread=0.1)
+    found = standings([*spread, *RANDOM, *method("sb", "selective_backprop", (0.42, 2), (0.3, 7), spread=0.1)])
+    assert one(found, "sb").verdict("lossless") is Verdict.SAME
 
 
 def test_without_baselines_nothing_is_claimed():
-    alone = standings([arm("ledger", "ledger_backprop", 0.2, 4)])
-    assert alone[0].plain is None and alone[0].lossless is None and alone[0].verdict is Verdict.NOT_CHECKED
+    alone = standings(LEDGER)
+    assert alone.targets == {} and alone.others[0].plain == {}
     assert winner(alone) == "Nothing can be said: plain training was not run."
     assert alerts(alone)[0] == "Plain training was not run: no method can be judged."
-    unchecked = standings([*PLAIN, arm("ledger", "ledger_backprop", 0.2, 4)])
+    unchecked = standings([*PLAIN, *LEDGER])
     assert "Random subsets were not run, so nobody knows" in winner(unchecked)
-    assert unchecked[-1].verdict is Verdict.NOT_CHECKED
+    assert unchecked.others[0].verdict("lossless") is Verdict.NOT_CHECKED
+    assert "No other method was run." in winner(standings(PLAIN))
 
 
-def test_alerts_name_one_budget_and_few_seeds():
-    one = standings(
-        [arm("traditional", "traditional", 0.2, 8, seeds=2), arm("sb", "selective_backprop", 0.2, 4, seeds=2)]
+def test_one_seed_is_a_look():
+    found = standings(
+        [
+            *method("traditional", "traditional", (0.3, 4), (0.2, 8), seeds=1),
+            *method("repeated_random", "repeated_random", (0.3, 4), seeds=1),
+            *method("ledger", "ledger_backprop", (0.2, 4), seeds=1),
+        ]
     )
-    text = " ".join(alerts(one))
-    assert "at one budget only" in text and "2 seeds only" in text and "Random subsets were not run" in text
-    single = standings([arm("traditional", "traditional", 0.2, 8, seeds=1), arm("sb", "selective_backprop", 0.2, 4, 1)])
-    assert "1 seed only: differences may be chance." in alerts(single)
+    assert winner(found).startswith("**One seed proves nothing.** The closest is ledger: for an error of 20.40%")
+    assert "1 seed only: differences may be chance." in alerts(found)
+    assert found.others[0].verdict("lossless") is Verdict.NOT_CHECKED
 
 
-def test_a_single_seed_among_several_is_left_out_of_the_frontier():
+def test_alerts_name_one_length_and_few_seeds():
+    text = " ".join(
+        alerts(standings([arm("traditional", "traditional", 0.2, 8, seeds=2), arm("sb", "top_k", 0.2, 4, seeds=2)]))
+    )
+    assert "at one length only" in text and "2 seeds only" in text and "Random subsets were not run" in text
+
+
+def test_a_single_seed_among_several_is_left_out():
     lonely = arm("traditional, 3 epochs", "traditional", 0.1, 3, seeds=1)
-    found = standings([*PLAIN, lonely, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)])
-    assert by_label(found)["ledger"].plain.low is not None
-    assert by_label(found)["ledger"].plain.multiple.value == pytest.approx(2.0)
-    assert alerts(found)[0] == "One seed only, so not part of the frontier: traditional, 3 epochs."
+    found = standings([*PLAIN, lonely, *RANDOM, *LEDGER])
+    assert found.targets["lossless"] == pytest.approx(0.204)
+    assert found.others[0].plain["middle"].low is not None
 
 
-def test_bounds_that_tell_nothing_are_not_counted_for_or_against():
-    short = [arm("random, 2", "repeated_random", 0.38, 2)]
-    found = standings([*PLAIN, *short, arm("ledger", "ledger_backprop", 0.2, 4), arm("tiny", "top_k", 0.6, 0.5)])
-    assert by_label(found)["ledger"].random.multiple.bound is Bound.EXACT  # plain training is the random end
-    assert by_label(found)["tiny"].random.multiple.bound is Bound.LESS  # than 4x: nobody knows
-    assert by_label(found)["tiny"].verdict is Verdict.NOT_CHECKED
-    assert not any("do as well" in sentence for sentence in alerts(found))
-    lonely = standings([*PLAIN, *RANDOM[1:], arm("tiny", "top_k", 0.6, 0.5)])
-    assert "No method can be compared" in winner(standings([*PLAIN, arm("tiny", "top_k", 0.6, 0.5)]))
-    assert "tiny" not in winner(lonely)
+def test_what_is_not_reached_is_said():
+    found = standings([*PLAIN, *RANDOM, arm("tiny", "top_k", 0.6, 0.5)])
+    tiny = one(found, "tiny")
+    assert not tiny.reaches(found.targets["middle"]) and tiny.verdict("middle") is Verdict.NOT_CHECKED
+    assert tiny.plain["middle"].multiple.bound is Bound.LESS
+    assert "No method reached an error of 30.00%" in winner(found)
+    row = method_table(found).rows[-1]
+    assert row == ["tiny", "60.00% ± 0.00", "0.50", "not reached", "not reached"]
 
 
-def test_the_best_error_has_its_own_winner():
-    found = standings([*PLAIN, *RANDOM, arm("infobatch", "infobatch", 0.2, 9)])
-    assert "least compute by **plain training**: 20.00% ± 0.00 with 8.00 epochs; infobatch needs 9.00" in (
-        cheapest_lossless(found)
+def test_what_all_reach_in_their_shortest_runs_is_not_known():
+    found = standings(
+        [
+            *method("traditional", "traditional", (0.2, 4), (0.2, 8), seeds=1),
+            *method("repeated_random", "repeated_random", (0.2, 4), seeds=1),
+            *method("ledger", "ledger_backprop", (0.2, 3), seeds=1),
+        ]
     )
-    cheaper = standings([*PLAIN, *RANDOM, arm("ledger", "ledger_backprop", 0.2, 4)])
-    assert "by **ledger**: 20.00% ± 0.00 with 4.00 epochs, plain training 8.00." in cheapest_lossless(cheaper)
-    nobody = standings([*PLAIN, arm("sb", "selective_backprop", 0.3, 2)])
-    assert cheapest_lossless(nobody).endswith("; no method reaches it.")
-    assert cheapest_lossless(standings([arm("sb", "selective_backprop", 0.3, 2)])) == ""
+    assert [row[-1] for row in method_table(found).rows] == ["baseline", "not known", "not known"]
+    assert "ledger and plain training reached an error of 20.40%" in winner(found)
+    assert "Run more lengths" in winner(found)
+    assert "ledger reached it in its shortest run, as plain training did" in saved(found)
 
 
-def test_random_subsets_that_win_here_and_lose_there_are_no_winner():
-    mixed = [arm("random, 2", "repeated_random", 0.35, 2), arm("random, 8", "repeated_random", 0.3, 8)]
-    assert "Random subsets** win" not in winner(standings([*PLAIN, *mixed, arm("sb", "selective_backprop", 0.3, 5)]))
+def test_seconds_are_compared_as_compute_is():
+    plain = [arm(f"traditional, {e}", "traditional", error, e, seconds=10 * e) for e, error in ((2, 0.4), (8, 0.2))]
+    timed = [arm(f"sb, {e}", "top_k", error, e, seconds=15 * e) for e, error in ((2, 0.4), (4, 0.2))]
+    arms = [*plain, *timed]
+    found, clock = standings(arms), standings(arms, seconds=True)
+    assert clock.others[0].plain["lossless"].multiple.value == pytest.approx(4 / 3, rel=0.05)
+    table = method_table(found, clock)
+    assert table.heading[-1] == "M in seconds at 20.40%" and table.rows[-1][-1].startswith("1.3")
+    assert "seconds" in arms_table(arms, found.targets).heading
+    untimed = [*arms, arm("u", "selective_backprop", 0.2, 4)]
+    assert "seconds" not in arms_table(untimed, found.targets).heading
+    assert [row[-1] for row in arms_table(arms, found.targets).rows] == ["no", "yes", "no", "yes"], "lossless"
 
 
-def test_seconds_count_only_where_the_clock_was_undisturbed():
-    plain = [arm(f"t{e}", "traditional", error, e, seconds=10 * e) for e, error in ((2, 0.4), (8, 0.2))]
-    timed = arm("sb", "selective_backprop", 0.2, 4, seconds=60)
-    found = by_label(standings([*plain, timed, arm("untimed", "selective_backprop", 0.2, 4)]))
-    assert found["sb"].seconds.multiple.value == pytest.approx(80 / 60)
-    assert found["untimed"].seconds is None and found["untimed"].plain is not None
+def test_the_savings_in_everyday_words():
+    ledger = method("ledger", "ledger_backprop", (0.4, 1), (0.2, 6))
+    random = method("repeated_random", "repeated_random", (0.4, 2), (0.2, 8))
+    found = standings([*PLAIN, *ledger, *random, arm("sb", "selective_backprop", 0.3, 2)])
+    words = saved(found)
+    assert words.startswith("Compared with plain training, for its error of 20.00%: ")
+    # Within 2% of 0.2, on lines of error against log compute: 8 / 2^0.04 epochs and 6 / 6^0.02.
+    assert "ledger needed 26% less compute" in words
+    assert "sb did not reach it" in words and "random subsets needed as much compute" in words
+    assert saved(standings(PLAIN)) == "" == saved(standings(ledger))
+
+
+def test_the_savings_are_those_at_the_middle_where_nobody_got_to_the_best():
+    found = standings([*PLAIN, *RANDOM, *LEDGER[:2]])
+    words = saved(found)
+    assert words.startswith("Compared with plain training, for an error of 30.00%, as no other method got to 20.00%: ")
+    assert "ledger needed 50% less compute" in words and "random subsets did not reach it" in words

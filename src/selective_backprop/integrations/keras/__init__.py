@@ -27,11 +27,15 @@ from selective_backprop.integrations.keras.data import candidates_of, example, t
 from selective_backprop.integrations.keras.hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
 from selective_backprop.integrations.keras.methods import check_method
 from selective_backprop.integrations.keras.scoring import PerExampleLosses, StandIn, check_takes_weights
-from selective_backprop.integrations.keras.training_losses import RecordedLoss, give_back_compute_loss
+from selective_backprop.integrations.keras.training_losses import RecordedLoss, WatchedLoss, give_back_compute_loss
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
 
 BACKENDS = ("torch", "jax")
+ONE_AT_A_TIME = (
+    "batches are given out one at a time, in fit(): selection goes by the weights after the step before. Keras asks "
+    "for more at once with steps_per_execution above 1"
+)
 
 
 class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
@@ -53,9 +57,6 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         candidate_batch_size: examples that are scored together, with arrays; by default batch_size.
         loss_fn: the loss to score examples with: a Keras loss (its reduction does not matter), its name, or a function
             from (y_true, y_pred) to losses. By default the compiled loss.
-        class_weight: the weight of each class, as in `fit(class_weight=)`. It counts in scores, like sample_weight.
-        validation_split: fraction of the rows to keep out of training, as in `fit(validation_split=)`: the last ones.
-            Pass them on with `fit(validation_data=dataset.validation_data)`.
         shuffle: offer candidates in a new order in each epoch.
         seed: seed of that order and of selection.
         drop_last: leave out what does not fill a batch at the end of an epoch. Then all batches have the same shape,
@@ -84,8 +85,6 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         batch_size: int | None = None,
         candidate_batch_size: int | None = None,
         loss_fn: Any = None,
-        class_weight: dict[int, float] | None = None,
-        validation_split: float | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -103,17 +102,14 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             raise ValueError(
                 f"{method.name} knows examples by id, and a PyDataset gives none: pass arrays, whose rows are ids"
             )
-        source, batch_size, self.validation_data = candidates_of(
+        source, batch_size = candidates_of(
             (x, y, sample_weight),
             batch_size=batch_size,
             candidate_batch_size=candidate_batch_size,
-            class_weight=class_weight,
-            validation_split=validation_split,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
         )
-        """validation_data: the rows that validation_split keeps out of training, for `fit(validation_data=)`."""
         needs, schedule, weighted = method.scorer.needs, method.schedule, method.policy.weighting != "none"
         learns = needs.training_losses or schedule.observes_losses
         losses = PerExampleLosses(model, loss_fn) if needs.selection_pass or learns else None
@@ -137,16 +133,24 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._example = example(source)
         self._weighted = weighted
         self._training_losses: RecordedLoss | None = None
+        self._watched: WatchedLoss | None = None
         give_back_compute_loss(model)
         if learns and losses is not None and isinstance(source, DataLoader):  # a PyDataset's batches may have any size
             assert self.loader.batch_size is not None  # known from the start with rows
             has_weights = len(self._example.data) == 3
-            self._training_losses = RecordedLoss(model, losses, self.loader.batch_size, weighted=has_weights)
+            self._watched = self._training_losses = RecordedLoss(
+                model, method.name, losses, self.loader.batch_size, gives_weights=weighted, weighted=has_weights
+            )
+        elif weighted:
+            self._watched = WatchedLoss(model, method.name, gives_weights=True)
         self._learned = True  # from the training step that is under way or was the last one
         # Keras on JAX fails after an epoch without a step, if it is the first of fit().
         self._steps = SelectedSteps(self.loader, may_be_empty=backend != "jax")
         self._random: Tensor | None = None  # to go on with
-        self._loaded = self._loaded_in_mid_epoch = self._running = False
+        self._loaded = self._loaded_in_mid_epoch = self._begins = False
+        self._announced = False  # whether the next iteration that Keras begins is an epoch of training
+        self._trains = False  # whether the current one is
+        self._num_looks = 0  # batches given out in the current one, if it is not
         self._epoch_began_with = Stats()
         model._selective_backprop = Saved(self)
 
@@ -159,18 +163,18 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> Any:
         """Return the batch of the step that begins. The index does not matter, because there is only this batch."""
-        if self._only_looked_at:
+        if not self._trains:
+            self._refuse_to_evaluate(self._num_looks - self._steps.ahead)
+            self._num_looks += 1
             batch = self._example
         elif (taken := self._steps.take()) is not None:
             batch = taken
         else:
-            raise RuntimeError(
-                "batches are given out one at a time, in fit(): selection goes by the weights after the step before. "
-                "Keras asks for more at once with steps_per_execution above 1"
-            )
+            raise RuntimeError(ONE_AT_A_TIME)
         data = batch.data
         if self._weighted:
-            data = (*data[:2], _times(data[2], batch.weights) if len(data) == 3 else batch.weights)
+            weights = self.loader.weights(batch)
+            data = (*data[:2], _times(data[2], weights) if len(data) == 3 else weights)
         elif not bool((batch.weights == 1).all()):
             raise ValueError(
                 f"{self.loader.policy!r} gave weights other than 1, which Keras is not told of: declare "
@@ -179,11 +183,13 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         return keras.tree.map_structure(to_numpy, data)
 
     def on_epoch_begin(self) -> None:
+        self._trains, self._announced, self._num_looks = self._announced, False, 0
         self._steps.ahead = batches_ahead()
         if not self._loaded_in_mid_epoch:
             self._restore_random()
 
     def on_epoch_end(self) -> None:
+        self._trains = False
         self._learned = True
         self._steps.restart()
 
@@ -207,9 +213,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def has_batch_for(self, step: int) -> bool:
         """Whether this step of Keras' epoch has a batch. It is selected now, with the weights after the step before."""
-        if self._only_looked_at:
-            if step > 0:
-                raise RuntimeError("a loaded state needs SelectionCallback(dataset) among the callbacks of fit()")
+        if not self._trains:
+            self._refuse_to_evaluate(step)
             return True
         if step > 0:
             self._random = None
@@ -225,25 +230,35 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             return True
         self._random = None
         if self._steps.run_is_over:
-            self.model.stop_training = True  # after a resume, Keras may count an epoch more than there are left
+            # After a resume, Keras may count an epoch more than there are left. Epochs without a step are joined.
+            self.model.stop_training = True
         return False
 
-    @property
-    def _only_looked_at(self) -> bool:
-        """Whether Keras takes a batch only to build its metrics. The rest of the run may have no batch."""
-        return self._loaded and not self._running
+    def _refuse_to_evaluate(self, step: int) -> None:
+        """Raise if a second batch is asked for outside an epoch of training. Keras looks at one to build metrics."""
+        if step > 0 and self.model.steps_per_execution > 1:
+            raise RuntimeError(ONE_AT_A_TIME)
+        if step > 0:
+            raise RuntimeError(
+                "a SelectiveDataset is for model.fit(dataset, callbacks=[SelectionCallback(dataset)]) alone: it gives "
+                "out selected examples only, in a new order. Pass evaluate, predict and validation_data= your own data"
+            )
 
     def begin_run(self) -> None:
-        """Begin the run: from now on batches are trained on."""
+        """Begin a call of fit."""
         if self.model._selective_backprop.dataset is not self:
             raise ValueError(
                 "another SelectiveDataset was made for this model after this one, and files of the model save that "
                 "one's state: pass the newest to fit()"
             )
-        self._running = True
+        self._begins = True
 
-    def end_run(self) -> None:
-        self._running = False
+    def announce_epoch(self, num_left: int) -> None:
+        """Take note that an epoch of training begins, and no evaluation. num_left: epochs left in this call of fit."""
+        self._announced = True
+        if self._begins:
+            self._steps.end_after(num_left, resumed=self._loaded)
+            self._begins = self._loaded = False
 
     def end_step(self) -> None:
         """End the training step on the current batch."""
@@ -252,6 +267,8 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def _learn(self) -> None:
         """Hand the losses of the last training step to the loader, for methods that select by them."""
+        if self._watched is not None and not self._learned:
+            self._watched.check_step()
         if self._training_losses is None or self._learned:
             return
         batch = self._steps.batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from selective_backprop.inference import preserved_rng
 from selective_backprop.types import Batch
-
-BOTH_WEIGHTS = "give either class_weight or sample_weight: both at once are one sample_weight, their product"
 
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
@@ -64,54 +61,6 @@ class Rows(Dataset[Any]):
         return keras.tree.map_structure(lambda array: to_tensor(array[indices]), self._arrays)
 
 
-def sample_weights(y: Any, class_weight: Any) -> np.ndarray[Any, Any]:
-    """Return the weight of each example's class. The class is y itself, or the position of the largest of its numbers.
-
-    >>> sample_weights(np.array([0, 2, 1]), {1: 3.0}).tolist()
-    [1.0, 1.0, 3.0]
-    """
-    if keras.tree.is_nested(y):
-        raise ValueError("class_weight needs the classes of a single output as y: pass sample_weight instead")
-    classes = to_numpy(y)
-    if classes.ndim > 1:
-        classes = classes[..., 0] if classes.shape[-1] == 1 else classes.argmax(-1)
-    if classes.ndim > 1:
-        raise ValueError(f"class_weight needs one class per example, got y of shape {to_numpy(y).shape}")
-    weights = np.ones(len(classes), dtype=keras.config.floatx())
-    for label, weight in class_weight.items():
-        weights[np.round(classes) == label] = weight
-    return weights
-
-
-def _check_class_weight(class_weight: Any) -> None:
-    """Raise unless this is a dict from class numbers to weights."""
-    if not isinstance(class_weight, dict):
-        raise TypeError(f"class_weight must be a dict from class numbers to weights, got {type(class_weight).__name__}")
-    for label, weight in class_weight.items():
-        if isinstance(label, bool) or not isinstance(label, (int, np.integer)):
-            raise TypeError(f"the keys of class_weight are class numbers, got {label!r}")
-        if not (isinstance(weight, (int, float, np.number)) and 0 <= weight < np.inf):
-            raise ValueError(f"class_weight of class {label} must be a finite number >= 0, got {weight!r}")
-
-
-def split_off_validation(data: tuple[Any, ...], fraction: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Split arrays as Keras' validation_split does. The last rows are for validation.
-
-    >>> train, validation = split_off_validation((np.arange(10), np.arange(10)), 0.2)
-    >>> train[0].tolist(), validation[0].tolist()
-    ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9])
-    """
-    if not 0 < fraction < 1:
-        raise ValueError(f"validation_split must be a fraction between 0 and 1, got {fraction}")
-    arrays = keras.tree.map_structure(to_numpy, data)
-    length = _num_rows(arrays)
-    end = math.floor(length * (1.0 - fraction))
-    if end in (0, length):
-        raise ValueError(f"validation_split={fraction} of {length} examples leaves none to train on or to validate on")
-    train = keras.tree.map_structure(lambda array: array[:end], arrays)
-    return train, keras.tree.map_structure(lambda array: array[end:], arrays)
-
-
 def rows_loader(data: Any, batch_size: int, *, shuffle: bool, seed: int, drop_last: bool) -> DataLoader[Any]:
     """Make a loader of batches of rows. Their order depends only on the seed."""
     generator = torch.Generator().manual_seed(seed)
@@ -132,43 +81,29 @@ def candidates_of(
     *,
     batch_size: int | None,
     candidate_batch_size: int | None,
-    class_weight: dict[int, float] | None,
-    validation_split: float | None,
     shuffle: bool,
     seed: int,
     drop_last: bool,
-) -> tuple[DataLoader[Any] | PyDatasetBatches, int | None, tuple[Any, ...] | None]:
+) -> tuple[DataLoader[Any] | PyDatasetBatches, int | None]:
     """Read the arguments of SelectiveDataset about data.
 
-    Returns a loader of candidates, the size of training batches (None if it is that of candidate batches), and the
-    validation data that was split off.
+    Returns a loader of candidates, and the size of training batches (None if it is that of candidate batches).
     """
     x, y, sample_weight = data
-    if class_weight is not None:
-        _check_class_weight(class_weight)
     if isinstance(x, keras.utils.PyDataset):
         if y is not None or sample_weight is not None:
             raise ValueError("y and sample_weight come from the PyDataset: leave them out")
         if candidate_batch_size is not None:
             raise ValueError("the PyDataset's own batches are the candidates: leave out candidate_batch_size")
-        if validation_split is not None:
-            raise ValueError("validation_split splits arrays: make two PyDatasets, one of them for validation_data")
-        return PyDatasetBatches(x, shuffle, seed, class_weight, drop_last=drop_last), batch_size, None
+        return PyDatasetBatches(x, shuffle, seed, drop_last=drop_last), batch_size
     if y is None:
         raise ValueError("examples are scored by their loss, which needs y=; for an autoencoder y=x")
     columns: tuple[Any, ...] = (x, y) if sample_weight is None else (x, y, sample_weight)
-    validation = None
-    if validation_split is not None:
-        columns, validation = split_off_validation(columns, validation_split)
-    if class_weight is not None:
-        if len(columns) == 3:
-            raise ValueError(BOTH_WEIGHTS)
-        columns = (*columns, sample_weights(columns[1], class_weight))
     batch_size = 32 if batch_size is None else batch_size
     size = candidate_batch_size or batch_size
     loader = rows_loader(columns, size, shuffle=shuffle, seed=seed, drop_last=drop_last)
     # If the sizes are the same, batches pass as they are as long as everything is kept.
-    return loader, None if candidate_batch_size in (None, batch_size) else batch_size, validation
+    return loader, None if candidate_batch_size in (None, batch_size) else batch_size
 
 
 def _as_is(batch: Any) -> Any:
@@ -178,15 +113,7 @@ def _as_is(batch: Any) -> Any:
 class PyDatasetBatches:
     """Yields the batches of a PyDataset. Their order depends only on the seed, and it can resume at any batch."""
 
-    def __init__(
-        self,
-        dataset: keras.utils.PyDataset,
-        shuffle: bool,
-        seed: int,
-        class_weight: dict[int, float] | None = None,
-        *,
-        drop_last: bool = False,
-    ) -> None:
+    def __init__(self, dataset: keras.utils.PyDataset, shuffle: bool, seed: int, *, drop_last: bool = False) -> None:
         if dataset.workers > 1 or dataset.use_multiprocessing:
             raise ValueError(
                 "candidates are loaded in the order in which they are scored, in the process that trains: make the "
@@ -199,7 +126,6 @@ class PyDatasetBatches:
         self.shuffle = shuffle
         self.drop_last = drop_last  # what is selected and fills no batch; the PyDataset's own batches all come
         self.generator = torch.Generator().manual_seed(seed)
-        self._class_weight = class_weight
         self._order = torch.empty(0, dtype=torch.int64)
         self._position = 0
         self._resumed = False
@@ -224,12 +150,7 @@ class PyDatasetBatches:
         self.dataset.on_epoch_end()
 
     def _batch(self, index: int) -> Any:
-        batch = _checked(self.dataset[index])
-        if self._class_weight is not None:
-            if len(batch) == 3:
-                raise ValueError(BOTH_WEIGHTS)
-            batch = (*batch, sample_weights(batch[1], self._class_weight))
-        return keras.tree.map_structure(to_tensor, batch)
+        return keras.tree.map_structure(to_tensor, _checked(self.dataset[index]))
 
     def state_dict(self) -> dict[str, Any]:
         return {"order": self._order.clone(), "position": self._position}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from keras.src.saving.keras_saveable import KerasSaveable  # what Keras looks for in a model that it saves
 
-from selective_backprop.files.states import pack, unpack
+from selective_backprop.files.sealed import seal, unseal
 from selective_backprop.integrations.keras.data import to_numpy
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class Saved(KerasSaveable):  # type: ignore[misc]
         return "Loss"  # one of the kinds that Keras knows, by which it chooses attributes that it does not look into
 
     def save_own_variables(self, store: Any) -> None:
-        store["state"] = np.frombuffer(pack(self.dataset.state_dict()), dtype=np.uint8)
+        store["state"] = np.frombuffer(seal(self.dataset.state_dict()), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         if "state" in store.keys():  # noqa: SIM118, as Keras' store is no mapping; weights saved without selection load
-            self.dataset.load_state_dict(unpack(np.asarray(store["state"]).tobytes()))
+            self.dataset.load_state_dict(unseal(np.asarray(store["state"]).tobytes()))
 
 
 def random_state(model: keras.Model) -> dict[str, Any]:
@@ -120,8 +120,8 @@ class SelectionCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.params["steps"] = int(self.params["steps"])
         self.dataset.begin_run()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self.dataset.end_run()
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.dataset.announce_epoch(self.params["epochs"] - epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self.learning_rate is not None:

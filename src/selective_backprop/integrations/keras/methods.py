@@ -8,7 +8,7 @@ from torch import nn
 
 from selective_backprop.method import require_method
 from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer
-from selective_backprop.scorers.wrapping import Wrapping
+from selective_backprop.scorers.base import Wrapping
 from selective_backprop.types import Scorer
 
 

@@ -33,6 +33,7 @@ class SelectedSteps:
         self._step = -1  # the step of the first of them
         self._step_is_over = False
         self._epoch_is_over = False
+        self._end = loader.num_epochs  # the number of epochs after which this call of fit ends
 
     def begins(self, step: int) -> bool:
         """Whether Keras asks about this step for the first time, so that the step before it is over."""
@@ -59,7 +60,7 @@ class SelectedSteps:
         progress = self.loader.progress
         if (batch := stepper.next()) is None:
             return False
-        stepper.expect_nothing()  # its losses come when it has been trained on, perhaps after the next one was taken
+        stepper.expect_later()  # its losses come when it has been trained on, perhaps after the next one was taken
         self._queue.append((batch, progress))
         return True
 
@@ -101,10 +102,15 @@ class SelectedSteps:
             self._queue.popleft()
             self._taken -= 1
 
+    def end_after(self, num_epochs: int, *, resumed: bool) -> None:
+        """End this call of fit after so many epochs of candidates; if it resumes a run, at the end of the run."""
+        end, run = self.loader.epoch + num_epochs, self.loader.num_epochs
+        self._end = min(end, run) if resumed and run is not None else end
+
     @property
     def run_is_over(self) -> bool:
-        """Whether all epochs of the run are over."""
-        return self.loader.num_epochs is not None and self.loader.epoch >= self.loader.num_epochs
+        """Whether all epochs of this call of fit are over."""
+        return self._end is not None and self.loader.epoch >= self._end
 
     @property
     def batch(self) -> Batch:

@@ -51,50 +51,107 @@ class LastLosses(keras.metrics.Metric):  # type: ignore[misc]
         pass
 
 
-class RecordedLoss:
-    """The model's `compute_loss`, which also keeps the loss of each example.
+class WatchedLoss:
+    """The model's `compute_loss`, which also checks that the weights of the method arrive in it.
 
     It is set as an attribute of the model, where `train_step` finds it. `compute_loss` is the method that Keras tells
-    users to override, and it may update metrics. The losses are computed by a second call of the loss function.
+    users to override, and it may update metrics.
 
     Args:
         model: the model.
+        method: name of the method, for errors.
+        gives_weights: whether the method gives weights, which a train_step gets as sample_weight.
+    """
+
+    def __init__(self, model: keras.Model, method: str, *, gives_weights: bool) -> None:
+        self.model, self.method = model, method
+        self.original = model.compute_loss
+        if "training" not in inspect.signature(self.original).parameters:
+            raise TypeError(
+                f"{method} must see the losses of training steps, and the model's own compute_loss does not tell "
+                "training from validation: give it the argument training=True, as keras.Model.compute_loss has it"
+            )
+        self._gives_weights = gives_weights
+        self._was_called = False  # a compiled step calls it only when it is compiled
+        model.compute_loss = self
+        model.train_function = None  # Keras makes it anew; the one before would not call this
+
+    def __call__(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        if training:
+            if self._gives_weights and sample_weight is None:
+                raise self._without_weights()
+            self._was_called = True
+        return self.original(x, y, y_pred, sample_weight, training=training)
+
+    def check_step(self) -> None:
+        """Raise if the training step that is over did not compute its loss here."""
+        if self._gives_weights and not self._was_called:
+            raise self._without_weights()
+
+    def _without_weights(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self.method} gives examples weights, but the model's own train_step leaves them out: let it pass the "
+            "sample_weight of its data on to self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
+        )
+
+    def give_back(self) -> None:
+        """Give the model its own compute_loss back."""
+        del self.model.compute_loss
+        self.model.train_function = None
+
+
+class RecordedLoss(WatchedLoss):
+    """The model's `compute_loss`, which also keeps the loss of each example. It is computed by a second call.
+
+    Args:
+        model, method, gives_weights: as for `WatchedLoss`.
         losses: computes the loss of each example.
         size: S.
         weighted: whether the data has sample weights of the user's own, which count in the losses.
     """
 
-    def __init__(self, model: keras.Model, losses: PerExampleLosses, size: int, *, weighted: bool) -> None:
-        self.model = model
-        self.original = model.compute_loss
-        if "training" not in inspect.signature(self.original).parameters:
-            raise TypeError(
-                "this method selects by training losses, and the model's own compute_loss does not tell training from "
-                "validation: give it the argument training=True, as keras.Model.compute_loss has it"
-            )
+    def __init__(
+        self,
+        model: keras.Model,
+        method: str,
+        losses: PerExampleLosses,
+        size: int,
+        *,
+        gives_weights: bool,
+        weighted: bool,
+    ) -> None:
         self.metric = LastLosses(size)
         model._metrics.append(self.metric)
         if not any(metric is self.metric for metric in model.metrics):
             model._metrics.remove(self.metric)
             raise TypeError(
-                "this method selects by training losses, which leave a step as a metric of the model, and the model's "
+                f"{method} selects by training losses, which leave a step as a metric of the model, and the model's "
                 "own `metrics` leaves out what it does not know: let it return [*super().metrics, ...]"
             )
+        try:
+            super().__init__(model, method, gives_weights=gives_weights)
+        except TypeError:
+            model._metrics.remove(self.metric)
+            raise
         self._losses = losses
         self._weighted = weighted
         self._seen = 0
-        model.compute_loss = self
-        model.train_function = None  # Keras makes it anew; the one before would not keep losses
 
     def __call__(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        loss = self.original(x, y, y_pred, sample_weight, training=training)
+        loss = super().__call__(x, y, y_pred, sample_weight, training)
         if training:
             with torch.no_grad(), contextlib.nullcontext() if self._losses.is_pure else _unnoticed(y_pred):
                 losses = self._losses.of_outputs(y_pred, y, sample_weight if self._weighted else None)
             self.metric.update_state(keras.ops.stop_gradient(losses))
         return loss
+
+    def give_back(self) -> None:
+        super().give_back()
+        self.model._metrics.remove(self.metric)
 
     @property
     def is_new(self) -> bool:
@@ -115,12 +172,10 @@ class RecordedLoss:
 
 
 def give_back_compute_loss(model: keras.Model) -> None:
-    """Give the model its own compute_loss back, if an earlier data set has set a RecordedLoss."""
-    recorded = vars(model).get("compute_loss")
-    if isinstance(recorded, RecordedLoss):
-        del model.compute_loss
-        model._metrics.remove(recorded.metric)
-        model.train_function = None
+    """Give the model its own compute_loss back, if an earlier data set has set another."""
+    watched = vars(model).get("compute_loss")
+    if isinstance(watched, WatchedLoss):
+        watched.give_back()
 
 
 @contextlib.contextmanager

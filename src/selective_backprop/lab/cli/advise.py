@@ -32,7 +32,8 @@ def advise(
     """
     import torch
 
-    import selective_backprop as sb
+    from selective_backprop.advice.advise import predict
+    from selective_backprop.advice.costs import measure_costs
     from selective_backprop.lab.runs.methods import MethodSpec
     from selective_backprop.lab.runs.training import Training, load_data
     from selective_backprop.lab.study.comparison import settings_for
@@ -41,15 +42,16 @@ def advise(
     settings = settings_for(MethodSpec.parse("traditional"), options.chosen())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     training = Training(settings, load_data(settings, options.data_dir), device)
-    screen.note(f"measuring for about {seconds:g} s")
-    advice = sb.advise(
+    costs = measure_costs(
         training.model,
         torch.nn.CrossEntropyLoss(),
         training.train_loader,
         transform=training.prepare,
         device=device,
         seconds=seconds,
+        note=screen.note,
     )
+    advice = predict(costs)
     screen.say(advice.text(spelled))
     screen.result(_as_json(advice))
 

@@ -20,7 +20,6 @@ from selective_backprop.lab.cli.listing import list_names
 from selective_backprop.lab.cli.report import report
 from selective_backprop.lab.cli.sweep import sweep
 from selective_backprop.lab.cli.train import train
-from selective_backprop.lab.runs.torchrun import number_of_processes
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,7 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a fault of ours shows as Python shows it, without the values of all variables
     help="Train neural networks faster by choosing which examples to learn from.",
 )
-_ON_RANKS = ("train", "compare", "sweep")
 
 
 def _show_version(asked: bool) -> None:
@@ -39,7 +37,6 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def _begin(
-    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -47,12 +44,7 @@ def _begin(
         ),
     ] = False,
 ) -> None:
-    """Refuse to run commands on several ranks that would only do the same work several times."""
-    name = context.invoked_subcommand
-    if number_of_processes() > 1 and name not in _ON_RANKS:
-        raise typer.BadParameter(
-            f"{name} runs in one process: start it without torchrun. Only train, compare and sweep run on several ranks"
-        )
+    """Options of the program itself."""
 
 
 app.command()(train)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from selective_backprop.files.reading import visible
 from selective_backprop.lab.cli.screen import Screen, console
 
 if TYPE_CHECKING:
     from selective_backprop.lab.runs.experiment import Entry
+    from selective_backprop.lab.runs.time_left import TimeLeft
     from selective_backprop.lab.runs.training import Record
 
 
@@ -26,16 +28,16 @@ def describe(record: Record, epochs: int) -> str:
 
 
 class Bars:
-    """Progress bars: one per label, over all its seeds."""
+    """Progress bars: one per label, over all its seeds. Below them stands how long all runs will still take."""
 
-    def __init__(self, screen: Screen, seeds: int = 1) -> None:
-        self.screen, self.seeds = screen, seeds
+    def __init__(self, screen: Screen, left: TimeLeft) -> None:
+        self.screen, self.left = screen, left
+        self.seeds = len({entry.settings.seed for entry in left.planned})
         self.live = sys.stderr.isatty() and not screen.quiet
         columns = (
             TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
             BarColumn(bar_width=12),
             TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
         )
         self._progress = Progress(*columns, console=console(stderr=True), disable=not self.live)
         self._tasks: dict[str, TaskID] = {}
@@ -52,15 +54,25 @@ class Bars:
 
     def show(self, entry: Entry, record: Record) -> None:
         """Move the run's bar after an epoch, or print a line if this is no terminal."""
+        self.left.note(entry, record)
         if self.screen.quiet:
             return
-        label, seed, epochs = entry.label, entry.settings.seed, entry.settings.epochs
+        label, seed, epochs = visible(entry.label), entry.settings.seed, entry.settings.epochs
         state = (f"seed {seed}  " if self.seeds > 1 else "") + describe(record, epochs)
         if not self.live:
-            print(f"{label}: {state}", file=sys.stderr, flush=True)
+            print(f"{label}: {state}  {self.left} left", file=sys.stderr, flush=True)
             return
-        if label not in self._tasks:
-            self._tasks[label] = self._progress.add_task(label, total=epochs * self.seeds, state="")
         done = self._epochs_done.setdefault(label, {})
         done[seed] = record["epoch"] + 1
-        self._progress.update(self._tasks[label], completed=sum(done.values()), state=state.partition("  select")[0])
+        self._move(label, sum(done.values()), epochs * self.seeds, state.partition("  select")[0])
+        all_done = sum(sum(of_label.values()) for of_label in self._epochs_done.values())
+        total = sum(planned.settings.epochs for planned in self.left.planned)
+        self._move("", all_done, total, f"{self.left} left")
+
+    def _move(self, label: str, done: int, total: int, state: str) -> None:
+        """Move a bar, and make it if it is new. The one of all runs, which has no label, stays the last."""
+        if label not in self._tasks:
+            if label and "" in self._tasks:
+                self._progress.remove_task(self._tasks.pop(""))
+            self._tasks[label] = self._progress.add_task(label or "all runs", total=total, state="")
+        self._progress.update(self._tasks[label], completed=done, state=state)

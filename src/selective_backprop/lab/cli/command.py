@@ -12,18 +12,8 @@ from typing import Any, get_type_hints
 import typer
 
 from selective_backprop.lab.cli.screen import warn
-from selective_backprop.lab.runs.torchrun import INTERRUPTED
 
-
-class CommandFailed(typer.Exit):
-    """Ends a command whose error has been shown. The message tells ranks whether they failed for the same reason."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(code)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
+_INTERRUPTED = 130  # exit code of a command that Ctrl-C ended, as in a shell
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -49,35 +39,22 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         try:
             import torch  # noqa: F401, here because it takes seconds
 
-            with told_plainly():
-                function(**made, **values)
+            function(**made, **values)
         except KeyboardInterrupt:
             warn("stopped")
-            raise CommandFailed("stopped", INTERRUPTED) from None
+            raise typer.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            raise  # the reader of the output has left, as in `list | head`: typer ends the program without a word
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            message = str(error)
+            if isinstance(error, OSError) and error.strerror and error.filename:
+                message = f"{error.filename}: {error.strerror}"  # without the number that Python puts before it
+            warn(f"Error: {message}")
+            raise typer.Exit(2) from None
 
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
-
-
-@contextmanager
-def told_plainly() -> Iterator[None]:
-    """Show errors in the user's input, and of files, as a message without a traceback."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # the reader of the output has left, as in `list | head`: typer ends the program without a word
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        raise failed(error) from None
-
-
-def failed(error: Exception) -> CommandFailed:
-    """Show the error, and return what ends the command."""
-    message = str(error)
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        message = f"{error.filename}: {error.strerror}"  # without the number that Python puts before it
-    warn(f"Error: {message}")
-    return CommandFailed(message, 2)
 
 
 @contextmanager
@@ -87,4 +64,4 @@ def stopping_says(how_to_go_on: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         warn(f"stopped; {how_to_go_on}")
-        raise CommandFailed("stopped", INTERRUPTED) from None
+        raise typer.Exit(_INTERRUPTED) from None

@@ -15,10 +15,8 @@ from selective_backprop.lab.cli.screen import OutputOptions, Screen
 if TYPE_CHECKING:
     from selective_backprop.lab.runs.methods import MethodSpec
     from selective_backprop.lab.runs.recipes import Recipe
-    from selective_backprop.lab.study.comparison import Design, Results
     from selective_backprop.lab.study.frontier import Interval
-    from selective_backprop.lab.study.standing import Standing
-    from selective_backprop.lab.study.tables import TextTable
+    from selective_backprop.lab.study.standing import LabelledRuns, Standings
 
 Methods = Annotated[
     list[str] | None,
@@ -35,6 +33,8 @@ NO_BASELINES = (
     "Plain training and random subsets were left out (--no-baselines), so nothing here shows that a method pays."
 )
 
+LOOK = "This is only a look. The same command without --quick goes on from these runs, with more seeds and lengths."
+
 
 @command
 def compare(
@@ -42,31 +42,31 @@ def compare(
     output: OutputOptions,
     method: Methods = None,
     seeds: Seeds = 3,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            metavar="",
+            help="Only look: ledger (or each --method), plain training and random subsets, one seed, one length.",
+        ),
+    ] = False,
     no_baselines: Annotated[
         bool,
         typer.Option("--no-baselines", metavar="", help="Leave out the baselines: plain training and random subsets."),
     ] = False,
-    target: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="FACTOR",
-            help="Error to reach in the table of speed-ups, as a multiple of plain training's final error; repeatable.",
-        ),
-    ] = None,
     label_noise: LabelNoise = 0.0,
     out: RunsFolder = Path("runs/compare"),
 ) -> None:
     """Train several methods with several seeds, and print how much compute each of them saves.
 
-    Each method is measured by its compute multiplier: how many times more compute plain training needs for the same
-    error, with its learning rate fully decayed within the budget. Random subsets are measured in the same way. If an
-    option of a method is a setting of the recipe (lr, ...), it changes the recipe for that method only. After a stop,
-    run the same command again, also with more seeds or methods: it does only what is missing. `torchrun` runs it on
-    several ranks, as for `train`.
+    Each method is measured by its compute multiplier: how many times more compute is needed for the same error without
+    it, by plain training or by random subsets of the data, whichever needs less. If an option of a method is a setting
+    of the recipe (lr, ...), it changes the recipe for that method only. After a stop, run the same command again, also
+    with more seeds or methods, or without --quick: it does only what is missing.
 
     Examples:
 
-    `selective-backprop compare`
+    `selective-backprop compare --quick`
 
     `selective-backprop compare --method sb@0.25 --method ledger --epochs 3,6,12 --seeds 5`
 
@@ -77,17 +77,21 @@ def compare(
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report.live import LiveReport
-    from selective_backprop.lab.runs.ranks import is_first
     from selective_backprop.lab.runs.records import read_records
+    from selective_backprop.lab.runs.time_left import TimeLeft
     from selective_backprop.lab.study.comparison import Design
     from selective_backprop.lab.study.comparison import compare as run_comparison
     from selective_backprop.lab.study.standing import alerts, standings, winner
-    from selective_backprop.lab.study.tables import READING, SPEED_READING, standing_table
+    from selective_backprop.lab.study.tables import READING, arms_table, method_table
 
     screen, chosen = Screen(output), options.chosen()
-    lengths, specs = options.lengths(chosen), checked_methods(method or DEFAULT_METHODS, chosen)
-    factors = check_targets(target)
-    design = Design(specs, chosen, lengths, not no_baselines, options.more_settings() | {"label_noise": label_noise})
+    lengths = [chosen.epochs] if quick and options.epochs is None else options.lengths(chosen)
+    specs = checked_methods(method or (["ledger"] if quick else DEFAULT_METHODS), chosen)
+    if quick and len(lengths) > 1:
+        raise ValueError(f"--quick takes one length, got --epochs {options.epochs}")
+    seeds = 1 if quick else seeds
+    shares = () if no_baselines else (0.5, 1.0) if quick else Design.baselines
+    design = Design(specs, chosen, lengths, shares, options.more_settings() | {"label_noise": label_noise})
     if no_baselines and not design.methods:
         raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
     observers, load = options.observers(), cached_loader(options.data_dir)
@@ -95,88 +99,71 @@ def compare(
     num_test = len(load(entries[0].settings).test_labels)
     done = sum(len(read_records(out / entry.folder)) for entry in entries)
     screen.note(f"{len(entries)} runs, {sum(entry.settings.epochs for entry in entries) - done} epochs are left to do")
-    live = LiveReport(out, entries, load)
-    with Bars(screen, seeds) as bars, stopping_says(f"run the same command to go on: {out}"):
+    left = TimeLeft(entries)
+    live = LiveReport(out, left, load)
+    with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
         show = live.after(bars.show)
         results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=show)
     split = "validation split" if options.validation else "test set"
     texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
-    found = standings(results.arms())
-    speeds = _speed_tables(results, design, factors)
-    words = [winner(found), *alerts(found)] if not no_baselines else [NO_BASELINES]
-    if is_first():
-        with_clock = standing_table(found, clock=not no_baselines)
-        markdown = [*words, f"## Compute multipliers\n\n{with_clock.markdown()}", READING.format(**texts)]
-        markdown += [f"## {title}\n\n{table.markdown()}" for title, table in speeds.items()]
-        markdown += [SPEED_READING] if speeds else []
-        write_whole({out / "tables.md": "\n\n".join([*markdown, ""]).encode()})
+    arms = results.arms()
+    found, in_seconds = standings(arms), standings(arms, seconds=True)
+    words = [NO_BASELINES] if no_baselines else [winner(found), *([LOOK] if quick else alerts(found))]
+    markdown = [
+        *words,
+        f"## Methods\n\n{method_table(found, in_seconds).markdown()}",
+        READING.format(**texts),
+        f"## Every length\n\n{arms_table(arms, found.targets).markdown()}\n",
+    ]
+    write_whole({out / "tables.md": "\n\n".join(markdown).encode()})
     title = f"{chosen.dataset}, {chosen.model}, {', '.join(map(str, sorted(lengths)))} epochs"
-    table = standing_table(found)
-    screen.table(f"Compute multipliers: {title}", table.heading, table.rows)
+    table = method_table(found)
+    screen.table(title + (": a look" if quick else ""), table.heading, table.rows, spare=("compute", "error"))
     for sentence in words:
         screen.say(sentence.replace("**", ""))
     screen.say(READING.format(**texts))
     screen.say()
-    for name, speed in speeds.items():
-        screen.table(f"{name}: {title}", speed.heading, speed.rows)
-    if speeds:
-        screen.say(SPEED_READING)
     screen.say(f"runs and tables: {out}")
     screen.result(
         {"dataset": chosen.dataset, "model": chosen.model, "epochs": sorted(lengths), "seeds": seeds}
         | standings_as_json(found, words)
+        | {"arms": [_arm_as_json(arm) for arm in arms]}
         | {"out": out, "tables": out / "tables.md", "report": live.file}
     )
     finish_report(live, screen)  # last, so that an error in the report cannot hide the tables
 
 
-def standings_as_json(found: list[Standing], words: list[str]) -> dict[str, Any]:
+def standings_as_json(found: Standings, words: list[str]) -> dict[str, Any]:
     """The outcome of a comparison as plain data."""
     verdict, *warnings = [sentence.replace("**", "") for sentence in words]
-    return {"verdict": verdict, "warnings": warnings, "arms": [_as_json(standing) for standing in found]}
+    methods = [
+        {
+            "name": one.name,
+            "method": one.method,
+            "multiplier_to_plain": {name: interval_as_json(found) for name, found in one.plain.items()},
+            "multiplier_to_random": {name: interval_as_json(found) for name, found in one.random.items()},
+            "verdict": {target: str(one.verdict(target)) for target in found.targets if not one.is_plain},
+        }
+        for one in found.methods
+    ]
+    return {"verdict": verdict, "warnings": warnings, "targets": found.targets, "methods": methods}
 
 
-def _as_json(standing: Standing) -> dict[str, Any]:
-    arm = standing.runs
+def _arm_as_json(arm: LabelledRuns) -> dict[str, Any]:
     return {
-        "label": standing.label,
+        "label": arm.label,
         "method": arm.method,
         "error": arm.compute.error,
         "errors": arm.compute.errors,
         "compute": arm.compute.cost,
         "seconds": None if arm.seconds is None else arm.seconds.cost,
-        "multiplier_to_plain": interval_as_json(standing.plain),
-        "multiplier_to_random": interval_as_json(standing.random),
-        "multiplier_in_seconds": interval_as_json(standing.seconds),
-        "verdict": str(standing.verdict),
-        "lossless": standing.lossless,
     }
 
 
-def interval_as_json(interval: Interval | None) -> dict[str, Any] | None:
+def interval_as_json(interval: Interval) -> dict[str, Any]:
     """A multiplier with its interval as plain data."""
-    if interval is None:
-        return None
     low, high = (None if end is None else end.value for end in (interval.low, interval.high))
     return {"value": interval.multiple.value, "bound": str(interval.multiple.bound), "low": low, "high": high}
-
-
-def _speed_tables(results: Results, design: Design, factors: list[float]) -> dict[str, TextTable]:
-    from selective_backprop.lab.study.curves import AXES
-    from selective_backprop.lab.study.tables import speed_up_table
-
-    if design.reference not in results.curves:
-        return {}
-    return {f"Speed-up in {axis}": speed_up_table(results.curves, design.reference, axis, factors) for axis in AXES}
-
-
-def check_targets(target: list[float] | None) -> list[float]:
-    """Check the multiples of plain training's final error. Default: the usual ones."""
-    from selective_backprop.lab.study.curves import FACTORS
-
-    if any(not factor >= 1 for factor in target or []):
-        raise ValueError(f"--target must be a multiple of plain training's final error of at least 1, got {target}")
-    return target or list(FACTORS)
 
 
 def checked_methods(texts: list[str], recipe: Recipe) -> list[MethodSpec]:

@@ -9,7 +9,7 @@ import typer
 
 from selective_backprop.lab.cli.command import command, stopping_says
 from selective_backprop.lab.cli.compare import standings_as_json
-from selective_backprop.lab.cli.options import Seeds
+from selective_backprop.lab.cli.options import Seeds, parse_lengths
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 SMALL = (
@@ -26,11 +26,13 @@ NEXT = (
 @command
 def demo(
     output: OutputOptions,
-    epochs: Annotated[int, typer.Option(min=2, help="Epochs to train each method.")] = 12,
+    epochs: Annotated[
+        str, typer.Option(help="Lengths of the runs, rising: each method gets a run of each.")
+    ] = "4,8,16",
     seeds: Seeds = 4,
     report: Annotated[Path, typer.Option(help="File for the report.")] = Path("selective-backprop-demo/report.html"),
 ) -> None:
-    """Compare three methods with plain training and random subsets on scikit-learn's digits: two minutes on two cores.
+    """Compare two methods with plain training and random subsets on scikit-learn's digits: two minutes on two cores.
 
     It prints how much compute each method saves and which one won, and writes a report.
 
@@ -38,18 +40,31 @@ def demo(
 
     `selective-backprop demo`
 
-    `selective-backprop demo --epochs 6 --seeds 2`
+    `selective-backprop demo --epochs 2,4,8 --seeds 2`
     """
     from selective_backprop.lab.cli.bars import Bars
-    from selective_backprop.lab.study.demo import NUM_TEST, run
-    from selective_backprop.lab.study.standing import alerts, winner
-    from selective_backprop.lab.study.tables import READING, standing_table
+    from selective_backprop.lab.runs.time_left import TimeLeft
+    from selective_backprop.lab.study.demo import NUM_TEST, planned, run
+    from selective_backprop.lab.study.standing import alerts, saved, winner
+    from selective_backprop.lab.study.tables import READING, method_table
 
-    screen = Screen(output)
-    with Bars(screen, seeds) as bars, stopping_says("the demo keeps nothing: run it again to start anew"):
-        found = run(epochs, seeds, report, show=bars.show)
-    words, table = [winner(found), *alerts(found)], standing_table(found)
-    screen.table(f"digits, {epochs} epochs, {seeds} seed{'' if seeds == 1 else 's'}", table.heading, table.rows)
+    screen, lengths = Screen(output), parse_lengths(epochs)
+    if len(lengths) < 2:
+        raise ValueError(
+            f"--epochs takes two lengths or more, such as 4,8,16, because one makes no curve: got {epochs}"
+        )
+    with (
+        Bars(screen, TimeLeft(planned(lengths, seeds))) as bars,
+        stopping_says("the demo keeps nothing: run it again to start anew"),
+    ):
+        found = run(lengths, seeds, report, show=bars.show)
+    words, table = [saved(found), winner(found), *alerts(found)], method_table(found)
+    screen.table(
+        f"digits, {', '.join(map(str, lengths))} epochs, {seeds} seed{'' if seeds == 1 else 's'}",
+        table.heading,
+        table.rows,
+        spare=("compute", "error"),
+    )
     for sentence in words:
         screen.say(sentence.replace("**", ""))
     screen.say(READING.format(split="test set", size=NUM_TEST, seeds=seeds, plural="" if seeds == 1 else "s"))
@@ -58,7 +73,7 @@ def demo(
         screen.say(line)
     screen.say(f"report: {report.resolve()}")
     screen.result(
-        {"dataset": "digits", "epochs": epochs, "seeds": seeds}
-        | standings_as_json(found, words)
+        {"dataset": "digits", "saved": words[0], "epochs": lengths, "seeds": seeds}
+        | standings_as_json(found, words[1:])
         | {"report": report.resolve()}
     )

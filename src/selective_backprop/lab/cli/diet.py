@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import shlex
 from enum import StrEnum
@@ -76,6 +74,7 @@ def score(
     import torch
 
     import selective_backprop as sb
+    from selective_backprop.files.writing import make_subfolder
     from selective_backprop.lab.models import make_model
 
     screen = Screen(output)
@@ -85,8 +84,8 @@ def score(
     data = cached_loader(options.data_dir)(settings)
     # Fail before the folder is made: a folder made with a wrong name would be refused when the name is right.
     make_model(chosen.model, num_classes=data.num_classes, channels=data.image_shape[0])
-    folder = networks or out.with_name(f"{out.name}.networks")
     out.parent.mkdir(parents=True, exist_ok=True)
+    folder = networks or make_subfolder(out.parent, f"{out.name}.networks")
     found = _score_with_bars(screen, settings, data, folder, epochs=epochs, seeds=seeds, measure=score.value)
     scores = torch.stack(found).mean(0)
     sb.pruning.save_scores(scores, out)
@@ -97,8 +96,9 @@ def score(
     if pairs:
         screen.say(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
     screen.say(
-        f"{out}: {score} of {len(scores):,} examples after {epochs} epochs, mean of {seeds} networks. The networks are "
-        f"in {folder}, which can be deleted."
+        f"{out}: {score} of {len(scores):,} examples after {epochs} epochs, "
+        + (f"mean of {seeds} networks. The networks are" if seeds > 1 else "by one network. The network is")
+        + f" in {folder}, which can be deleted."
     )
     data_options = {
         "--recipe": options.recipe,
@@ -128,26 +128,20 @@ def prune(
     ] = _FRACTION,
     highest: Annotated[float, typer.Option(help="Also leave out this fraction, those with the highest scores.")] = 0.0,
     compare: Annotated[Path | None, typer.Option(help="Another file of scores to compare with.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV file to write: one line per id with class, score, and whether it is kept.")
-    ] = None,
     validation: Validation = 0.0,
 ) -> None:
     """Show which examples a pruning leaves out, class by class, and how well two scores agree.
 
     Examples:
 
-    `selective-backprop diet prune scores.pt --fraction 0.25 --out ids.csv`
+    `selective-backprop diet prune scores.pt --fraction 0.25`
 
     `selective-backprop diet prune el2n.pt --recipe diet --data-dir data --compare grand.pt`
     """
     import selective_backprop as sb
-    from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.study.diet import summarise, warning_about
 
     screen = Screen(output)
-    if out is not None:
-        _require_new(out)
     chosen = options.chosen()
     data = cached_loader(options.data_dir)(_settings(chosen, validation))
     values = sb.pruning.load_scores(scores, len(data.train_labels))
@@ -160,12 +154,8 @@ def prune(
     if warning:
         warn(f"warning: some classes lose far more than others. {warning}")
     agreement = None if other is None else _show_agreement(screen, values, other)
-    if out is not None:
-        write_whole({out: _as_csv(values, keep, data).encode()})
-        screen.say(f"{out}: one line per id")
     screen.result(
-        {"kept": kept, "left_out": left_out, "classes": classes, "warning": warning or None}
-        | {"agreement": agreement, "out": out}
+        {"kept": kept, "left_out": left_out, "classes": classes, "warning": warning or None} | {"agreement": agreement}
     )
 
 
@@ -186,18 +176,21 @@ def _score_with_bars(
     from selective_backprop.files.writing import make_subfolder
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.runs.experiment import Entry
+    from selective_backprop.lab.runs.time_left import TimeLeft
     from selective_backprop.lab.study.diet import score_by_network
 
     found = []
     going_on = f"run the same command to go on after the last epoch that was finished: {folder}"
-    with Bars(screen, seeds) as bars, stopping_says(going_on):
+    by_seed = [dataclasses.replace(settings, seed=seed) for seed in range(seeds)]
+    # The bars end where the training is cut off.
+    shown = [Entry(measure, dataclasses.replace(mine, length=epochs)) for mine in by_seed] if epochs else []
+    with Bars(screen, TimeLeft(shown)) as bars, stopping_says(going_on):
 
         def show(training: Training, record: Record) -> None:
-            shown = dataclasses.replace(training.settings, length=epochs)  # the bar ends where the training is cut off
-            bars.show(Entry(measure, shown), record)
+            bars.show(shown[training.settings.seed], record)
 
-        for seed in range(seeds):
-            mine, place = dataclasses.replace(settings, seed=seed), make_subfolder(folder, f"seed-{seed}")
+        for seed, mine in enumerate(by_seed):
+            place = make_subfolder(folder, f"seed-{seed}")
             found.append(score_by_network(mine, data, place, epochs=epochs, measure=measure, observers=[show]))
     return found
 
@@ -240,12 +233,3 @@ def _show_agreement(screen: Screen, scores: Tensor, other: Tensor) -> dict[str, 
     rows = [[f"{fraction:.0%}", f"{share:.1%}", f"{fraction:.0%}"] for fraction, share in shared.items()]
     screen.table("examples with the lowest scores", ["lowest", "also lowest by the other", "by chance"], rows)
     return {"rank_correlation": correlation, "overlap": shared}
-
-
-def _as_csv(scores: Tensor, keep: Tensor, data: ImageSet) -> str:
-    writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
-    writer.writerow(("id", "class", "score", "kept"))
-    names = (data.classes[label] for label in data.train_labels.tolist())
-    for number, (name, value, kept) in enumerate(zip(names, scores.tolist(), keep.tolist(), strict=True)):
-        writer.writerow((number, name, value, int(kept)))
-    return lines.getvalue()

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from selective_backprop.lab.cli.command import command
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
-if TYPE_CHECKING:
-    from selective_backprop.lab.runs.recipes import Recipe
-
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    METHODS = "methods"
-    RECIPES = "recipes"
-    MODELS = "models"
-    DATASETS = "datasets"
-
 
 @command
 def list_names(
     output: OutputOptions,
-    kind: Annotated[Kind | None, typer.Argument(help="What to list. Default: everything.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A method or a recipe, to see all about it; or `methods` or `recipes`, to see all of them."
+        ),
+    ] = None,
 ) -> None:
-    """List data sets, models, recipes, and methods with their options. Plug-ins of other packages are listed too.
+    """List data sets, models, recipes and methods; or show the options of a method, or the settings of a recipe.
 
     Examples:
 
@@ -37,76 +30,55 @@ def list_names(
 
     `selective-backprop list methods`
 
-    `selective-backprop list recipes --json`
+    `selective-backprop list ledger`
+
+    `selective-backprop list cifar10 --json`
     """
     from selective_backprop.lab.data.datasets import NAMES
     from selective_backprop.lab.models import MODELS
-    from selective_backprop.lab.plugins import names_of_plugins
-
-    screen, found = Screen(output), dict[str, Any]()
-    if kind in (None, Kind.DATASETS):
-        found["datasets"] = [*NAMES, *names_of_plugins("datasets")]
-        screen.say(f"data sets: {', '.join(found['datasets'])}. Or the path of a folder.\n")
-    if kind in (None, Kind.MODELS):
-        found["models"] = [*MODELS, *names_of_plugins("models")]
-        screen.say(f"models: {', '.join(found['models'])}. Or your own, as package.module:function.\n")
-    if kind in (None, Kind.RECIPES):
-        found["recipes"] = _recipes(screen)
-    if kind in (None, Kind.METHODS):
-        found |= _methods(screen)
-    screen.result(found)
-
-
-def _recipes(screen: Screen) -> list[dict[str, Any]]:
+    from selective_backprop.lab.names import unknown
+    from selective_backprop.lab.runs.methods import METHODS, SHORT_NAMES, full_name
     from selective_backprop.lab.runs.recipes import RECIPES
 
-    heading = ["recipe", "data set", "model", "method", "epochs"]
-    rows = [
-        [name, recipe.dataset, recipe.model, _spelled(recipe), str(recipe.epochs)] for name, recipe in RECIPES.items()
-    ]
-    screen.table("recipes", heading, rows, words=4)
-    sources: dict[str, list[str]] = {}
-    for name, recipe in RECIPES.items():
-        sources.setdefault(recipe.source, []).append(name)
-    for source, names in sources.items():
-        screen.say(f"{', '.join(names)}: {source}")
-    screen.say()
-    return [
-        {"name": name, "dataset": recipe.dataset, "model": recipe.model, "epochs": recipe.epochs}
-        | {"method": recipe.method, "selectivity": recipe.selectivity, "source": recipe.source}
-        for name, recipe in RECIPES.items()
-    ]
+    screen = Screen(output)
+    if name is None:
+        spelled = {full: f"{full} ({short})" for short, full in SHORT_NAMES.items()}
+        screen.say(f"data sets: {', '.join(NAMES)}. Or the path of a folder.\n")
+        screen.say(f"models: {', '.join(MODELS)}. Or your own, as package.module:function.\n")
+        screen.say(f"recipes: {', '.join(RECIPES)}\n")
+        screen.say(f"methods, with their short names: {', '.join(spelled.get(one, one) for one in METHODS)}\n")
+        screen.say("To see more: list methods, list recipes, list NAME.")
+        screen.result({"datasets": NAMES, "models": list(MODELS), "recipes": list(RECIPES), "methods": list(METHODS)})
+    elif name == "methods":
+        found = [_about(one) for one in METHODS]
+        screen.table("methods", ["method", "what it does"], [[one["name"], one["about"]] for one in found], words=2)
+        screen.result({"methods": found})
+    elif name == "recipes":
+        columns = ["dataset", "model", "method", "epochs"]
+        rows = [[key, *(str(getattr(recipe, column)) for column in columns)] for key, recipe in RECIPES.items()]
+        screen.table("recipes", ["recipe", *columns], rows, words=4)
+        screen.result({"recipes": [{"name": key} | dataclasses.asdict(recipe) for key, recipe in RECIPES.items()]})
+    elif ":" in name or name in METHODS or name in SHORT_NAMES:
+        _method(screen, full_name(name))
+    elif name in RECIPES:
+        settings = {"name": name} | dataclasses.asdict(RECIPES[name])
+        for key, value in settings.items():
+            screen.say(f"{key}: {value}")
+        screen.result(settings)
+    else:
+        raise unknown("method or recipe", name, [*METHODS, *SHORT_NAMES, *RECIPES, "methods", "recipes"])
 
 
-def _spelled(recipe: Recipe) -> str:
-    """The method of a recipe as `train --method` takes it."""
-    from selective_backprop.lab.runs.methods import has_selectivity, short_name
+def _method(screen: Screen, name: str) -> None:
+    from selective_backprop.lab.runs.methods import recipe_settings
 
-    share = f"@{recipe.selectivity:.2f}" if has_selectivity(recipe.method) else ""
-    return short_name(recipe.method) + share
-
-
-def _methods(screen: Screen) -> dict[str, Any]:
-    from selective_backprop.lab.plugins import names_of_plugins
-    from selective_backprop.lab.runs.methods import METHODS, recipe_settings
-
-    screen.say("methods, as NAME[@SELECTIVITY][:OPTION=VALUE,...], with their options and defaults\n")
-    methods = list[dict[str, Any]]()
-    for name in [*METHODS, *names_of_plugins("methods")]:
-        try:
-            methods.append(about := _about(name))
-        except ValueError as error:  # a plug-in that cannot be imported must not hide the others
-            methods.append({"name": name, "error": str(error)})
-            screen.say(f"{name}\n  cannot be used: {error}\n")
-            continue
-        names = name if about["short"] == name else f"{name} (short: {about['short']})"
-        screen.say(names if about["selectivity"] else f"{names}, without @SELECTIVITY")
-        screen.say(f"  {about['about']}")
-        told = (key if value is None else f"{key}={value}" for key, value in about["options"].items())
-        screen.say(f"  {', '.join(told)}\n")
+    about = _about(name)
+    screen.say(f"{name}{'[@SELECTIVITY]' if about['selectivity'] else ''}[:OPTION=VALUE,...]\n\n{about['about']}\n")
+    told = (key if value is None else f"{key}={value}" for key, value in about["options"].items())
+    screen.say(f"options and their defaults: {', '.join(told)}\n")
     settings = sorted(recipe_settings())
-    screen.say(f"settings of the recipe that an option may change, as in ledger:lr=0.2\n  {', '.join(settings)}")
-    return {"methods": methods, "recipe_settings": settings}
+    screen.say(f"settings of the recipe that an option may change: {', '.join(settings)}")
+    screen.result(about | {"recipe_settings": settings})
 
 
 def _about(name: str) -> dict[str, Any]:

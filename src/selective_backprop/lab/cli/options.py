@@ -31,7 +31,7 @@ class DataOptions:
     recipe: Annotated[str, typer.Option(help="Training setup by name; see `list`.")] = "digits"
     dataset: Annotated[
         str | None,
-        typer.Option(help="Data set by name, path of a folder, or package:name. Default: the recipe's."),
+        typer.Option(help="Data set by name, path of a folder, or package.module:function. Default: the recipe's."),
     ] = None
     data_dir: DataDir = None
 
@@ -58,14 +58,7 @@ class RunOptions(ModelOptions):
 
     validation: Validation = 0.0
     probe: Annotated[
-        str | None, typer.Option(help="What to record, such as gradients,confidence,examples. Its time is not counted.")
-    ] = None
-    log: Annotated[
-        str | None,
-        typer.Option(
-            help="Dashboards to log to, such as tensorboard,wandb,mlflow. They stay on this machine if WANDB_MODE is "
-            "offline, and MLFLOW_TRACKING_URI is a file such as sqlite:///mlflow.db."
-        ),
+        str | None, typer.Option(help="What to record, such as gradients,confidence. Its time is not counted.")
     ] = None
     record: Annotated[
         str | None, typer.Option(help="`dynamics` records what training says about each example, for `audit`.")
@@ -79,26 +72,20 @@ class RunOptions(ModelOptions):
 
     def require_folder(self, out: Path | None) -> None:
         """Raise if an option was given that needs a folder to write to, and there is none."""
-        given = {"--probe": self.probe, "--log": self.log, "--record": self.record}
+        given = {"--probe": self.probe, "--record": self.record}
         if out is None and (asked := " and ".join(name for name, value in given.items() if value)):
             raise ValueError(f"{asked} needs --out, the folder to write to")
 
     def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
         """A function that makes the observers of a run from its folder and settings. Wrong options fail at once."""
         from selective_backprop.lab.probes import make_probes
-        from selective_backprop.lab.runs.dashboards import check_names, make_dashboards
         from selective_backprop.lab.runs.ledger_log import LedgerLog
 
-        probes, dashboards = (text.split(",") if text else [] for text in (self.probe, self.log))
+        probes = self.probe.split(",") if self.probe else []
         make_probes(probes, Path())
-        check_names(dashboards)
 
         def observers(folder: Path, settings: Settings) -> Sequence[Observer]:
-            return [
-                LedgerLog(folder),
-                *make_probes(probes, folder),
-                *make_dashboards(dashboards, folder, settings),
-            ]
+            return [LedgerLog(folder), *make_probes(probes, folder)]
 
         return observers
 
@@ -119,8 +106,8 @@ class ComparisonOptions(RunOptions):
     epochs: Annotated[
         str | None,
         typer.Option(
-            help="Lengths of the runs, such as 2,3,4,6,8: each method gets a run of every length, its learning rate "
-            "fully decayed. Default: the recipe's."
+            help="Lengths of the runs, such as 2,4,8: each method gets a run of every length, its learning rate fully "
+            "decayed. Default: a quarter, half and all of the recipe's."
         ),
     ] = None
 
@@ -130,16 +117,21 @@ class ComparisonOptions(RunOptions):
         return recipe.with_(epochs=max(self.lengths(recipe)))
 
     def lengths(self, recipe: Recipe) -> list[int]:
-        """Lengths of the runs in epochs. Default: the recipe's."""
-        if self.epochs is None:
-            return [recipe.epochs]
-        try:
-            found = [int(part) for part in self.epochs.split(",")]
-        except ValueError:
-            found = [0]
-        if min(found) < 1:
-            raise ValueError(f"--epochs takes whole numbers from 1 on, such as 8 or 2,4,8, got {self.epochs!r}")
-        return found
+        """Lengths of the runs in epochs."""
+        if self.epochs is not None:
+            return parse_lengths(self.epochs)
+        return sorted({max(1, round(share * recipe.epochs)) for share in (0.25, 0.5, 1.0)})
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Lengths of runs in epochs, such as 2,4,8."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ValueError(f"--epochs takes whole numbers from 1 on, such as 8 or 2,4,8, got {text!r}")
+    return found
 
 
 def cached_loader(data_dir: Path | None) -> Callable[[Settings], ImageSet]:

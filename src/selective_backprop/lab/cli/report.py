@@ -24,6 +24,7 @@ Images = Annotated[
     bool | None,
     typer.Option(
         "--images/--no-images",
+        metavar="",
         help="Show training images or texts, if the data are on this machine. Default: only for digits and wordnet.",
     ),
 ]
@@ -43,8 +44,8 @@ def report(
 ) -> None:
     """Make one page about these runs: curves, speed-ups, where the time went, what was selected.
 
-    The page works offline, in any browser. A section appears if the runs have what it needs. Galleries and likely wrong
-    labels need the data. Gradients and confidence need probes: train with `--probe gradients,confidence,examples`.
+    The page works offline, in any browser. A section appears if the runs have what it needs. Galleries need
+    the data. Gradients and confidence need probes: train with `--probe gradients,confidence`.
 
     Examples:
 
@@ -73,11 +74,8 @@ def report(
 
 def finish_report(live: LiveReport, screen: Screen) -> None:
     """Write the last page about runs that are finished, and say where it is."""
-    from selective_backprop.lab.runs.ranks import is_first
-
-    if is_first():
-        _tell_left_out(live.finish())
-        screen.say(f"report: {live.file}")
+    _tell_left_out(live.finish())
+    screen.say(f"report: {live.file}")
 
 
 def _tell_left_out(made: Report) -> None:

@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from selective_backprop.lab.runs.torchrun import is_first_process
+from selective_backprop.files.reading import visible
 
 _NO_LIMIT = 100_000  # columns
 
@@ -51,7 +51,7 @@ class Screen:
 
     def __init__(self, options: OutputOptions | None = None) -> None:
         self.options = options or OutputOptions()
-        self.quiet = self.options.quiet or not is_first_process()
+        self.quiet = self.options.quiet
         """Whether to print no progress."""
 
     def say(self, text: str = "") -> None:
@@ -59,20 +59,34 @@ class Screen:
         if not self.options.json:
             _write(text)
 
-    def table(self, title: str, heading: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> None:
+    def table(
+        self,
+        title: str,
+        heading: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        words: int = 1,
+        spare: Sequence[str] = (),
+    ) -> None:
         """Print a table of results for people. With --json nothing is printed.
 
         words: number of columns at the left that hold words. The others hold numbers, aligned right.
+        spare: columns to leave out where the terminal is too narrow for all, the first one first.
         """
         if self.options.json:
             return
+        rows, screen, shown = [list(map(visible, row)) for row in rows], console(), list(heading)
+        widths = {name: max(map(len, (name, *cells))) for name, *cells in zip(heading, *rows, strict=True)}
+        for name in spare:
+            if sum(widths[each] + 2 for each in shown) - 2 > screen.width:
+                shown.remove(name)
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for place, name in enumerate(heading):
-            table.add_column(name, justify="left" if place < words else "right", overflow="fold")
+            if name in shown:
+                table.add_column(name, justify="left" if place < words else "right", overflow="fold")
         for row in rows:
-            table.add_row(*row)
-        screen = console()
-        screen.print(title, style="bold")
+            table.add_row(*(cell for name, cell in zip(heading, row, strict=True) if name in shown))
+        screen.print(visible(title), style="bold")
         screen.print(table)
         screen.print()
 
@@ -109,7 +123,7 @@ def plain(value: Any) -> Any:
 
 def _write(text: str, *, stderr: bool = False) -> None:
     screen = console(stderr=stderr)
-    for paragraph in text.split("\n"):
+    for paragraph in visible(text).split("\n"):
         indent = " " * (len(paragraph) - len(paragraph.lstrip(" -")))
         # Words longer than a line, such as paths and addresses, stay whole: a terminal can still copy them.
         whole = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}

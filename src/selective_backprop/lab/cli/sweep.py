@@ -35,10 +35,10 @@ def sweep(
     seeds: Seeds = 1,
     out: RunsFolder = Path("runs/sweep"),
 ) -> None:
-    """Train methods at every combination of settings, and print errors and the Pareto frontier.
+    """Train methods at every combination of settings, and print their errors.
 
-    The table also says which share of the frontier each method has. A setting that a method does not have is not varied
-    for it. After a stop, run the same command again: it continues. `torchrun` runs it on several ranks, as for `train`.
+    The report shows which settings no other beats. A setting that a method does not have is not varied
+    for it. After a stop, run the same command again: it continues.
 
     Examples:
 
@@ -52,10 +52,10 @@ def sweep(
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.experiment import run_in_turns
-    from selective_backprop.lab.runs.ranks import is_first
-    from selective_backprop.lab.study.curves import AXES, Curve
-    from selective_backprop.lab.study.sweeping import Vary, comparable, grid, pareto_shares, sweep_entries
-    from selective_backprop.lab.study.tables import frontier_table, sweep_table
+    from selective_backprop.lab.runs.time_left import TimeLeft
+    from selective_backprop.lab.study.curves import Curve
+    from selective_backprop.lab.study.sweeping import Vary, grid, sweep_entries
+    from selective_backprop.lab.study.tables import sweep_table
 
     screen, chosen = Screen(output), options.chosen()
     specs = checked_methods(method or DEFAULT_METHODS, chosen)
@@ -64,29 +64,21 @@ def sweep(
         sweep_entries(specs, chosen, combinations, seed=seed, **options.more_settings()) for seed in range(seeds)
     ]
     observers, load = options.observers(), cached_loader(options.data_dir)
-    live = LiveReport(out, [entry for entries in by_seed for entry in entries], load)
+    left = TimeLeft([entry for entries in by_seed for entry in entries])
+    live = LiveReport(out, left, load)
     curves: Curves = {}
-    with Bars(screen, seeds) as bars, stopping_says(f"run the same command to go on: {out}"):
+    with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
         for entries in by_seed:
             results = run_in_turns(entries, load, out, observers=observers, show=live.after(bars.show))
             for entry, records in results.items():
                 curves.setdefault(entry.label, []).append(Curve.of(records))
-    tables, frontiers = {"Final errors": sweep_table(curves)}, []
-    for noise, group in comparable(by_seed[0]).items():
-        for axis in AXES:
-            shares = pareto_shares({entry.label: curves[entry.label] for entry in group}, axis)
-            with_noise = f", {noise:.0%} wrong labels" if noise else ""
-            tables[f"Pareto frontier of error against {axis}{with_noise}"] = frontier_table(shares)
-            frontiers.append({"axis": axis, "label_noise": noise, "points": shares})
-    text = "\n\n".join(f"## {title}\n\n{table.markdown()}" for title, table in tables.items())
-    if is_first():
-        write_whole({out / "tables.md": f"{text}\n".encode()})
-    for title, table in tables.items():
-        screen.table(title, table.heading, table.rows)
+    table = sweep_table(curves)
+    write_whole({out / "tables.md": f"## Final errors\n\n{table.markdown()}\n".encode()})
+    screen.table("Final errors", table.heading, table.rows)
     screen.say(f"runs and tables: {out}")
     screen.result(
         {"dataset": chosen.dataset, "model": chosen.model, "epochs": chosen.epochs, "seeds": seeds}
-        | {"runs": _runs_as_json(curves), "frontiers": frontiers}
+        | {"runs": _runs_as_json(curves)}
         | {"out": out, "tables": out / "tables.md", "report": live.file}
     )
     finish_report(live, screen)  # last, so that an error in the report cannot hide the tables

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,11 +28,6 @@ def train(
             "Default: the recipe's, which is ledger unless the recipe repeats a published setup."
         ),
     ] = None,
-    selectivity: Annotated[float | None, typer.Option(help="Fraction of candidates to train on, in (0, 1].")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Option of the method; repeatable. For scoring= see `advise --help`."),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of initial weights, order, augmentation and selection.")] = 0,
     label_noise: LabelNoise = 0.0,
     out: Annotated[
@@ -44,9 +38,6 @@ def train(
 ) -> None:
     """Train one model with one method.
 
-    To train on several ranks, start it with `torchrun`. The recipe's batch is divided equally among the ranks, so a
-    recipe means the same on any number of them. Counts are sums over ranks, and seconds are those of rank 0.
-
     Examples:
 
     `selective-backprop train`
@@ -54,27 +45,22 @@ def train(
     `selective-backprop train --method ledger:loss_share=0.8 --epochs 10 --out runs/a`
 
     `selective-backprop train --recipe svhn --model resnet20 --epochs 20 --data-dir data --out runs/b`
-
-    `torchrun --nproc-per-node 2 -m selective_backprop.lab train --out runs/c`
     """
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.experiment import Entry
-    from selective_backprop.lab.runs.methods import MethodSpec, make_method, parse_option
-    from selective_backprop.lab.runs.ranked_folder import open_folder
-    from selective_backprop.lab.runs.ranks import from_first
+    from selective_backprop.lab.runs.methods import MethodSpec, make_method
+    from selective_backprop.lab.runs.records import RunFolder
+    from selective_backprop.lab.runs.time_left import TimeLeft
     from selective_backprop.lab.runs.training import advance, check, load_data, start
     from selective_backprop.lab.study.comparison import settings_for
 
     screen, chosen = Screen(output), options.chosen()
-    named, given = MethodSpec.parse(method or chosen.method), dict(parse_option(text) for text in option or [])
-    if selectivity is not None and named.selectivity is not None:
-        raise ValueError(f"the selectivity is given twice, by --method {method} and by --selectivity {selectivity}")
-    spec = dataclasses.replace(named, options=named.options | given).at(selectivity)
+    spec = MethodSpec.parse(method or chosen.method)
     settings = settings_for(spec, chosen, seed=seed, label_noise=label_noise, **options.more_settings())
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to continue")
-    if out is not None and not resume and from_first((out / "records.jsonl").exists):
+    if out is not None and not resume and (out / "records.jsonl").exists():
         raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another folder")
     make_method(settings.method, settings.selectivity, settings.options)  # a wrong name fails at once
     observers_of = options.observers()
@@ -82,10 +68,11 @@ def train(
     data = load_data(settings, options.data_dir)
     check(settings, data)
     entry = Entry(settings.method, settings)
-    live = LiveReport(out, [entry], lambda settings: data) if out is not None else None
+    left = TimeLeft([entry])
+    live = LiveReport(out, left, lambda settings: data) if out is not None else None
     how = f"to continue, add --resume to the command: {out}" if out is not None else "nothing was saved: no --out"
     with ExitStack() as stack:
-        folder = open_folder(out, settings.as_json(), data.fingerprint) if out is not None else None
+        folder = RunFolder(out, settings.as_json(), data.fingerprint) if out is not None else None
         if folder is not None:
             stack.callback(folder.close)
             done = len(folder.records())
@@ -93,7 +80,7 @@ def train(
                 screen.note(_where_it_goes_on(done, settings.epochs))
         if not resume:
             screen.note(f"training {settings.recipe.model} on {settings.recipe.dataset} with {settings.method}")
-        bars = stack.enter_context(Bars(screen))
+        bars = stack.enter_context(Bars(screen, left))
         stack.enter_context(stopping_says(how))
         observers = observers_of(out, settings) if out is not None else ()
         show = live.after(bars.show) if live is not None else bars.show
@@ -119,12 +106,13 @@ def _where_it_goes_on(done: int, epochs: int) -> str:
 
 
 def _totals(settings: Settings, records: list[Record]) -> dict[str, Any]:
+    from selective_backprop.lab.runs.methods import has_selectivity
     from selective_backprop.lab.study.curves import Curve
 
     curve, recipe = Curve.of(records), settings.recipe
     return {
         "method": settings.method,
-        "selectivity": settings.selectivity,
+        **({"selectivity": settings.selectivity} if has_selectivity(settings.method) else {}),
         "options": settings.options,
         "dataset": recipe.dataset,
         "model": recipe.model,

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from selective_backprop.functional import random_by_id
 
 _CHUNK_VALUES = 2**24  # memory-mapped pixel values to hold in memory at a time
 
@@ -106,28 +104,13 @@ class Augment:
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, images: Tensor) -> Tensor:
-        size = len(images)
-        return self._view(
-            images, lambda ranges: [torch.randint(most, (size, 1), generator=self.generator) for most in ranges]
-        )
-
-    def by_id(self, images: Tensor, ids: Tensor, *, seed: int, epoch: int) -> Tensor:
-        """Augment with random numbers that follow from seed, epoch and the id of each image, not from the generator."""
-
-        def draw(ranges: Sequence[int]) -> list[Tensor]:
-            numbers = random_by_id(ids, seed=seed, epoch=epoch, count=len(ranges))
-            return list(torch.split((numbers * torch.tensor(ranges)).to(torch.int64), 1, dim=1))
-
-        return self._view(images, draw)
-
-    def _view(self, images: Tensor, draw: Callable[[Sequence[int]], list[Tensor]]) -> Tensor:
-        """Augment by the numbers that `draw` makes: for each range, one per image below it, (B, 1)."""
         _require_images(images)
         size, channels, height, width = images.shape
         if not (self.padding or self.flip or self.cutout):
             return images
         ranges = (2 * self.padding + 1, 2 * self.padding + 1, 1 + self.flip, *((height, width) if self.cutout else ()))
-        top, left, mirrored, *centre = torch.stack(draw(ranges)).to(images.device, non_blocking=True)  # one transfer
+        drawn = [torch.randint(most, (size, 1), generator=self.generator) for most in ranges]
+        top, left, mirrored, *centre = torch.stack(drawn).to(images.device, non_blocking=True)  # one transfer
         if self.padding:
             images = F.pad(images, (self.padding,) * 4)
         row, column = (torch.arange(length, device=images.device) for length in (height, width))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from selective_backprop.files.reading import read_json
 from selective_backprop.lab.data.decoding import NAMES as NAMES
 from selective_backprop.lab.data.decoding import AnyPath, check_labels, decode, import_extra, locate
-from selective_backprop.lab.plugins import load_plugin
+from selective_backprop.lab.plugins import load_function
 
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 _CACHE_VERSION = 1
@@ -184,7 +184,7 @@ def load_images(
     Args:
         name: one of `NAMES`; or a folder with train.parquet and test.parquet, or with train/<class>/<image> and
             test/<class>/<image>. Parquet files are as on the Hugging Face Hub: encoded images in a column image or
-            img, labels in label or fine_label. Or package:name, a plug-in, or module:function, a function that is
+            img, labels in label or fine_label. Or module:function, a function that is
             called with image_size= and data_dir= and returns an ImageSet.
         image_size: resize to this height and width (bilinear). Needed if sizes differ, as in imagenet.
         data_dir: folder that holds <name>/train.parquet and <name>/test.parquet. If <name> is there, it is used
@@ -211,17 +211,16 @@ def load_images(
     if name == "imagenet" and image_size is None:
         raise ValueError("imagenet has images of many sizes: pass image_size=, the height and width to resize them to")
     if isinstance(name, str) and ":" in name and not Path(name).is_dir():
-        return _of_plugin(name, image_size, data_dir)
+        return _of_user(name, image_size, data_dir)
     title, identity, open_splits = locate(name, data_dir)
     key = hashlib.sha256(repr((_CACHE_VERSION, identity, image_size)).encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cached = Path(cache_dir or caches / "selective_backprop") / f"{title}-{key}"
     if not cached.exists():
         decode(open_splits, image_size, cached)
-    load = import_extra("numpy").load
     try:
         # Copy-on-write: these tensors can be written to, and the file stays as it is.
-        tensors = [torch.from_numpy(load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS]
+        tensors = [torch.from_numpy(np.load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS]
         classes = tuple(read_json(cached / "classes.json"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
@@ -229,12 +228,8 @@ def load_images(
     return ImageSet(title, train_images, train_labels, test_images, test_labels, classes)
 
 
-def _of_plugin(name: str, image_size: int | None, data_dir: AnyPath | None) -> ImageSet:
-    function = load_plugin("datasets", name)
-    try:
-        inspect.signature(function).bind(image_size=None, data_dir=None)
-    except TypeError as error:
-        raise ValueError(f"data set {name!r} must take image_size= and data_dir=: {error}") from error
+def _of_user(name: str, image_size: int | None, data_dir: AnyPath | None) -> ImageSet:
+    function = load_function("data set", name, "image_size", "data_dir")
     images = function(image_size=image_size, data_dir=data_dir)
     if not isinstance(images, ImageSet):
         raise ValueError(f"data set {name!r} must return an ImageSet, got {type(images).__name__}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,17 +27,22 @@ from selective_backprop.files.reading import open_regular
 
 _T = TypeVar("_T")
 AnyPath = str | os.PathLike[str]
-_HUB = {  # repository, configuration, split to test on
-    "mnist": ("ylecun/mnist", None, "test"),
-    "fashion_mnist": ("zalando-datasets/fashion_mnist", None, "test"),
-    "cifar10": ("uoft-cs/cifar10", None, "test"),
-    "cifar100": ("uoft-cs/cifar100", None, "test"),
-    "svhn": ("ufldl-stanford/svhn", "cropped_digits", "test"),
-    "imagenet": ("ILSVRC/imagenet-1k", None, "validation"),
+_HUB = {  # repository, configuration, splits to train and to test on
+    "mnist": ("ylecun/mnist", None, "train", "test"),
+    "fashion_mnist": ("zalando-datasets/fashion_mnist", None, "train", "test"),
+    "cifar10": ("uoft-cs/cifar10", None, "train", "test"),
+    "cifar100": ("uoft-cs/cifar100", None, "train", "test"),
+    "svhn": ("ufldl-stanford/svhn", "cropped_digits", "train", "test"),
+    "svhn_extra": ("ufldl-stanford/svhn", "cropped_digits", "train+extra", "test"),
+    "imagenet": ("ILSVRC/imagenet-1k", None, "train", "validation"),
 }
 NAMES = ("digits", *_HUB)
 _MOST_PIXELS = 89_478_485
 """Largest number of pixels in an image, a quarter of a gigabyte in colour. PIL warns above it, and refuses twice it."""
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats of images that are opened. For others, such as EPS, Pillow would start other programs."""
+_MOST_CLASSES = 100_000
+"""Most classes of a data set that does not name them. They are as many as the largest label says."""
 DATA_VARIABLE = "SELECTIVE_BACKPROP_DATA"
 
 
@@ -84,18 +90,18 @@ def _fingerprint(files: Sequence[Path]) -> list[tuple[str, int, int]]:
 
 
 def _from_hub(name: str) -> list[Split]:
-    repository, configuration, test_split = _HUB[name]
+    repository, configuration, *splits = _HUB[name]
     load_dataset = import_extra("datasets").load_dataset
     try:
         with _without_progress_bars():
-            tables = load_dataset(repository, configuration)
+            tables = load_dataset(repository, configuration, split=splits)
     except Exception as error:  # many kinds of error: no network, no access, offline mode
         raise ConnectionError(
             f"could not load {name} from the Hugging Face Hub as {repository} ({error}). Without the Hub, set "
             "--data-dir, data_dir= or the environment variable SELECTIVE_BACKPROP_DATA to a folder that holds "
             f"{name}/train.parquet and {name}/test.parquet"
         ) from error
-    return [_from_table(tables[split], f"{repository}, {split}") for split in ("train", test_split)]
+    return [_from_table(table, f"{repository}, {split}") for table, split in zip(tables, splits, strict=True)]
 
 
 def _from_parquet(path: Path, work: Path) -> Split:
@@ -173,7 +179,7 @@ def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> Non
 
     One process at a time decodes into a cache. Another one waits, and may then find its images there.
     """
-    np, parent = import_extra("numpy"), cached.parent
+    parent = cached.parent
     parent.mkdir(parents=True, exist_ok=True)
     with locked_folder(parent, patience=math.inf):
         for left in parent.glob(".decoding-*"):  # by processes that were killed; they may be large
@@ -197,7 +203,13 @@ def _common_classes(train: Split, test: Split) -> tuple[str, ...]:
         raise ValueError(f"{empty[0]} is empty: it has no images")
     if train.classes != test.classes:
         raise ValueError(f"{train.source} and {test.source} differ in classes: {train.classes} and {test.classes}")
-    classes = train.classes or tuple(str(label) for label in range(max(train.labels + test.labels) + 1))
+    largest = max(train.labels + test.labels)
+    if train.classes is None and largest >= _MOST_CLASSES:
+        raise ValueError(
+            f"{train.source} and {test.source} have the label {largest}, so {largest + 1:,} classes: number the "
+            f"classes from 0, or give them names in the table; {_MOST_CLASSES:,} without names are the most"
+        )
+    classes = train.classes or tuple(str(label) for label in range(largest + 1))
     for split in (train, test):
         check_labels(torch.tensor(split.labels), len(classes), f"labels of {split.source}")
     return classes
@@ -223,7 +235,7 @@ def _common_format(train: Split, test: Split, image_size: int | None) -> tuple[s
 
 
 def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) -> None:
-    np, bilinear = import_extra("numpy"), import_extra("PIL.Image").Resampling.BILINEAR
+    bilinear = import_extra("PIL.Image").Resampling.BILINEAR
     shape = (len(split.labels), len(mode), size[1], size[0])  # the mode, L or RGB, has a letter per channel
 
     def pixels(image: Any) -> Any:
@@ -265,7 +277,7 @@ def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
 def _open_image(pillow: Any, content: IO[bytes]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # the size is checked by the caller
-        return pillow.open(content)
+        return pillow.open(content, formats=_FORMATS)
 
 
 def _with_needs(error: OSError, path: Path, needed: int) -> OSError:

@@ -66,7 +66,7 @@ ARMS: dict[str, Arm] = {
 }
 """The arms by name. Plain training and repeated random subsets are the baselines."""
 
-DEFAULT = Arm("ledger, default", ("ledger:cap=20,keep_at_least=0.1,skip_at_least=0.3,most_rise=0.4,rate=1",))
+DEFAULT = Arm("ledger, default", ("ledger:cap=20,keep_at_least=0.1,skip_at_least=0.2,most_rise=0.4,rate=1",))
 """The method that we recommend first. The setting states its defaults, so that records of other defaults differ."""
 _NO_RULES = Arm("ledger, no rules", (f"ledger:{_ALWAYS},rate=1",))
 

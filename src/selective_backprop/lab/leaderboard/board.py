@@ -1,22 +1,19 @@
-"""How every arm stands on a workload: its compute multiplier at the same errors, with intervals.
-
-Every arm has a frontier of its own, error against compute at five lengths. For a target error e,
-
-    M(e) = (compute at which plain training reaches e) / (compute at which the arm reaches e)
-
-and likewise against random subsets. Targets are errors of plain training: at its second length (cheap), at its middle
-length (middle), and its best one (lossless).
-"""
+"""How every arm of the leaderboard stands on a workload; see `standing` for what its multipliers mean."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.records import Outcome
-from selective_backprop.lab.study.frontier import LOSSLESS, Bound, Budget, Frontier, Interval, compute_multiplier
+from selective_backprop.lab.study.frontier import Bound, Budget, Frontier, Interval
+from selective_backprop.lab.study.standing import lower, multipliers, random_frontier, sortable, targets_of
+
+Cost = Literal["compute", "cpu_seconds"]
+"""What a run costs: a field of its outcome."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Place:
         """The lower of the multipliers against both baselines; None for the baselines themselves."""
         if self.arm in (PLAIN, RANDOM):
             return None
-        return min((self.plain[target], self.random[target]), key=_lowest)
+        return lower(self.plain[target], self.random[target])
 
 
 @dataclass(frozen=True)
@@ -63,20 +60,19 @@ class Board:
         return None if bound is Bound.MORE else cost
 
 
-def make_board(workload: str, outcomes: Sequence[Outcome]) -> Board:
+def make_board(workload: str, outcomes: Sequence[Outcome], cost: Cost = "compute") -> Board:
     """Compare all arms of a workload that have runs on the test set.
 
     Args:
         workload: its name.
         outcomes: runs of the chosen settings.
+        cost: what M counts: compute, or seconds of processor time.
     """
-    runs = {arm: _points([run for run in outcomes if run.cell.arm == arm]) for arm in _arms(outcomes)}
+    runs = {arm: _points([run for run in outcomes if run.cell.arm == arm], cost) for arm in _arms(outcomes)}
     if PLAIN not in runs or RANDOM not in runs:
         raise ValueError(f"{workload} has no runs of {PLAIN} or of {RANDOM}: nothing can be compared without both")
-    targets = _targets(Frontier(runs[PLAIN]))
-    # Random subsets of everything are plain training: its longer runs go on where the longest run of a subset ends.
-    dearest = max(point.cost for point in runs[RANDOM])
-    random_subsets = [*runs[RANDOM], *(point for point in runs[PLAIN] if point.cost > dearest)]
+    targets = targets_of(runs[PLAIN])
+    random_subsets = random_frontier(runs[RANDOM], runs[PLAIN])
     places = []
     for arm, points in runs.items():
         of_arm = [run for run in outcomes if run.cell.arm == arm]
@@ -88,30 +84,20 @@ def make_board(workload: str, outcomes: Sequence[Outcome]) -> Board:
                 of_arm[-1].cell.setting,
                 min(len(point.errors) for point in points),
                 points,
-                {} if arm == PLAIN else _multipliers(runs[PLAIN], points, targets),
-                {} if arm in (PLAIN, RANDOM) else _multipliers(random_subsets, points, targets),
+                {} if arm == PLAIN else multipliers(runs[PLAIN], points, targets, resamples=1000),
+                {} if arm in (PLAIN, RANDOM) else multipliers(random_subsets, points, targets, resamples=1000),
                 sum(times) / len(times),
             )
         )
     return Board(workload, targets, tuple(sorted(places, key=_order)))
 
 
-def _multipliers(
-    baseline: Sequence[Budget], points: Sequence[Budget], targets: Mapping[str, float]
-) -> dict[str, Interval]:
-    return {name: compute_multiplier(baseline, points, error, resamples=1000) for name, error in targets.items()}
-
-
-def _targets(plain: Frontier) -> dict[str, float]:
-    errors = [budget.error for budget in plain.budgets]
-    cheap, middle = errors[min(1, len(errors) - 1)], errors[len(errors) // 2]
-    return {"cheap": max(cheap, plain.best), "middle": max(middle, plain.best), "lossless": LOSSLESS * plain.best}
-
-
-def _points(runs: Sequence[Outcome]) -> tuple[Budget, ...]:
+def _points(runs: Sequence[Outcome], cost: Cost) -> tuple[Budget, ...]:
     lengths = sorted({run.cell.length for run in runs})
     by_length = ([run for run in runs if run.cell.length == length] for length in lengths)
-    return tuple(Budget(tuple(run.error for run in part), tuple(run.compute for run in part)) for part in by_length)
+    return tuple(
+        Budget(tuple(run.error for run in part), tuple(getattr(run, cost) for run in part)) for part in by_length
+    )
 
 
 def _arms(outcomes: Sequence[Outcome]) -> list[str]:
@@ -120,11 +106,7 @@ def _arms(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _order(place: Place) -> tuple[int, float]:
     found = place.against_both("middle")
-    return {PLAIN: 0, RANDOM: 1}.get(place.arm, 2), 0.0 if found is None else -_lowest(found)[1]
-
-
-def _lowest(interval: Interval) -> tuple[bool, float]:
-    return interval.multiple.bound is not Bound.LESS, interval.multiple.value
+    return {PLAIN: 0, RANDOM: 1}.get(place.arm, 2), 0.0 if found is None else -sortable(found)[1]
 
 
 def performance_profile(boards: Sequence[Board], target: str, factors: Sequence[float]) -> dict[str, list[float]]:

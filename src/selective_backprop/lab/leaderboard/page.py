@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import stdev
 
 from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.board import Board, Place, performance_profile
 from selective_backprop.lab.leaderboard.records import Outcome
 from selective_backprop.lab.leaderboard.workloads import LARGER, SMALL, find_workload
-from selective_backprop.lab.study.frontier import Bound, Budget, Interval
+from selective_backprop.lab.study.frontier import (
+    Bound,
+    Budget,
+    Frontier,
+    Interval,
+    Multiple,
+    Verdict,
+    says_anything,
+    verdict,
+)
+from selective_backprop.lab.study.standing import error_of, sortable
 from selective_backprop.lab.study.tables import TextTable
 
-START, END = "<!-- leaderboard -->", "<!-- /leaderboard -->"
-"""What stands between these lines of a page is replaced by the tables."""
+TABLES, RESULTS = "leaderboard", "results"
+"""What stands between the comments `leaderboard` and `/leaderboard` of a page is replaced by all tables, and between
+`results` and `/results` by the table of what is saved."""
 
 _HEADINGS = {
     "middle": "At the error of plain training's middle length",
@@ -23,26 +33,39 @@ _HEADINGS = {
 _FACTORS = (1.05, 1.1, 1.25, 1.5, 2.0)
 
 
-def tables(boards: Sequence[Board], trials: Mapping[str, Sequence[Outcome]], images: str | None = None) -> str:
+def tables(
+    boards: Sequence[Board],
+    in_seconds: Sequence[Board],
+    trials: Mapping[str, Sequence[Outcome]],
+    images: str | None = None,
+) -> str:
     """All tables of the leaderboard.
 
     Args:
         boards: one for each workload.
+        in_seconds: the same by processor time.
         trials: the runs on held-out examples, by workload.
         images: folder of the charts, relative to the page; None for a page without charts.
     """
     parts = [told(boards)]
-    for target, heading in _HEADINGS.items():
-        parts += [f"### {heading}", matrix(boards, target).markdown()]
-    parts += ["### How often an arm is near the best", profile(boards).markdown()]
-    parts += ["### What tuning chose and cost", tuning(boards, trials).markdown()]
+    for target in ("middle", "lossless"):
+        parts += [f"### {_HEADINGS[target]}", matrix(boards, target).markdown()]
+    parts.append("### All the rest")
+    parts.append(_folded(_HEADINGS["cheap"], matrix(boards, "cheap").markdown()))
+    in_time = matrix(in_seconds, "lossless").markdown()
+    parts.append(_folded("Lossless, in seconds of processor time", in_time))
+    parts.append(_folded("How often an arm is near the best", profile(boards).markdown()))
+    parts.append(_folded("What tuning chose and cost", tuning(boards, trials).markdown()))
     for one in boards:
         title = find_workload(one.workload).title
-        parts += [f"### Runs: {one.workload}", f"{title}."]
-        if images is not None:
-            parts.append(f"![Error against compute of all arms: {title}]({images}/leaderboard-{one.workload}.svg)")
-        parts.append(runs(one).markdown())
+        chart = f"![Error against compute of all arms: {title}]({images}/leaderboard-{one.workload}.svg)\n\n"
+        parts.append(_folded(f"Runs: {one.workload} ({title})", (chart if images else "") + runs(one).markdown()))
     return "\n\n".join(parts) + "\n"
+
+
+def _folded(title: str, content: str) -> str:
+    """Show the title only, until it is clicked. Browsers know how, on the site and on GitHub."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{content}\n\n</details>'
 
 
 def told(boards: Sequence[Board]) -> str:
@@ -53,10 +76,10 @@ def told(boards: Sequence[Board]) -> str:
     unrun = [name for name in board if name not in done]
     parts = []
     if missing or (unrun and len(done) > 1):
-        rest = f", and {', '.join(unrun)} has not been run" if unrun else ""
+        fewer = f" Fewer seeds than planned: {', '.join(missing)}." if missing else ""
+        none = f" Not run yet: {', '.join(unrun)}." if unrun else ""
         parts.append(
-            f"**The runs are not complete**: {', '.join(missing)} have fewer seeds than planned (last row){rest}. Take "
-            "differences below a fifth for chance until then."
+            f"**The runs are not complete.**{fewer}{none} Take differences below a fifth for chance until then."
         )
     found = {one.workload: place.against_both("middle") for one in boards if (place := one.place(DEFAULT.name))}
     values = {name: interval.short() for name, interval in found.items() if interval is not None}
@@ -66,23 +89,68 @@ def told(boards: Sequence[Board]) -> str:
     return "\n\n".join(parts)
 
 
-def put_into(text: str, content: str) -> str:
-    """Replace what stands between the two marks of a page.
+def put_into(text: str, contents: Mapping[str, str]) -> str:
+    """Replace what stands between marks of a page.
 
-    >>> put_into(f"a\\n{START}\\nold\\n{END}\\nb", "new\\n").splitlines()
-    ['a', '<!-- leaderboard -->', '', 'new', '', '<!-- /leaderboard -->', 'b']
+    >>> put_into("a\\n<!-- results -->\\nold\\n<!-- /results -->\\nb", {"results": "new"}).splitlines()
+    ['a', '<!-- results -->', 'new', '<!-- /results -->', 'b']
     """
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise ValueError(f"the page needs a line {START} and a line {END}, between which the tables go")
-    return f"{before}{START}\n\n{content}\n{END}{after}"
+    is_marked = False
+    for name, content in contents.items():
+        before, start, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if start and end:
+            text, is_marked = f"{before}{start}{content}\n{end}{after}", True
+    if not is_marked:
+        pairs = " or ".join(f"<!-- {name} --> and <!-- /{name} -->" for name in contents)
+        raise ValueError(f"the page needs the lines {pairs}, between which the tables go")
+    return text
+
+
+def savings(boards: Sequence[Board]) -> TextTable:
+    """What `ledger_backprop()` saves on each workload for an error within 2% of plain training's best, in percent."""
+    rows = []
+    for one in boards:
+        place, plain = one.place(DEFAULT.name), one.place(PLAIN)
+        if place is None or plain is None:
+            continue
+        interval, best = place.against_both("lossless"), (Frontier(each.points).best for each in (place, plain))
+        found = verdict([place.plain["lossless"], place.random["lossless"]])
+        if interval is None or not says_anything(interval):
+            words = "not known: it was not reached"
+        elif found is Verdict.BETTER:
+            words = _saved(interval)
+        elif interval.multiple.value > 1:
+            words = f"{_saved(interval)}: not told apart from chance"
+        else:
+            words = "nothing"
+        title = find_workload(one.workload).task or one.workload
+        rows.append([title, words, ", ".join(f"{error:.2%}" for error in best)])
+    return TextTable(
+        ["`ledger_backprop()`, at its defaults", "compute saved", "its best error, plain training's"], rows
+    )
+
+
+def _saved(interval: Interval) -> str:
+    """
+    >>> _saved(Interval(Multiple(2.0), Multiple(1.25), Multiple(4.0, Bound.MORE)))
+    '50% (20% to more than 75%)'
+    """
+
+    def share(multiple: Multiple) -> str:
+        words = {Bound.EXACT: "", Bound.MORE: "more than ", Bound.LESS: "less than "}[multiple.bound]
+        return f"{words}{1 - 1 / multiple.value:.0%}"
+
+    if interval.low is None or interval.high is None:
+        return f"{share(interval.multiple)} (one seed)"
+    return f"{share(interval.multiple)} ({share(interval.low)} to {share(interval.high)})"
 
 
 def matrix(boards: Sequence[Board], target: str) -> TextTable:
     """The lower of the multipliers against plain training and random subsets, by arm and workload.
 
-    Arms are in the order of their mean rank. Bold: the whole interval is above 1.
+    Arms are in the order of their mean rank. Bold: the whole interval is above 1. Where there are fewer arms than
+    workloads, each workload has a row.
     """
     rows = []
     for arm in in_order(boards, target):
@@ -91,7 +159,10 @@ def matrix(boards: Sequence[Board], target: str) -> TextTable:
     planned = (find_workload(one.workload).seeds for one in boards)
     done = (min(place.seeds for place in one.places) for one in boards)
     seeds = ["seeds", *(f"{have} of {all_}" for have, all_ in zip(done, planned, strict=True))]
-    return TextTable(["M", *(one.workload for one in boards)], [*rows, seeds])
+    table = [["M", *(one.workload for one in boards)], *rows, seeds]
+    if len(rows) < len(boards):
+        table = [list(column) for column in zip(*table, strict=True)]
+    return TextTable(table[0], table[1:])
 
 
 def in_order(boards: Sequence[Board], target: str) -> list[str]:
@@ -102,19 +173,13 @@ def in_order(boards: Sequence[Board], target: str) -> list[str]:
     def mean_rank(arm: str) -> float:
         ranks = []
         for one in boards:
-            values = [_sortable(place.against_both(target)) for place in one.places if place.arm in methods]
+            values = [sortable(place.against_both(target)) for place in one.places if place.arm in methods]
             if (place := one.place(arm)) is not None:
-                own = _sortable(place.against_both(target))
+                own = sortable(place.against_both(target))
                 ranks.append(sum(value > own for value in values))
         return sum(ranks) / len(ranks)
 
     return [*sorted(methods, key=mean_rank), *(arm for arm in found if arm == RANDOM)]
-
-
-def _sortable(interval: Interval | None) -> tuple[bool, float]:
-    if interval is None:
-        return False, 0.0
-    return interval.multiple.bound is not Bound.LESS, interval.multiple.value
 
 
 def _cell(place: Place, target: str) -> str:
@@ -136,15 +201,13 @@ def profile(boards: Sequence[Board]) -> TextTable:
 
 
 def tuning(boards: Sequence[Board], trials: Mapping[str, Sequence[Outcome]]) -> TextTable:
-    """The chosen setting of each arm on each workload. The last row has the processor time of all trials."""
-    arms = list(dict.fromkeys(place.arm for one in boards for place in one.places))
+    """The chosen setting of each arm on each workload, and the processor time of all trials on it."""
     rows = []
-    for arm in arms:
-        places = [one.place(arm) for one in boards]
-        rows.append([arm, *("" if place is None else f"`{place.setting}`" for place in places)])
-    spent = [sum(trial.cpu_seconds for trial in trials.get(one.workload, ())) for one in boards]
-    cost = ["trials, seconds of one core", *(f"{seconds:.0f}" for seconds in spent)]
-    return TextTable(["arm", *(one.workload for one in boards)], [*rows, cost])
+    for one in boards:
+        rows += [[one.workload, place.arm, f"`{place.setting}`"] for place in one.places]
+        spent = sum(trial.cpu_seconds for trial in trials.get(one.workload, ()))
+        rows.append([one.workload, "all trials", f"{spent:.0f} seconds of one core"])
+    return TextTable(["workload", "arm", "setting"], rows)
 
 
 def runs(one: Board) -> TextTable:
@@ -163,5 +226,4 @@ def runs(one: Board) -> TextTable:
 
 
 def _error(arm: Budget) -> str:
-    spread = f" ± {100 * stdev(arm.errors):.2f}" if len(arm.errors) > 1 else ""
-    return f"{100 * arm.error:.2f}%{spread} at {arm.cost:.2f}"
+    return f"{error_of(arm)} at {arm.cost:.2f}"

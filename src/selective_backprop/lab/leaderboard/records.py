@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from selective_backprop.files.reading import parse_json
+from selective_backprop.files.reading import parse_json, read_bytes
+from selective_backprop.files.writing import append
 from selective_backprop.lab.runs.records import environment
 
 
@@ -50,7 +51,7 @@ class Store:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.outcomes: dict[Cell, Outcome] = {}
-        for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], 1):
+        for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else [], 1):
             try:
                 outcome = _outcome(parse_json(line))
             except (ValueError, TypeError, KeyError) as error:
@@ -62,8 +63,7 @@ class Store:
         self.outcomes[outcome.cell] = outcome
         self.file.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(_rounded(asdict(outcome)) | more | {"made": _made_with()})
-        with self.file.open("a") as records:
-            records.write(f"{line}\n")
+        append(self.file, f"{line}\n".encode())
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Cells that have no record."""

@@ -6,9 +6,14 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
 
 import torch
 
+from selective_backprop.files import states
+from selective_backprop.files.reading import read_bytes
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.workloads import Workload
@@ -41,17 +46,49 @@ def settings_of(workload: Workload, cell: Cell) -> Settings:
     return settings_for(plain, recipe, seed=cell.seed, label_noise=workload.label_noise)
 
 
-def run_cell(workload: Workload, cell: Cell, data: ImageSet) -> Outcome:
-    """Train once, on one thread, and test once, at the end."""
-    torch.set_num_threads(1)
-    training = Training(settings_of(workload, cell), data, torch.device("cpu"), test_every_epoch=False)
+CPU = torch.device("cpu")
+
+
+def run_cell(
+    workload: Workload, cell: Cell, data: ImageSet, device: torch.device = CPU, folder: Path | None = None
+) -> Outcome:
+    """Train once and test once, at the end; on a CPU with one thread.
+
+    With a folder, the run is saved after every epoch, and goes on from there after a stop. Its times are then those
+    since the stop.
+    """
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    training = Training(settings_of(workload, cell), data, device, test_every_epoch=False)
+    saved = None if folder is None else folder / f"{sha256(repr(cell).encode()).hexdigest()[:16]}.state"
+    if saved is not None and saved.exists():
+        training.load_state_dict(states.unpack(read_bytes(saved)))
     began, cpu_began = time.perf_counter(), time.process_time()
     while len(training.records) < training.settings.epochs:
         training.epoch()
+        if saved is not None:
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            write_whole({saved: states.pack(training.state_dict())})
     before = training.preparation.seconds  # a reference network is trained before the first epoch
     seconds, cpu_seconds = before + time.perf_counter() - began, before + time.process_time() - cpu_began
     compute = sum(record["compute"] for record in training.records)
+    if saved is not None:
+        saved.unlink()
     return Outcome(cell, training.records[-1]["test_error"], compute, seconds, cpu_seconds)
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name. Raises ValueError if it cannot be used here.
+
+    >>> find_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
 
 
 def shuffled_by_seed(cells: Iterable[Cell]) -> list[Cell]:
@@ -68,12 +105,47 @@ def shuffled_by_seed(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def run_missing(
-    workload: Workload, cells: Sequence[Cell], data: ImageSet, store: Store, show: Show = lambda outcome, left: None
+    workload: Workload,
+    cells: Sequence[Cell],
+    data: ImageSet,
+    store: Store,
+    show: Show = lambda outcome, left: None,
+    *,
+    device: torch.device = CPU,
 ) -> list[Outcome]:
-    """Run the cells that have no record yet, and return the outcomes of all."""
+    """Run the cells that have no record yet, and return the outcomes of all.
+
+    Runs of the papers' workloads take hours, so a run that was stopped goes on from its last epoch.
+    """
     missing = store.missing(shuffled_by_seed(cells))
+    folder = store.file.with_suffix(".under-way") if workload.settled else None
     for number, cell in enumerate(missing, 1):
-        outcome = run_cell(workload, cell, data)
-        store.add(outcome)
+        outcome = run_cell(workload, cell, data, device, folder)
+        store.add(outcome, device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device))
         show(outcome, len(missing) - number)
     return [store.outcomes[cell] for cell in cells]
+
+
+def estimate_hours(workload: Workload, cells: Sequence[Cell], data: ImageSet, device: torch.device) -> float:
+    """Hours on this device, by the time of a few batches of plain training.
+
+    Args:
+        workload: what is trained.
+        cells: the runs.
+        data: the workload's data.
+        device: where they run.
+    """
+    few = min(len(data.train_labels), 20 * workload.recipe.batch_size)
+    part = dataclasses.replace(data, train_images=data.train_images[:few], train_labels=data.train_labels[:few])
+    training = Training(
+        settings_of(workload, Cell("", "traditional", 3, 0, True)), part, device, test_every_epoch=False
+    )
+    training.epoch()  # the first batches are slower
+    began = time.perf_counter()
+    training.epoch()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    per_example = (time.perf_counter() - began) / few
+    longer = {name: factor for name, (_, factor) in (workload.settled or {}).items()}
+    epochs = sum(cell.length / longer.get(cell.arm, 1.0) for cell in cells)
+    return epochs * len(data.train_labels) * per_example / 3600

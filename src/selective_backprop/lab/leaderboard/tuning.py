@@ -81,9 +81,12 @@ def lengths_of(workload: Workload, arm: str, setting: str, store: Store) -> tupl
     """Lengths that an arm is trained at, by what an epoch costs in its trial.
 
     Where arms are compared at equal compute, these are the lengths at which it costs about as much as plain training.
-    Otherwise they are the workload's, and one at which it costs as much as the longest plain run. An arm that costs
-    nearly as much as plain training has no further length.
+    The papers' workloads say how much longer an arm is trained. Otherwise the lengths are the workload's, and one at
+    which it costs as much as the longest plain run. An arm that costs nearly as much as plain training has no further
+    length.
     """
+    if workload.settled is not None:
+        return tuple(round(length * workload.settled[arm][1]) for length in workload.lengths)
     trial = store.outcomes.get(Cell(arm, setting, workload.middle, TUNING_SEED, True))
     if trial is None:
         raise ValueError(f"{arm} has no trial of {setting!r} in {store.file}: run leaderboard tune first")

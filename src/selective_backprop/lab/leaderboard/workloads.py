@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ class Workload:
 
     title: str
     recipe: Recipe
+    task: str = ""
+    """What it is, in people's words. Larger workloads have it, for the first table that is shown."""
     lengths: tuple[int, ...]
     """Epochs of plain training, rising. Every run has a fully decayed rate."""
     seeds: int
@@ -41,6 +44,9 @@ class Workload:
     label_noise: float = 0.0
     standardize: bool = False
     """Give all images the same brightness and contrast."""
+    settled: Mapping[str, tuple[str, float]] | None = None
+    """Settings that are not tuned but taken from the papers: the setting of each arm, and how many times longer than
+    plain training it is trained, so that it costs about as much."""
     held_out: int = 10_000
     """Training examples that settings are chosen on. No trial trains on them."""
 
@@ -162,42 +168,62 @@ _OTHERS = ("InfoBatch", "SB", "Stale-SB")
 _BASELINES = ("plain", "repeated random")
 
 
-def _larger(title: str, recipe: Recipe, *others: str, **more: Any) -> Workload:
+def _larger(task: str, title: str, recipe: Recipe, *others: str, **more: Any) -> Workload:
     """A workload with all training examples and a larger network, for the baselines, the ledger and a few others."""
     options: dict[str, Any] = {"lengths": (2, 3, 4, 6, 8), "seeds": 5, "baseline_seeds": 2, "finalists": 2} | more
-    return Workload(title=title, recipe=recipe, arms=_BASELINES + others, at_equal_compute=True, **options)
+    arms = _BASELINES + others
+    return Workload(task=task, title=title, recipe=recipe, arms=arms, at_equal_compute=True, **options)
 
 
 _deeper = {"model": "resnet20", "decay": Decay(kind="triangle")}
 
 LARGER: dict[str, Workload] = {
-    "mnist-resnet8": _larger("MNIST, 14x14, 60,000 examples, ResNet-8", find_recipe("mnist_small"), *_OTHERS),
-    "fashion-resnet8": _larger("Fashion-MNIST, 14x14, 60,000 examples, ResNet-8", find_recipe("fashion_mnist_small")),
-    "svhn-resnet8": _larger("SVHN (re-cropped), 16x16, 73,257 examples, ResNet-8", find_recipe("svhn_small"), *_OTHERS),
+    "mnist-resnet8": _larger(
+        "digits (MNIST), ResNet-8", "MNIST, 14x14, 60,000 examples, ResNet-8", find_recipe("mnist_small"), *_OTHERS
+    ),
+    "fashion-resnet8": _larger(
+        "clothes (Fashion-MNIST), ResNet-8",
+        "Fashion-MNIST, 14x14, 60,000 examples, ResNet-8",
+        find_recipe("fashion_mnist_small"),
+    ),
+    "svhn-resnet8": _larger(
+        "house numbers (SVHN), ResNet-8",
+        "SVHN (re-cropped), 16x16, 73,257 examples, ResNet-8",
+        find_recipe("svhn_small"),
+        *_OTHERS,
+    ),
     "mnist-resnet8-noisy": _larger(
-        "MNIST with 10% wrong labels, 14x14, 60,000 examples, ResNet-8", find_recipe("mnist_small"), label_noise=0.1
+        "digits with 10% wrong labels, ResNet-8",
+        "MNIST with 10% wrong labels, 14x14, 60,000 examples, ResNet-8",
+        find_recipe("mnist_small"),
+        label_noise=0.1,
     ),
     "svhn-resnet8-noisy": _larger(
+        "house numbers with 10% wrong labels, ResNet-8",
         "SVHN (re-cropped) with 10% wrong labels, 16x16, 73,257 examples, ResNet-8",
         find_recipe("svhn_small"),
         label_noise=0.1,
     ),
     "svhn-resnet20": _larger(
+        "house numbers (SVHN), ResNet-20",
         "SVHN (re-cropped), 16x16, standardized, 73,257 examples, ResNet-20",
         find_recipe("svhn_small").with_(**_deeper),
         standardize=True,
     ),
     "cifar10-resnet20": _larger(
+        "things and animals (CIFAR-10), ResNet-20",
         "CIFAR-10, 16x16, augmented, 50,000 examples, ResNet-20",
         find_recipe("cifar10_small").with_(**_deeper),
         lengths=(2, 4, 6, 8, 12),
     ),
     "cifar10-fast": _larger(
+        "things and animals (CIFAR-10), small CNN",
         "CIFAR-10, 32x32, augmented, 50,000 examples, strided CNN of 95,000 parameters",
         _images("cifar10", image_size=None, padding=4, flip=True, model="strided_cnn_dense"),
         lengths=(5, 8, 12, 20, 30),
     ),
     "text-transformer": _larger(
+        "definitions by topic (WordNet), transformer",
         "WordNet's definitions by topic, 64 bytes, 40,000 examples, byte transformer of 1.1 million parameters",
         _images("wordnet", image_size=None, model="byte_transformer_large", padding=0).with_(
             optimizer="adamw", lr=0.002, weight_decay=0.05, batch_size=64, decay=Decay(kind="triangle")
@@ -208,7 +234,35 @@ LARGER: dict[str, Workload] = {
 }
 """What is shown first: whole data sets and larger networks, with few arms."""
 
-WORKLOADS: dict[str, Workload] = LARGER | SMALL
+_SETTLED = {
+    "plain": ("traditional:rate=1", 1.0),
+    "repeated random": ("repeated_random@0.333:rate=1", 3.0),
+    "InfoBatch": ("infobatch:prune=0.5,rate=1", 1.4),
+    "SB": ("sb@0.333:rate=1", 1.5),
+    "Stale-SB": ("stale@0.333:every=3,rate=1", 2.25),
+    "ledger, default": ("ledger:rate=1", 1.5),
+}
+
+
+def _paper(title: str, recipe: str, model: str, lengths: tuple[int, ...], **more: Any) -> Workload:
+    changed = find_recipe(recipe).with_(model=model, bf16=True, **more)
+    return Workload(title=title, recipe=changed, lengths=lengths, seeds=3, settled=_SETTLED)
+
+
+PAPER: dict[str, Workload] = {
+    "cifar10-resnet18": _paper("CIFAR-10, 50,000 examples, ResNet-18", "cifar10", "resnet18", (50, 100, 200)),
+    "cifar100-resnet18": _paper("CIFAR-100, 50,000 examples, ResNet-18", "cifar100", "resnet18", (50, 100, 200)),
+    "svhn-wrn": _paper(
+        "SVHN with its extra images, 604,388 examples, WRN-16-8",
+        "svhn",
+        "wrn_16_8",
+        (40, 80, 160),
+        dataset="svhn_extra",
+    ),
+}
+"""The papers' recipes, for a GPU: rates, decay and augmentation of Jiang et al., in bfloat16."""
+
+WORKLOADS: dict[str, Workload] = LARGER | SMALL | PAPER
 """All workloads by name. The small ones have all arms."""
 
 DIGITS = Workload(

@@ -5,7 +5,6 @@ Initial weights are torch's defaults unless a network's docstring says otherwise
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -21,7 +20,7 @@ from selective_backprop.lab.models.resnet import resnet18, resnet50
 from selective_backprop.lab.models.small import small_cnn, small_resnet, strided_cnn
 from selective_backprop.lab.models.wide_resnet import wide_resnet
 from selective_backprop.lab.names import suggestion
-from selective_backprop.lab.plugins import load_plugin, names_of_plugins
+from selective_backprop.lab.plugins import load_function
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
@@ -35,6 +34,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet56": partial(cifar_resnet, 56),
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "wrn_16_8": partial(wide_resnet, 16, 8),
     "wrn_28_10": partial(wide_resnet, 28, 10),
     "densenet121": densenet121,
     "mobilenet_v2": mobilenet_v2,
@@ -47,7 +47,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_model(name: str, *, num_classes: int, channels: int, seed: int | None = None) -> nn.Module:
-    """Make a network by its name in MODELS, a plug-in as `package:name`, or your own as `package.module:function`.
+    """Make a network by its name in MODELS, or your own as `package.module:function`.
 
     The function is called with num_classes= and channels=. With a seed, the network is made on the CPU, its weights
     follow from the seed alone, and torch's global random state is left as it was.
@@ -77,19 +77,11 @@ def find_model(name: str) -> Callable[..., object]:
     ValueError: there is no model 'resnet-20': did you mean resnet20? There are ...
     """
     if ":" in name:
-        return _own_function(name)
+        return load_function("model", name, "num_classes", "channels")
     if name not in MODELS:
-        near = suggestion(name.lower().replace("-", "_"), known := [*MODELS, *names_of_plugins("models")]) or "."
+        near = suggestion(name.lower().replace("-", "_"), MODELS) or "."
         raise ValueError(
-            f"there is no model {name!r}{near} There are {', '.join(known)}. Name your own as 'package.module:function'"
+            f"there is no model {name!r}{near} There are {', '.join(MODELS)}. Name your own as "
+            "'package.module:function'"
         )
     return MODELS[name]
-
-
-def _own_function(name: str) -> Callable[..., object]:
-    function = load_plugin("models", name)
-    try:
-        inspect.signature(function).bind(num_classes=1, channels=1)
-    except TypeError as error:
-        raise ValueError(f"model {name!r} must take num_classes= and channels=: {error}") from error
-    return function

@@ -10,17 +10,14 @@ from selective_backprop.lab.names import unknown
 from selective_backprop.lab.probes.confidence import Confidence as Confidence
 from selective_backprop.lab.probes.confidence import ConfidenceProbe as ConfidenceProbe
 from selective_backprop.lab.probes.confidence import read_confidence as read_confidence
-from selective_backprop.lab.probes.examples import ExampleProbe as ExampleProbe
-from selective_backprop.lab.probes.examples import ExampleState as ExampleState
-from selective_backprop.lab.probes.examples import read_examples as read_examples
-from selective_backprop.lab.probes.gradients import Agreement as Agreement
 from selective_backprop.lab.probes.gradients import GradientProbe as GradientProbe
+from selective_backprop.lab.probes.gradients import Gradients as Gradients
 from selective_backprop.lab.probes.gradients import read_gradients as read_gradients
 
 if TYPE_CHECKING:
     from selective_backprop.lab.runs.training import Observer, Record, Training
 
-NAMES = ("gradients", "confidence", "examples")
+_PROBES: dict[str, Callable[[Path], Observer]] = {"gradients": GradientProbe, "confidence": ConfidenceProbe}
 
 
 class AtThreeEpochs:
@@ -36,19 +33,12 @@ class AtThreeEpochs:
 
 
 def make_probes(names: Sequence[str], folder: Path) -> list[Observer]:
-    """Make probes by name. They write to `folder / "probes"`.
+    """Make probes by name. They look at three epochs, and write to `folder / "probes"`.
 
-    Gradients and confidence are probed in three epochs. Examples are cheap, and probed in every epoch.
-
-    >>> len(make_probes(["gradients", "examples"], Path("run")))
+    >>> len(make_probes(["gradients", "confidence"], Path("run")))
     2
     """
     for name in names:
-        if name not in NAMES:
-            raise unknown("probe", name, NAMES)
-    makers: dict[str, Callable[[], Observer]] = {
-        "gradients": lambda: AtThreeEpochs(GradientProbe(folder)),
-        "confidence": lambda: AtThreeEpochs(ConfidenceProbe(folder)),
-        "examples": lambda: ExampleProbe(folder),
-    }
-    return [makers[name]() for name in dict.fromkeys(names)]
+        if name not in _PROBES:
+            raise unknown("probe", name, _PROBES)
+    return [AtThreeEpochs(_PROBES[name](folder)) for name in dict.fromkeys(names)]

@@ -9,20 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from selective_backprop.inference import NoTrace
-from selective_backprop.lab.probes.files import (
-    Array,
-    epoch_file,
-    epochs_written,
-    read_arrays,
-    require_arrays,
-    stack,
-    write_arrays,
-)
+from selective_backprop.lab.probes.files import Array, epoch_file, read_epochs, write_arrays
 
 if TYPE_CHECKING:
     from selective_backprop.lab.runs.training import Record, Training
-
-_CHUNK = 1000  # test examples at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +30,7 @@ class ConfidenceProbe:
     """Records the confidence in the true class and whether it won, for every test example, in 3 bytes each.
 
     Args:
-        folder: folder of the run; arrays go to probes/confidence-0003.npz.
+        folder: folder of the run; arrays go to probes/confidence-0003.pt.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,10 +39,9 @@ class ConfidenceProbe:
     def __call__(self, training: Training, record: Record) -> None:
         confidence, correct = [], []
         with NoTrace(training.model, "eval")():
-            for images, labels in zip(*(torch.split(part, _CHUNK) for part in training.test), strict=True):
-                outputs = training.model(training.normalise(images.to(training.device))).cpu()
-                confidence.append(outputs.softmax(1).gather(1, labels[:, None]).squeeze(1).half())
-                correct.append(outputs.argmax(1) == labels)
+            for outputs, labels in training.test_outputs():
+                confidence.append(outputs.softmax(1).gather(1, labels[:, None]).squeeze(1).half().cpu())
+                correct.append((outputs.argmax(1) == labels).cpu())
         write_arrays(
             epoch_file(self.folder / "probes", "confidence", record["epoch"]),
             confidence=torch.cat(confidence).numpy(),
@@ -62,9 +51,5 @@ class ConfidenceProbe:
 
 def read_confidence(folder: Path) -> Confidence:
     """Read what `ConfidenceProbe` wrote for the run in this folder."""
-    folder = folder / "probes"
-    epochs = epochs_written(folder, "confidence")
-    files = [read_arrays(epoch_file(folder, "confidence", epoch), "confidence", "correct") for epoch in epochs]
-    confidence, correct = (stack(list(arrays), folder) for arrays in zip(*files, strict=True))
-    require_arrays(folder, confidence=(confidence, "f"), correct=(correct, "b"))
+    epochs, (confidence, correct) = read_epochs(folder / "probes", "confidence", confidence="f", correct="b")
     return Confidence(epochs, confidence, correct)

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from selective_backprop.inference import NoTrace
-from selective_backprop.lab.probes.files import Row, read_rows, replace_rows, require_columns, require_number
+from selective_backprop.lab.probes.files import Array, epoch_file, read_epochs, write_arrays
 
 if TYPE_CHECKING:
     from selective_backprop.lab.runs.training import Record, Training
@@ -24,20 +24,17 @@ if TYPE_CHECKING:
 FRACTIONS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 0.75)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """How well the gradient of a part of a batch agrees with that of the whole batch."""
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """How well gradients of parts of batches agree with those of the whole batches: (epochs, parts) each."""
 
-    epoch: int
-    batch: int
-    part: Literal["highest", "random"]
-    """The examples with the highest losses, or random ones."""
-    fraction: float
-    """Fraction of the batch that was asked for."""
-    size: int
-    """Number of examples in the part."""
-    cosine: float
-    equal_signs: float
+    epochs: list[int]
+    highest: Array
+    """Whether the part holds the examples with the highest losses, or random ones."""
+    fraction: Array
+    """Fraction of the batch that is in the part."""
+    cosine: Array
+    equal_signs: Array
     """Fraction of the gradient's components that have equal signs."""
 
 
@@ -52,7 +49,7 @@ class GradientProbe:
     of two examples would be normalised by those two, which never happens in training, where batches are full.
 
     Args:
-        folder: folder of the run; rows go to probes/gradients.jsonl.
+        folder: folder of the run; arrays go to probes/gradients-0003.pt.
         num_batches: number of batches, each of the run's batch size; fewer if the data set is smaller.
         fractions: sizes of the parts; a part has at least one example.
     """
@@ -61,38 +58,38 @@ class GradientProbe:
         self.folder, self.num_batches, self.fractions = folder, num_batches, fractions
 
     def __call__(self, training: Training, record: Record) -> None:
-        rows = [dataclasses.asdict(row) for row in self._look(training, record["epoch"])]
-        replace_rows(_file(self.folder), record["epoch"], rows)
+        highest, *numbers = zip(*self._look(training), strict=True)
+        fraction, cosine, equal_signs = np.array(numbers, dtype=np.float32)
+        write_arrays(
+            epoch_file(self.folder / "probes", "gradients", record["epoch"]),
+            highest=np.array(highest),
+            fraction=fraction,
+            cosine=cosine,
+            equal_signs=equal_signs,
+        )
 
-    def _look(self, training: Training, epoch: int) -> Iterator[Agreement]:
+    def _look(self, training: Training) -> Iterator[tuple[bool, float, float, float]]:
+        """Whether a part has the highest losses, its fraction of the batch, cosine and equal signs."""
         # Bypasses the loader, because its random numbers belong to the run.
         dataset = training.dataset
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(dataset), generator=generator)
         batches = torch.split(order, training.settings.recipe.batch_size)[: self.num_batches]
         with NoTrace(training.model, "eval")():
-            for number, ids in enumerate(batches):
+            for ids in batches:
                 images, labels = (column.to(training.device) for column in dataset.__getitems__(ids.tolist()))
                 images = training.normalise(images)
                 losses = F.cross_entropy(training.model(images), labels, reduction="none")
-                orders: dict[Literal["highest", "random"], Tensor] = {
-                    "highest": losses.argsort(descending=True, stable=True),
-                    "random": torch.randperm(len(ids), generator=generator).to(training.device),
+                orders = {
+                    True: losses.argsort(descending=True, stable=True),
+                    False: torch.randperm(len(ids), generator=generator).to(training.device),
                 }
                 whole = gradient(training.model, images, labels)
-                for part, positions in orders.items():
+                for highest, positions in orders.items():
                     for fraction in self.fractions:
                         chosen = positions[: max(1, round(fraction * len(ids)))]
-                        cosine, equal_signs = agreement(whole, gradient(training.model, images[chosen], labels[chosen]))
-                        yield Agreement(
-                            epoch=epoch,
-                            batch=number,
-                            part=part,
-                            fraction=fraction,
-                            size=len(chosen),
-                            cosine=cosine,
-                            equal_signs=equal_signs,
-                        )
+                        part = gradient(training.model, images[chosen], labels[chosen])
+                        yield highest, fraction, *agreement(whole, part)
 
 
 def gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -114,21 +111,8 @@ def agreement(whole: Tensor, part: Tensor) -> tuple[float, float]:
     return float(cosine), float((whole.sign() == part.sign()).double().mean())
 
 
-def read_gradients(folder: Path) -> list[Agreement]:
+def read_gradients(folder: Path) -> Gradients:
     """Read what `GradientProbe` wrote for the run in this folder."""
-    return [Agreement(**row) for row in read_rows(_file(folder), _check)]
-
-
-def _check(row: Row) -> None:
-    require_columns(row, {field.name for field in dataclasses.fields(Agreement)})
-    if row["part"] not in ("highest", "random"):
-        raise ValueError(f"part must be highest or random, got {row['part']!r:.50}")
-    for name in ("batch", "size"):
-        require_number(row, name, least=0, whole=True)
-    require_number(row, "cosine", least=-1, most=1)
-    for name in ("fraction", "equal_signs"):
-        require_number(row, name, least=0, most=1)
-
-
-def _file(folder: Path) -> Path:
-    return folder / "probes" / "gradients.jsonl"
+    names = {"highest": "b", "fraction": "f", "cosine": "f", "equal_signs": "f"}
+    epochs, arrays = read_epochs(folder / "probes", "gradients", **names)
+    return Gradients(epochs, *arrays)

@@ -21,7 +21,7 @@ from selective_backprop.lab.report.logs import read_logs
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.report.probes import confidence, gradient_fidelity
 from selective_backprop.lab.report.provenance import provenance
-from selective_backprop.lab.report.runs import Run, find_runs, split_label
+from selective_backprop.lab.report.runs import Run, find_runs, method_and_budget
 from selective_backprop.lab.report.seconds import machines, where_time_went
 from selective_backprop.lab.report.selection import selection
 from selective_backprop.lab.report.sensitivity import sensitivity
@@ -65,8 +65,8 @@ def build_report(
     full_names = {run.label: run.method for comparison in comparisons for run in comparison.runs}
     methods: dict[str, str] = {}
     for label in labels:
-        methods.setdefault(split_label(label)[0], full_names[label])
-    palette = Palette(methods, sorted({split_label(label)[1] for label in labels}))
+        methods.setdefault(method_and_budget(label)[0], full_names[label])
+    palette = Palette(methods, sorted({method_and_budget(label)[1] for label in labels}))
     left_out = LeftOut()
     for run in (run for run in runs if run.problem):
         left_out.add(f"environment of {run.label}, seed {run.seed}", run.problem)
@@ -77,13 +77,13 @@ def build_report(
         numbers(comparisons),
         errors(comparisons, palette),
         where_time_went(comparisons, palette),
-        selection(comparisons, logs, palette, left_out),
+        selection(comparisons, logs, palette),
         gradient_fidelity(comparisons, left_out),
         confidence(comparisons, palette, left_out),
         sensitivity(runs, palette),
         machines(runs),
         your_data(comparisons, left_out, load=load, images=images),
-        about_data(comparisons, logs, load=load, images=images, scores=scores),
+        about_data(comparisons, logs, left_out, load=load, images=images, scores=scores),
         provenance(comparisons),
     ]
     sections.insert(1, left_out.section())  # near the top: a reader must not take what is missing for what is not so

@@ -146,8 +146,8 @@ WIDEST = 22
 def wrapped(label: str, width: int = WIDEST) -> str:
     """The whole of a label, in lines.
 
-    >>> wrapped("repeated_random, 2x ledger's compute")
-    "repeated_random, 2x\\nledger's compute"
+    >>> wrapped("repeated_random, 12 epochs of compute")
+    'repeated_random, 12\\nepochs of compute'
     """
     return "\n".join(textwrap.wrap(label, width)) or label
 

@@ -10,10 +10,9 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.lab.report.runs import Run, split_label, with_folder, with_length
-from selective_backprop.lab.study.curves import Axis, Curve, SpeedUp, speed_up
-from selective_backprop.lab.study.frontier import Budget
-from selective_backprop.lab.study.standing import PLAIN, LabelledRuns, Standing, standings
+from selective_backprop.lab.report.runs import Run, method_and_budget, with_folder, with_length
+from selective_backprop.lab.study.curves import Curve
+from selective_backprop.lab.study.standing import PLAIN, LabelledRuns, Standings, standings
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,27 +59,18 @@ class Comparison:
         return next((run.test_examples for run in self.runs if run.test_examples), None)
 
     @cached_property
-    def standings(self) -> list[Standing]:
-        """Every finished arm against plain training and random subsets; arms that cost nothing are left out."""
-        arms = []
-        for label, runs in self.finished.items():
-            errors = tuple(run.curve.errors[-1] for run in runs)
-            compute, seconds = (
-                tuple(costs[-1] for costs in columns)
-                for columns in ([run.curve.compute for run in runs], [run.curve.seconds for run in runs])
-            )
-            if min(compute) > 0:
-                clock = Budget(errors, seconds) if self.same_hardware and min(seconds) > 0 else None
-                arms.append(LabelledRuns(label, runs[0].method, Budget(errors, compute), clock))
-        return standings(arms)
+    def arms(self) -> list[LabelledRuns]:
+        """The finished runs of every label. Those that cost nothing are left out."""
+        return [
+            LabelledRuns.of(label, runs[0].method, [run.curve for run in runs], clock=self.same_hardware)
+            for label, runs in self.finished.items()
+            if min(run.curve.compute[-1] for run in runs) > 0
+        ]
 
-    def speed_up(self, label: str, factor: float, axis: Axis) -> SpeedUp | None:
-        """Speed-up against the reference's runs with the same seeds; None if there are none."""
-        assert self.reference is not None
-        theirs = {run.seed: run.curve for run in self.finished[self.reference]}
-        ours = {run.seed: run.curve for run in self.finished[label]}
-        seeds = sorted(theirs.keys() & ours.keys())
-        return speed_up([theirs[s] for s in seeds], [ours[s] for s in seeds], factor, axis) if seeds else None
+    @cached_property
+    def standings(self) -> Standings:
+        """Every method against plain training and random subsets."""
+        return standings(self.arms)
 
 
 def _comparable(runs: list[Run]) -> list[Run]:
@@ -90,16 +80,15 @@ def _comparable(runs: list[Run]) -> list[Run]:
 
 
 def order_of(label: str) -> tuple[int, str, float, str]:
-    """Traditional first, random ones last, the rest by name and length; baselines within a budget after all of them.
+    """Traditional first, random ones last, the rest by name and length.
 
-    >>> sorted(["random", "sb, 16 epochs", "sb, 4 epochs", "traditional, sb's time", "Traditional"], key=order_of)
-    ['Traditional', 'sb, 4 epochs', 'sb, 16 epochs', 'random', "traditional, sb's time"]
+    >>> sorted(["random", "sb, 16 epochs", "sb, 4 epochs", "Traditional"], key=order_of)
+    ['Traditional', 'sb, 4 epochs', 'sb, 16 epochs', 'random']
     """
-    name, budget = split_label(label)
+    name, budget = method_and_budget(label)
     place = 0 if name.lower() == "traditional" else 2 if "random" in name.lower() else 1
-    length = budget.partition(" epoch")[0] if " epoch" in budget else ""
-    number = float(length) if length.replace(".", "", 1).isdigit() else 0.0
-    return (place + 3 * bool(budget and not length), name.lower(), number, label)
+    length = budget.partition(" ")[0]
+    return place, name.lower(), float(length) if length.replace(".", "", 1).isdecimal() else 0.0, label
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Comparison]:
@@ -108,7 +97,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Comparison]:
     for run in runs:
         groups.setdefault(json.dumps(conditions(run), sort_keys=True), []).append(run)
     parts: list[tuple[list[Run], str]] = []
-    for group in (same for alike in groups.values() for same in _by_data(alike)):
+    for group in (part for same_conditions in groups.values() for part in _by_data(same_conditions)):
         parts += _by_experiment(group) if _collide(group) else [(group, "")]
     varied = _varied([group[0] for group, _ in parts])
     return [
@@ -125,7 +114,7 @@ def conditions(run: Run) -> dict[str, Any]:
 
 
 _NOT_COMPARED = ("epochs", "method", "selectivity", "source")
-_OTHERS = {"label_noise": 0, "validation": 0, "ranks": 1}
+_OTHERS = {"label_noise": 0, "validation": 0}
 
 
 def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
@@ -165,14 +154,12 @@ def _by_length(runs: Sequence[Run]) -> list[Run]:
 
 
 def _varied(runs: Sequence[Run]) -> dict[tuple[Any, Any], list[str]]:
-    """By data set and model: the conditions in which comparisons differ."""
+    """By data set and model: the conditions in which these runs differ."""
     found: dict[tuple[Any, Any], list[str]] = {}
-    for run in runs:
-        alike = [conditions(other) for other in runs if _subject(other) == _subject(run)]
-        names = dict.fromkeys(name for settings in alike for name in settings)
-        found[_subject(run)] = [
-            name for name in names if len({json.dumps(settings.get(name)) for settings in alike}) > 1
-        ]
+    for subject in dict.fromkeys(map(_subject, runs)):
+        settings = [conditions(run) for run in runs if _subject(run) == subject]
+        names = dict.fromkeys(name for one in settings for name in one)
+        found[subject] = [name for name in names if len({json.dumps(one.get(name)) for one in settings}) > 1]
     return found
 
 
@@ -183,13 +170,9 @@ def _subject(run: Run) -> tuple[Any, Any]:
 _WORDS: dict[str, Callable[[Any], str]] = {
     "image_size": lambda size: f"{size} pixels" if size else "full size",
     "decay": lambda decay: f"{(decay or {}).get('kind')} decay",
-    "batch_size": lambda size: f"batches of {size}",
-    "lr": lambda rate: f"learning rate {rate}",
     "label_noise": lambda noise: f"{noise:.0%} wrong labels",
     "validation": lambda share: "validation split" if share else "test set",
 }
-NAMES = {"lr": "learning rate", "decay": "learning-rate schedule"}
-"""Words for conditions, where their names are none."""
 
 
 def _title(run: Run, varied: Mapping[tuple[Any, Any], Sequence[str]]) -> str:
@@ -204,19 +187,14 @@ def _title(run: Run, varied: Mapping[tuple[Any, Any], Sequence[str]]) -> str:
 
 def apart(comparisons: Sequence[Comparison]) -> list[str]:
     """A sentence for every data set and model whose runs are not all compared with each other."""
-    groups: dict[tuple[Any, Any], list[Comparison]] = {}
-    for comparison in comparisons:
-        groups.setdefault(_subject(comparison.runs[0]), []).append(comparison)
-    sentences = []
-    for subject, alike in groups.items():
-        if len(alike) < 2:
+    sentences, first = [], [comparison.runs[0] for comparison in comparisons]
+    for subject, varied in _varied(first).items():
+        runs = [run for run in first if _subject(run) == subject]
+        if len(runs) < 2:
             continue
-        runs = [comparison.runs[0] for comparison in alike]
-        reasons = [NAMES.get(name, name.replace("_", " ")) for name in _varied(runs)[subject]]
+        reasons = [name.replace("_", " ") for name in varied]
         if len({run.data_hash for run in runs}) > 1:
             reasons.append("data")
-        if not reasons and len({run.recipe["epochs"] for run in runs}) > 1:
-            reasons.append("length")  # each has its own baselines, of its own length
         words = " and ".join(reasons) or "the experiment they belong to"
         sentences.append(
             f"Runs on {subject[0]} with {subject[1]} that differ in {words} are not compared with each other."

@@ -1,11 +1,11 @@
-"""What the ledgers say about the data: the easiest and hardest examples, and labels that are likely wrong.
+"""What the ledgers say about the data: the easiest and hardest examples, and what scores would prune.
 
 # M = examples
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from selective_backprop.lab.data.datasets import flip_labels
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section, Table, rounded
+from selective_backprop.lab.report.figures import Gallery, Part, Picture, Section
 from selective_backprop.lab.report.images import LoadData, Shown
-from selective_backprop.lab.report.logs import Log, highest, lowest, mean_loss, suspicion
+from selective_backprop.lab.report.left_out import LeftOut
+from selective_backprop.lab.report.logs import Log, highest, lowest, mean_loss
 from selective_backprop.lab.report.pruning import pruning_parts
 
 READING = (
-    "Easy examples are learned early, hard ones keep a high loss, and among the hardest are those whose label is wrong."
+    "Easy examples are learned early, and hard ones keep a high loss; among the hardest are those whose label is wrong."
 )
-_PER_CLASS, _MOST_CLASSES, _LISTED = 8, 10, 24
+_PER_CLASS, _MOST_CLASSES = 8, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,15 +56,17 @@ class Examples:
 def about_data(
     comparisons: Sequence[Comparison],
     logs: Mapping[str, Mapping[str, Log]],
+    left_out: LeftOut,
     *,
     load: LoadData | None = None,
     images: bool | None = None,
     scores: Sequence[Path] = (),
 ) -> Section:
-    """Section with galleries, likely wrong labels, and what scores would prune.
+    """Section with galleries, and what scores would prune. A data set is shown once.
 
     Args:
         logs: by comparison and label.
+        left_out: takes note of files that cannot be read.
         load: gives the data of a run; None, or an error of its own: labels and images are left out.
         images: whether to show any; None: of digits alone, which anybody may pass on.
         scores: files of scores to compare with what selection used, beside those that runs used themselves.
@@ -71,17 +74,14 @@ def about_data(
     parts: list[Part] = []
     shown: set[str] = set()  # a sweep has many comparisons with nearly the same galleries
     for comparison in comparisons:
-        if not (mine := logs[comparison.id]):
+        mine, dataset = logs[comparison.id], str(comparison.runs[0].recipe["dataset"])
+        if not mine or dataset in shown:
             continue
-        dataset = str(comparison.runs[0].recipe["dataset"])
+        shown.add(dataset)
         # Traditional has losses from every epoch, and no selection has biased them.
         examples = Examples.of(mine.get(comparison.reference or "") or next(iter(mine.values())), load, images)
-        if dataset not in shown:
-            parts += _galleries(comparison.id, examples)
-        parts += _suspects(comparison.id, examples)
-        if dataset not in shown:
-            parts += pruning_parts(comparison.id, mine, scores, examples.name, examples.shown.image)
-        shown.add(dataset)
+        parts += _galleries(comparison.id, examples)
+        parts += pruning_parts(comparison.id, mine, scores, examples.name, examples.shown.image, left_out)
     return Section("data", "The data", READING, parts)
 
 
@@ -100,42 +100,3 @@ def _galleries(comparison: str, examples: Examples) -> list[Part]:
         words = f"{title} examples of each class, by mean loss ({run.label}, seed {run.seed})"
         parts.append(Gallery(f"{title.lower()}-{comparison}", words, rows, comparison))
     return parts
-
-
-def _suspects(comparison: str, examples: Examples) -> list[Part]:
-    """Likely wrong labels, or else the hardest examples."""
-    values, likely = suspicion(examples.log, examples.labels), _likely_wrong(examples)
-    ranked = highest(values, len(values))
-    ids = [id for id in ranked if not likely or id in likely][:_LISTED]
-    if not ids:
-        return []
-    measure = "loss above its class" if examples.labels is not None else "loss"
-    columns: dict[str, Callable[[int], str]] = {"id": str} | examples.shown.columns
-    columns |= {"label": examples.name} if examples.labels is not None else {}
-    columns[measure] = lambda id: f"{values[id]:.2f}"
-    cells = [[show(id) for show in columns.values()] for id in ids]
-    title, note = _HARDEST
-    if likely:
-        title, note = f"{len(likely):,} labels that are likely wrong, the likeliest first", _LIKELY
-    exported = ["id", "label", measure], [[id, examples.name(id), rounded(float(values[id]))] for id in ranked]
-    return [Table(f"suspects-{comparison}", title, list(columns), cells, comparison, note, exported)]
-
-
-_HARDEST = (
-    "Hardest examples; check labels",
-    "By the mean loss in the second half of the run. None is so high that its label is likely wrong.",
-)
-_LIKELY = (
-    "In the second half of the run, the network gave these labels less than half the chance that a blind guess would."
-)
-
-
-def _likely_wrong(examples: Examples) -> set[int]:
-    """Ids of examples whose mean loss in the second half of the run is above log(2 x classes).
-
-    On digits with 10% wrong labels, all those that it finds after 10 epochs are wrong; on clean digits it finds none.
-    """
-    if examples.shown.data is None:
-        return set()
-    losses = mean_loss(examples.log, since=0.5)
-    return {int(id) for id in np.flatnonzero(losses > np.log(2 * examples.shown.data.num_classes))}

@@ -17,8 +17,8 @@ from selective_backprop.lab.report.charts import (
 )
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
-from selective_backprop.lab.report.runs import names_of, running_means, split_label
-from selective_backprop.lab.study.standing import error_of
+from selective_backprop.lab.report.runs import method_and_budget, names_of, running_means
+from selective_backprop.lab.study.standing import PLAIN, error_of
 
 FRONTIERS = (
     "Each point is the end of fully decayed runs, bars span the seeds, and the bold line is plain training: a method "
@@ -35,7 +35,7 @@ def frontiers(comparisons: Sequence[Comparison], palette: Palette) -> Section:
     parts: list[Part] = [
         _frontier(comparison, palette)
         for comparison in comparisons
-        if len({split_label(standing.label)[0] for standing in comparison.standings}) > 1
+        if len({method_and_budget(runs.label)[0] for runs in comparison.arms}) > 1
     ]
     return Section("frontiers", "Error against compute", FRONTIERS, parts, overview=True)
 
@@ -43,11 +43,11 @@ def frontiers(comparisons: Sequence[Comparison], palette: Palette) -> Section:
 def arm_rows(comparison: Comparison) -> list[Row]:
     """The end of every arm, cheapest first."""
     rows: list[Row] = []
-    for standing in comparison.standings:
-        arm = standing.runs.compute
+    for runs in comparison.arms:
+        arm = runs.compute
         spread = {"lowest": min(arm.errors), "highest": max(arm.errors), "seeds": len(arm.errors)}
-        row = names_of(standing.label) | {"compute": arm.cost, "error": arm.error}
-        rows.append(row | spread | {"plain": standing.is_plain})
+        row = names_of(runs.label) | {"compute": arm.cost, "error": arm.error}
+        rows.append(row | spread | {"plain": runs.method == PLAIN})
     return sorted(rows, key=lambda row: float(row["compute"]))
 
 
@@ -66,10 +66,7 @@ def _frontier(comparison: Comparison, palette: Palette) -> Figure:
         layer("rule", seeds, "datum.seeds > 1 && datum.highest > datum.lowest", strokeWidth=1.5, opacity=0.6),
         layer("point", lines | {"shape": palette.shape(), "tooltip": tips}, size=80, opacity=1),
     ]
-    alt = "; ".join(
-        f"{standing.label} {error_of(standing.runs.compute)} at {standing.runs.compute.cost:.2f}"
-        for standing in comparison.standings
-    )
+    alt = "; ".join(f"{runs.label} {error_of(runs.compute)} at {runs.compute.cost:.2f}" for runs in comparison.arms)
     spec = of_methods([*layers, *ends], height=height)
     return Figure(f"frontier-{comparison.id}", comparison.title, f"Error and epochs of compute: {alt}.", spec, rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,19 +101,35 @@ class Cell:
 
 
 @dataclass(frozen=True, eq=False)
+class Column:
+    """A column of the matrix: a workload at an error.
+
+    Args:
+        comparison: id of the workload.
+        title: title of the workload.
+        more: the error, in words.
+        target: its name; "" where there is none.
+    """
+
+    comparison: str
+    title: str
+    more: str
+    target: str
+
+
+@dataclass(frozen=True, eq=False)
 class Matrix:
     """Methods by workloads.
 
     Args:
-        columns: title of each workload, by its id.
-        rows: a cell for each workload, by method.
+        rows: a cell for each column, by method.
         also: another name for some of the methods.
         legend: words for each kind of cell.
     """
 
     id: str
     title: str
-    columns: dict[str, str]
+    columns: list[Column]
     rows: dict[str, list[Cell]]
     legend: dict[str, str]
     also: dict[str, str] = field(default_factory=dict)
@@ -126,7 +143,8 @@ class Matrix:
             [f"{cell.value} {cell.more}".strip() + (f" ({cell.hint})" if cell.hint else "") for cell in row]
             for row in self.rows.values()
         ]
-        return ["method", *self.columns.values()], [[name, *row] for name, row in zip(self.rows, cells, strict=True)]
+        heading = ["method", *(f"{column.title} {column.more}".strip() for column in self.columns)]
+        return heading, [[name, *row] for name, row in zip(self.rows, cells, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,11 +197,23 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def as_csv(heading: Sequence[str], cells: Sequence[Sequence[Any]]) -> str:
-    """
-    >>> as_csv(["id", "name"], [[1, "a, b"]])
-    'id,name\\n1,"a, b"\\n'
+    """Write a table as CSV. A cell that a spreadsheet would take for a formula gets an apostrophe before it.
+
+    >>> print(as_csv(["id", "name"], [[1, "a, b"], [-2, "=1+1"], [3, "-4.5%"]]), end="")
+    id,name
+    1,"a, b"
+    -2,'=1+1
+    3,-4.5%
     """
     writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
-    writer.writerow(heading)
-    writer.writerows(cells)
+    writer.writerow(map(_no_formula, heading))
+    writer.writerows(map(_no_formula, row) for row in cells)
     return lines.getvalue()
+
+
+def _no_formula(cell: Any) -> Any:
+    is_formula = isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
+
+
+_NUMBER = re.compile(r"[-+][\d.,]+ ?[%x]?")

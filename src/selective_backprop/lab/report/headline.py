@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from selective_backprop.lab.report.comparisons import Comparison, apart
-from selective_backprop.lab.report.figures import Cell, Matrix, Notes, Part, Section, Table
-from selective_backprop.lab.report.runs import Run, split_label
-from selective_backprop.lab.study.curves import FACTORS, Axis
-from selective_backprop.lab.study.frontier import Bound, Verdict, says_anything
-from selective_backprop.lab.study.standing import PLAIN, RANDOM, Standing, alerts, cheapest_lossless, error_of, winner
-from selective_backprop.lab.study.tables import cost, final_error, standing_table
+from selective_backprop.lab.report.figures import Cell, Column, Matrix, Notes, Part, Section, Table
+from selective_backprop.lab.report.runs import Run
+from selective_backprop.lab.study.curves import Axis
+from selective_backprop.lab.study.frontier import Frontier, Verdict
+from selective_backprop.lab.study.standing import PLAIN, RANDOM, TARGETS, Standing, alerts, error_of, standings, winner
+from selective_backprop.lab.study.tables import arms_table, method_table, multiplier_cell, speed_up_table
 
 READING = (
-    "The compute multiplier is how many times more compute plain training needs for a method's error, its learning "
-    "rate decayed within that compute: above 1 the method is cheaper."
+    "The compute multiplier M is how many times more compute is needed for the same error without the method, by plain "
+    "training or by random subsets, whichever needs less: above 1 the method is cheaper."
 )
 _KINDS = {Verdict.BETTER: "better", Verdict.SAME: "same", Verdict.WORSE: "worse", Verdict.NOT_CHECKED: "unknown"}
 LEGEND = {
-    "better": "better than plain training and random subsets",
+    "better": "cheaper than plain training and random subsets",
     "same": "not told apart from one of them",
-    "worse": "worse than one of them",
+    "worse": "dearer than one of them",
     "unknown": "not checked",
 }
 
 
 def headline(comparisons: Sequence[Comparison]) -> Section:
     """The matrix, a sentence for each workload, and what keeps them from being convincing."""
-    titles = {comparison.id: comparison.title for comparison in comparisons}
     findings = [(comparison.id, comparison.title, finding(comparison)) for comparison in comparisons]
     doubts = [("", "", sentence) for sentence in apart(comparisons)]
     for comparison in comparisons:
@@ -35,9 +34,16 @@ def headline(comparisons: Sequence[Comparison]) -> Section:
         doubts += [(comparison.id, comparison.title, " ".join(sentences))] if sentences else []
     if unknown := sum(run.data_hash is None for comparison in comparisons for run in comparison.runs):
         doubts.append(("", "", f"{unknown} runs do not say which data they used."))
-    rows, also = matrix_rows(comparisons), _also(comparisons)
     parts: list[Part] = [
-        Matrix("multipliers", "Compute multiplier", titles, rows, LEGEND, also, _MATRIX_NOTE),
+        Matrix(
+            "multipliers",
+            "Compute multiplier",
+            matrix_columns(comparisons),
+            matrix_rows(comparisons),
+            LEGEND,
+            {PLAIN: "plain training", RANDOM: "random subsets"},
+            _MATRIX_NOTE,
+        ),
         Notes("findings", "Who won", findings),
         *([Notes("alerts", "Before you believe it", doubts, "alerts")] if doubts else []),
     ]
@@ -45,73 +51,72 @@ def headline(comparisons: Sequence[Comparison]) -> Section:
 
 
 _MATRIX_NOTE = (
-    "Each method's best arm, with a 95% interval over seeds; “>” and “<” are bounds. Plain training has its lowest "
-    "error instead. A number in a dashed cell: random subsets were not run with as much compute."
+    "All methods of a column are compared at the error above it, one of plain training's. Plain training has the "
+    "compute that it needs for it; random subsets have their multiplier against plain training. Below a multiplier "
+    "stands its 95% interval over seeds; “>” and “<” are bounds."
 )
 
 
-def _also(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """What the baselines are, by the names that they go by."""
-    words = {PLAIN: "plain training", RANDOM: "random subsets"}
-    runs = [run for comparison in comparisons for run in comparison.runs if run.method in words]
-    return {split_label(run.label)[0]: words[run.method] for run in runs}
+def matrix_columns(comparisons: Sequence[Comparison]) -> list[Column]:
+    """A column for every error at which the methods of a workload are compared; one, too, where there is none."""
+    columns = []
+    for comparison in comparisons:
+        targets = comparison.standings.targets or {"": float("nan")}
+        columns += [
+            Column(comparison.id, comparison.title, f"at {error:.2%} error" if target else "", target)
+            for target, error in targets.items()
+        ]
+    return columns
 
 
 def finding(comparison: Comparison) -> str:
-    """Who won, among all arms, baselines included."""
-    if not comparison.standings:
+    """Who won, among all methods, baselines included."""
+    if not comparison.arms:
         return "Nothing can be said: no run is finished."
-    return f"{winner(comparison.standings)} {cheapest_lossless(comparison.standings)}".strip()
+    return winner(comparison.standings)
 
 
 def matrix_rows(comparisons: Sequence[Comparison]) -> dict[str, list[Cell]]:
-    """By method: a cell for each workload. Plain training comes first, then random subsets."""
-    arms: dict[str, dict[str, list[Standing]]] = {}
-    for comparison in comparisons:
-        for standing in comparison.standings:
-            family = split_label(standing.label)[0]
-            arms.setdefault(family, {}).setdefault(comparison.id, []).append(standing)
-    first = {family: next(iter(found.values()))[0].runs.method for family, found in arms.items()}
-    order = sorted(arms, key=lambda family: (first[family] != PLAIN, first[family] != RANDOM, family.lower()))
-    return {family: [_cell(arms[family].get(comparison.id, [])) for comparison in comparisons] for family in order}
+    """By method: a cell for each column. Plain training comes first, then random subsets."""
+    found = {comparison.id: {one.name: one for one in comparison.standings.methods} for comparison in comparisons}
+    targets = {comparison.id: comparison.standings.targets for comparison in comparisons}
+    names = dict.fromkeys(name for methods in found.values() for name in methods)
+    order = sorted(names, key=lambda name: (name != PLAIN, name != RANDOM, name.lower()))
+    columns = matrix_columns(comparisons)
+    return {
+        name: [
+            _cell(found[column.comparison].get(name), column.target, targets[column.comparison]) for column in columns
+        ]
+        for name in order
+    }
 
 
-def _cell(arms: Sequence[Standing]) -> Cell:
-    if not arms:
+def _cell(standing: Standing | None, target: str, targets: Mapping[str, float]) -> Cell:
+    if standing is None:
         return Cell("not run")
-    if arms[0].is_plain:
-        best = min(arms, key=lambda standing: standing.runs.compute.error)
-        budgets = f"{len(arms)} budgets" if len(arms) > 1 else "one budget"
-        return Cell(error_of(best.runs.compute), f"{best.runs.compute.cost:.1f} epochs; {budgets}", "", best.label)
-    best = best_arm(arms)
-    found, compute = best.plain, best.runs.compute.cost
-    hint = f"{best.label}: {error_of(best.runs.compute)} with {compute:.2f} epochs of compute"
-    if found is None:
+    best = min(standing.budgets, key=lambda budget: budget.error)
+    hint = f"lowest error {error_of(best)} with {best.cost:.2f} epochs of compute"
+    if not target:
         return Cell("not checked", "plain training was not run", "unknown", hint)
-    if not says_anything(found):
-        why = "so little" if found.multiple.bound is Bound.LESS else "so much"
-        return Cell("not checked", f"plain: never {why} compute", "unknown", hint)
-    value, _, span = found.short().partition(" (")
-    return Cell(value, span.removesuffix(")"), _KINDS[best.verdict], f"{hint}; {best.verdict}")
-
-
-def best_arm(arms: Sequence[Standing]) -> Standing:
-    """The arm with the highest multiplier. A bound that tells nothing counts least."""
-
-    def rank(standing: Standing) -> tuple[bool, float]:
-        found = standing.plain
-        return (found is not None and says_anything(found), found.multiple.value if found is not None else 0.0)
-
-    return max(arms, key=rank)
+    error = targets[target]
+    if standing.is_plain:
+        return Cell(f"{Frontier(standing.budgets).cost_of(error)[0]:.2f} epochs", TARGETS[target], "", hint)
+    kind = "" if standing.is_random else _KINDS[standing.verdict(target)]
+    value, _, span = multiplier_cell(standing, target, error).partition(" (")
+    if not standing.reaches(error):
+        span = f"at best {best.error:.2%}"
+    elif not standing.is_random and not standing.random:
+        span = "random subsets were not run"
+    return Cell(value, span.removesuffix(")"), kind, hint)
 
 
 def alerts_of(comparison: Comparison) -> list[str]:
     """List the doubts about a comparison: first what its numbers show, then what its runs lack."""
-    sentences = alerts(comparison.standings) if comparison.standings else []
-    idle = [label for label, runs in comparison.by_label.items() if not any(map(selected_anything, runs))]
+    sentences = alerts(comparison.standings) if comparison.arms else []
+    idle = [label for label, runs in comparison.finished.items() if not any(map(selected_anything, runs))]
     if idle:
         sentences.append(f"{' and '.join(idle)} never switched on: trained on every candidate, as plain training does.")
-    free = [label for label in comparison.finished if label not in {s.label for s in comparison.standings}]
+    free = [label for label in comparison.finished if label not in {runs.label for runs in comparison.arms}]
     if free:
         sentences.append(f"Left out, as the records say that it cost nothing: {', '.join(free)}.")
     unfinished = [run for run in comparison.runs if not run.finished]
@@ -139,50 +144,55 @@ def numbers(comparisons: Sequence[Comparison]) -> Section:
     """All arms of each workload, then speed-ups to a target."""
     parts: list[Table] = []
     for comparison in comparisons:
-        if comparison.standings:
-            parts.append(arms_table(comparison))
+        if comparison.arms:
+            parts += [methods_table(comparison), all_arms(comparison)]
         if comparison.reference is not None:
             parts.append(speed_table(comparison, "compute"))
             if comparison.same_hardware:
                 parts.append(speed_table(comparison, "seconds"))
-    return Section("numbers", "All arms", _NUMBERS, list(parts))
+    return Section("numbers", "Numbers", _NUMBERS, list(parts))
 
 
 _NUMBERS = (
-    "An arm is a method with a number of epochs, its learning rate fully decayed at the end; M is its multiplier."
+    "An arm is a method with a number of epochs, its learning rate fully decayed at the end; M is the multiplier."
 )
 
 
-def arms_table(comparison: Comparison) -> Table:
-    """Every arm with its error, its compute and its multipliers."""
-    found, size = comparison.standings, comparison.test_examples
-    clock = any(standing.runs.seconds is not None for standing in found)
-    table = standing_table(found, clock=clock)
-    method, error, *rest = table.heading
-    heading = [method, error if size is None else f"{error} on {size:,} test examples", *rest, "seeds", "verdict"]
-    cells = [
-        [*row, str(len(standing.runs.compute.errors)), "baseline" if standing.is_plain else str(standing.verdict)]
-        for row, standing in zip(table.rows, found, strict=True)
-    ]
+def methods_table(comparison: Comparison) -> Table:
+    """Every method with its multipliers, in seconds too where the hardware was the same."""
+    timed = standings(comparison.arms, seconds=True) if comparison.same_hardware else None
+    table = method_table(comparison.standings, timed if timed and timed.methods else None)
     note = (
-        "Error: mean ± standard deviation over seeds. Compute: forward passes 1, backward passes 2, in epochs of plain "
-        "training. Lossless: an error within 2% of the best of plain training. Better: than both plain training and "
-        "random subsets." + ("" if clock else " Seconds are left out: the runs were not all made on the same hardware.")
+        "Error (mean ± standard deviation over seeds) and compute (forward passes 1, backward passes 2, in epochs of "
+        "plain training) are those of a method's longest runs. M is the lower of the multipliers against plain "
+        "training and random subsets."
     )
-    return Table(f"arms-{comparison.id}", "All arms", heading, cells, comparison.id, note=note)
+    return Table(f"methods-{comparison.id}", "Methods", table.heading, table.rows, comparison.id, note=note)
+
+
+def all_arms(comparison: Comparison) -> Table:
+    """Every arm with its error and costs."""
+    table = arms_table(comparison.arms, comparison.standings.targets)
+    size = comparison.test_examples
+    note = "Lossless: an error within 2% of the best of plain training." + (
+        "" if "seconds" in table.heading else " Seconds are left out: the runs were not all made on the same hardware."
+    )
+    heading = [table.heading[0], "error" if size is None else f"error on {size:,} test examples", *table.heading[2:]]
+    return Table(f"arms-{comparison.id}", "All arms", heading, table.rows, comparison.id, note=note)
 
 
 def speed_table(comparison: Comparison, axis: Axis) -> Table:
     """How much sooner each method came within a multiple of the final error of Traditional's best run."""
-    cells = []
-    for label, runs in comparison.finished.items():
-        ups = [comparison.speed_up(label, factor, axis) for factor in FACTORS]
-        curves = [run.curve for run in runs]
-        words = ("no common seed" if up is None else str(up) for up in ups)
-        cells.append([label, final_error(curves), cost(curves, axis), *words])
-    heading = ["method", "final error", _COST[axis], *(f"to {factor}x" for factor in FACTORS)]
+    assert comparison.reference is not None
+    seeds = {label: [run.seed for run in runs] for label, runs in comparison.finished.items()}
+    curves = {
+        label: [run.curve for run in runs]
+        for label, runs in comparison.finished.items()
+        if seeds[label] == seeds[comparison.reference]
+    }
+    table = speed_up_table(curves, comparison.reference, axis)
     title = f"Speed-up in {axis}, against {comparison.reference}"
-    return Table(f"speed-up-{axis}-{comparison.id}", title, heading, cells, comparison.id, note=_NOTES[axis])
+    return Table(f"speed-up-{axis}-{comparison.id}", title, table.heading, table.rows, comparison.id, note=_NOTES[axis])
 
 
 _NOTES = {
@@ -190,4 +200,3 @@ _NOTES = {
     "It flatters a method where that run is longer than it need be; the multiplier does not.",
     "seconds": "Seconds of training; evaluation is left out.",
 }
-_COST = {"seconds": "seconds", "compute": "epochs of compute"}

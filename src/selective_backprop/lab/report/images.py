@@ -29,6 +29,8 @@ def data_of(data_dir: Path | None = None) -> LoadData:
 
     def load(run: Run) -> ImageSet:
         name, size, validation = run.recipe["dataset"], run.recipe.get("image_size"), run.config.get("validation")
+        if ":" in name:
+            raise ValueError(f"{name} may be a function, and names of functions in files are not imported")
         here = data_dir or os.environ.get("SELECTIVE_BACKPROP_DATA")
         if name != "digits" and not Path(name).is_dir() and not (here and (Path(here) / name).is_dir()):
             raise FileNotFoundError(f"{name} is not on this machine")
@@ -90,7 +92,9 @@ class Shown:
             data = None  # the run was made on another machine
         if data is None or len(data.train_labels) != size:
             return cls(None)
-        return cls(data, images if images is not None else data.name in ("digits", "wordnet"))
+        # A folder may have one of these names, too: then the run names its path.
+        is_free = data.name in ("digits", "wordnet") and run.recipe["dataset"] == data.name
+        return cls(data, is_free if images is None else images)
 
     def class_name(self, label: int) -> str:
         known = self.data is not None and 0 <= label < self.data.num_classes

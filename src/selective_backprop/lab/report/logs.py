@@ -1,4 +1,4 @@
-"""Ledgers that runs wrote after each epoch, and what they say about examples: easy, hard, mislabelled, hardly used.
+"""Ledgers that runs wrote after each epoch, and what they say about examples: easy, hard, hardly used.
 
 # M = examples
 """
@@ -47,7 +47,7 @@ def read_logs(comparison: Comparison, left_out: LeftOut) -> dict[str, Log]:
         if len(logs) == MOST_LOGS:
             break
         for run in runs if not runs[0].is_baseline else ():
-            if not any((run.path / "ledger").glob("epoch-*.npz")):
+            if not any((run.path / "ledger").glob("epoch-*.pt")):
                 continue
             what = f"ledger of {label}, seed {run.seed}"
             history = left_out.unless_damaged(what, functools.partial(read_ledger_log, run.path))
@@ -71,9 +71,9 @@ def moments(num_epochs: int) -> list[int]:
 FRACTIONS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 
 
-def mean_loss(log: Log, since: float = 0.0) -> Floats:
-    """(M,) mean loss over the epochs from this fraction of the run on; NaN if no loss is known."""
-    losses = log.history.loss[int(since * log.num_epochs) :].astype(np.float64)
+def mean_loss(log: Log) -> Floats:
+    """(M,) mean loss over the epochs; NaN if no loss is known."""
+    losses = log.history.loss.astype(np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of examples without any
         return np.asarray(np.nanmean(losses, axis=0))
@@ -84,22 +84,6 @@ def times_used(log: Log) -> Floats:
     counts = log.history.selected.astype(np.float64).sum(0)
     losses = np.nan_to_num(mean_loss(log), nan=0.0)
     return np.asarray(counts + losses / (losses.max() + 1))
-
-
-def suspicion(log: Log, labels: NDArray[np.int64] | None = None) -> Floats:
-    """(M,) how likely each label is wrong, measured by the mean loss in the second half of the run.
-
-    What a network still gets wrong after it has learned the rest is hard, or labelled wrongly. Relative to the median
-    of its class, where labels are known: a class that is hard as a whole is not mislabelled as a whole.
-    """
-    losses = mean_loss(log, since=0.5)
-    if labels is None:
-        return losses
-    medians = np.zeros_like(losses)
-    for label in np.unique(labels):
-        mine = losses[labels == label]
-        medians[labels == label] = np.nanmedian(mine) if not np.isnan(mine).all() else 0.0
-    return np.asarray(losses - medians)
 
 
 def highest(values: Floats, count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.charts import DASHES, Palette
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Row, Section, columns_of, rounded
-from selective_backprop.lab.report.runs import split_label
+from selective_backprop.lab.report.runs import method_and_budget
 
 _FOLDER = Path(__file__).parent / "template"
 _MOST_BUDGETS = 6  # more would be a legend that nobody reads
@@ -30,12 +31,7 @@ def render(
     Args:
         written: time of writing, if the runs go on: then the open page loads itself again now and then.
     """
-    jinja = import_extra("jinja2")
-    environment = jinja.Environment(
-        loader=jinja.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["of_comparison"] = _of_comparison
-    page: str = environment.get_template("page.html").render(
+    page: str = _template().render(
         title=_title(comparisons),
         summary=_summary(comparisons),
         comparisons=comparisons,
@@ -51,9 +47,20 @@ def render(
         style=_read("page.css"),
         script=_read("page.js"),
         bundle=javascript(),
+        licences=_read("vega-licences.txt"),
         written=written,
     )
     return page
+
+
+@functools.cache  # it takes longer to compile than to render, and a live report is rendered again and again
+def _template() -> Any:
+    jinja = import_extra("jinja2")
+    environment = jinja.Environment(
+        loader=jinja.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["of_comparison"] = _of_comparison
+    return environment.get_template("page.html")
 
 
 def _read(name: str) -> str:
@@ -67,14 +74,14 @@ def _title(comparisons: Sequence[Comparison]) -> str:
 
 def _summary(comparisons: Sequence[Comparison]) -> str:
     runs = [run for comparison in comparisons for run in comparison.runs]
-    methods, seeds = {split_label(run.label)[0] for run in runs}, {run.seed for run in runs}
+    methods, seeds = {method_and_budget(run.label)[0] for run in runs}, {run.seed for run in runs}
     counted = [(len(runs), "run"), (len(methods), "method"), (len(seeds), "seed"), (len(comparisons), "workload")]
     return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counted)
 
 
 def _place(palette: Palette, label: str) -> tuple[int, str, str] | None:
     """If it is the label of a run: which of the page's colours it has, the method's name, and the budget."""
-    name, budget = split_label(label)
+    name, budget = method_and_budget(label)
     return (palette.methods.index(name), name, budget) if name in palette.methods else None
 
 

@@ -77,18 +77,20 @@ def _read(left_out: LeftOut, what: str, runs: Sequence[Run], read: Callable[[Pat
 def gradient_rows(comparison: Comparison, left_out: LeftOut) -> list[Row]:
     """Rows of how well parts agree with their batch, as means over batches and seeds."""
     rows: list[Row] = []
-    for label, runs in _probed(comparison, "gradients.jsonl").items():
-        read = _read(left_out, f"gradients of {label}", runs, read_gradients)
-        seen = [row for rows_of_run in read for row in rows_of_run]
-        for epoch, part, fraction in sorted({(row.epoch, row.part, row.fraction) for row in seen}):
-            mine = [row for row in seen if (row.epoch, row.part, row.fraction) == (epoch, part, fraction)]
-            row = {"run": label, "epoch": epoch + 1, "part": _PARTS[part], "fraction": fraction}
-            means = {"cosine": fmean(row.cosine for row in mine), "equal signs": fmean(row.equal_signs for row in mine)}
-            rows.append(row | means)
+    for label, runs in _probed(comparison, "gradients-*.pt").items():
+        seen: dict[tuple[int, bool, float], list[tuple[float, float]]] = {}
+        for one in _read(left_out, f"gradients of {label}", runs, read_gradients):
+            for place, epoch in enumerate(one.epochs):
+                columns = (one.highest, one.fraction, one.cosine, one.equal_signs)
+                for highest, fraction, *found in zip(*(column[place].tolist() for column in columns), strict=True):
+                    seen.setdefault((epoch, highest, round(fraction, 6)), []).append((found[0], found[1]))
+        for (epoch, highest, fraction), mine in sorted(seen.items()):
+            row = {"run": label, "epoch": epoch + 1, "part": _PARTS[not highest], "fraction": fraction}
+            rows.append(row | {"cosine": fmean(one for one, _ in mine), "equal signs": fmean(one for _, one in mine)})
     return rows
 
 
-_PARTS = {"highest": "highest losses", "random": "random"}
+_PARTS = ("highest losses", "random")
 
 
 def _fidelity(comparison: Comparison, rows: list[Row], measure: str, title: str, number: str) -> Figure:
@@ -101,7 +103,7 @@ def _fidelity(comparison: Comparison, rows: list[Row], measure: str, title: str,
     encoding = {
         "x": axis("fraction", "part of the batch", format=".0%", domain=[0, 1]),
         "y": axis(measure, measure, format=number, zero=False),
-        "color": colors("part", list(_PARTS.values()), PHASES[:2]),
+        "color": colors("part", _PARTS, PHASES[:2]),
     }
     dash: Spec = {
         "field": "epoch",
@@ -133,7 +135,7 @@ _MEASURES = {"confidence": "Confidence in the true class", "accuracy": "Accuracy
 def confidence_rows(comparison: Comparison, left_out: LeftOut, bins: int = 40) -> list[Row]:
     """Rows by percentile of the confidence in the true class: mean confidence and accuracy, pooled over seeds."""
     rows: list[Row] = []
-    for label, runs in _probed(comparison, "confidence-*.npz").items():
+    for label, runs in _probed(comparison, "confidence-*.pt").items():
         seen = _read(left_out, f"confidence of {label}", runs, read_confidence)
         for epoch in sorted(set.intersection(*(set(one.epochs) for one in seen))) if seen else ():
             places = [one.epochs.index(epoch) for one in seen]

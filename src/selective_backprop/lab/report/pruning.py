@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,8 +14,9 @@ from pathlib import Path
 import torch
 
 import selective_backprop as sb
-from selective_backprop.lab.report.charts import axis, bars, choice, layer, tooltip
+from selective_backprop.lab.report.charts import axis, bars, layer, tooltip
 from selective_backprop.lab.report.figures import Figure, Gallery, Part, Picture, Row, Spec, Table, Text, rounded
+from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.logs import Floats, Log, combined_rank, lowest, overlaps, times_used
 from selective_backprop.lab.report.theme import PHASES
 from selective_backprop.lab.study.diet import ClassScores, summarise, warning_about
@@ -34,7 +36,12 @@ class Ranking:
 
 
 def pruning_parts(
-    comparison: str, logs: Mapping[str, Log], files: Sequence[Path], name_of: Words, image_of: Words
+    comparison: str,
+    logs: Mapping[str, Log],
+    files: Sequence[Path],
+    name_of: Words,
+    image_of: Words,
+    left_out: LeftOut,
 ) -> list[Part]:
     """Scores against what selection used, scores against each other, and what they would leave out.
 
@@ -43,9 +50,10 @@ def pruning_parts(
         logs: of its runs, by label.
         files: scores by `diet score`, beside those that the runs used.
         name_of, image_of: label and image of an example.
+        left_out: takes note of scores that the runs name and that cannot be read.
     """
     size = next(iter(logs.values())).num_examples
-    scores = _read_scores(logs, files, size)
+    scores = _read_scores(logs, files, size, left_out)
     if not scores:
         return []
     parts: list[Part] = []
@@ -63,16 +71,19 @@ def pruning_parts(
     return parts
 
 
-def _read_scores(logs: Mapping[str, Log], files: Sequence[Path], size: int) -> list[Ranking]:
+def _read_scores(logs: Mapping[str, Log], files: Sequence[Path], size: int, left_out: LeftOut) -> list[Ranking]:
     """Scores from the given files, then those of runs on a diet. Missing files and other data sets are left out."""
     options = [log.run.config.get("options") or {} for log in logs.values()]
     named = [Path(str(option["scores"])) for option in options if "scores" in option]
-    found = []
-    for file in dict.fromkeys([*files, *(path for path in named if path.exists())]):
-        values = sb.pruning.load_scores(file).double().numpy()
-        if len(values) == size:
-            found.append(Ranking(file.stem, values))
-    return found
+    scores: dict[Path, torch.Tensor | None] = {file: sb.pruning.load_scores(file) for file in files}
+    for file in named:
+        if file not in scores and file.exists():
+            scores[file] = left_out.unless_damaged(f"scores {file}", functools.partial(sb.pruning.load_scores, file))
+    return [
+        Ranking(file.stem, values.double().numpy())
+        for file, values in scores.items()
+        if values is not None and len(values) == size
+    ]
 
 
 def _pruned_fraction(logs: Mapping[str, Log]) -> float:
@@ -140,8 +151,8 @@ def pruned_parts(comparison: str, scores: Ranking, fraction: float, name_of: Wor
     names = [name_of(id) for id in range(len(values))]
     if not all(names) or len(set(names)) < 2:
         return parts
-    found = {at: _classes_after(values, names, at) for at in sorted({*FRACTIONS, fraction})}
-    if warning := warning_about(found[fraction], fraction):
+    found = _classes_after(values, names, fraction)
+    if warning := warning_about(found, fraction):
         parts.insert(0, Text(f"**Some classes lose far more than others.** {warning}", comparison))
     return [*parts, _by_class(comparison, scores.name, found, fraction)]
 
@@ -154,37 +165,29 @@ def _classes_after(scores: Floats, names: list[str], fraction: float) -> list[Cl
     return summarise(values, sb.pruning.keep_after_pruning(values, fraction), labels, classes)
 
 
-def _by_class(comparison: str, title: str, found: Mapping[float, list[ClassScores]], fraction: float) -> Figure:
-    """Share of each class that is left out, at several fractions; the class that loses most at `fraction` first."""
-    lost = {row.name: row.pruned / row.examples for row in found[fraction]}
-    shown = sorted(lost, key=lambda name: (-lost[name], name))
-    labels = shown[:_MOST_CLASSES]
-    by_name = {at: {row.name: row for row in rows} for at, rows in found.items()}
+def _by_class(comparison: str, title: str, found: list[ClassScores], fraction: float) -> Figure:
+    """Share of each class that is left out, the class that loses most first."""
     rows: list[Row] = [
-        {
-            "run": name,
-            "left out": f"{at:.0%}",
-            "share": by_name[at][name].pruned / by_name[at][name].examples,
-            "examples": by_name[at][name].examples,
-            "overall": at,
-        }
-        for at in found
-        for name in labels
+        {"run": row.name, "share": row.pruned / row.examples, "examples": row.examples, "overall": fraction}
+        for row in found
     ]
+    rows.sort(key=lambda row: (-row["share"], row["run"]))
+    shown = rows[:_MOST_CLASSES]
     share = axis("share", "share of the class that is left out", format=".0%", domain=[0, 1])
     tips = tooltip(of="run", left_out="share|.1%", examples="examples")
     overall: Spec = {"x": {"aggregate": "mean", "field": "overall", "type": "quantitative"}}
     overall |= {"y": {"value": 0}, "y2": {"value": "height"}}
     spec = bars(
-        labels,
+        [row["run"] for row in shown],
         {},
         layer("bar", {"x": share, "tooltip": tips}, color="#55637a"),
         layer("rule", overall, strokeDash=[3, 3]),
-        params=[choice("chosen", [f"{at:.0%}" for at in found], "left out of all examples", f"{fraction:.0%}")],
-        where=[{"filter": "datum['left out'] === chosen"}],
     )
-    alt = f"Of {fraction:.0%} left out, {shown[0]} loses {lost[shown[0]]:.0%} and {shown[-1]} {lost[shown[-1]]:.0%}."
-    cut = f" The {len(labels)} classes that lose most are shown." if len(shown) > len(labels) else ""
+    most, least = rows[0], rows[-1]
+    alt = (
+        f"Of {fraction:.0%} left out, {most['run']} loses {most['share']:.0%} and {least['run']} {least['share']:.0%}."
+    )
+    cut = f" The {len(shown)} classes that lose most are shown." if len(rows) > len(shown) else ""
     note = f"The dashed line is what every class would lose if all lost alike.{cut}"
-    heading = f"What each class loses if {title} prunes the lowest"
-    return Figure(f"pruned-classes-{comparison}", heading, alt, spec, rows, comparison, note=note)
+    heading = f"What each class loses if {title} prunes the lowest {fraction:.0%}"
+    return Figure(f"pruned-classes-{comparison}", heading, alt, spec, shown, comparison, note=note)

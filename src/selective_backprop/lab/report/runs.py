@@ -9,17 +9,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.files.reading import read_json
+from selective_backprop.files.reading import read_json, visible
 from selective_backprop.lab.runs.records import read_records
 from selective_backprop.lab.runs.training import Record
 from selective_backprop.lab.study.curves import Curve
 
-_BUDGET = re.compile(r"(?P<name>.+?), (?P<budget>.+'s (?:compute|time))")
-_LENGTH = re.compile(r"(?P<name>.+), (?P<length>[\d.]+ epochs?(?: of compute)?)")
 _SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")
 
 
@@ -54,7 +53,8 @@ class Run:
     @property
     def is_baseline(self) -> bool:
         """Whether the run is a baseline with the budget of another method."""
-        return bool(_BUDGET.fullmatch(self.label)) or self.label.endswith(" of compute")
+        budget = method_and_budget(self.label)[1]
+        return bool(budget) and not re.fullmatch(r"[\d.]+ epochs?", budget)
 
     @property
     def epochs(self) -> int:
@@ -117,7 +117,7 @@ def _read(folder: Path) -> Run:
             problem = str(error)
     try:
         _check_config(config)
-        records = read_records(folder)
+        records = printable(read_records(folder))
         for number, record in enumerate(records):
             _check_record(record, number)
     except ValueError as error:
@@ -131,7 +131,22 @@ def _read_json(file: Path) -> dict[str, Any]:
         content = read_json(file) if file.exists() else {}
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}): leave its folder out, or move it away") from None
-    return content if isinstance(content, dict) else {}
+    return printable(content) if isinstance(content, dict) else {}
+
+
+def printable(value: Any, most: int = 300) -> Any:
+    """Replace control characters in all strings by their escapes, and cut strings that no chart could hold.
+
+    >>> printable({"label": ["a\\x00b", 1]})
+    {'label': ['a\\\\x00b', 1]}
+    """
+    if isinstance(value, dict):
+        return {printable(key): printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [printable(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return visible(value if len(value) <= most else f"{value[: most - 1]}…")
 
 
 # ---- files are checked when they are read, so that errors do not appear in the middle of a chart
@@ -184,24 +199,19 @@ def _require_number(value: object, what: str, *, least: float = 0) -> None:
 # ---- labels
 
 
-def split_label(label: str) -> tuple[str, str]:
+def method_and_budget(label: str) -> tuple[str, str]:
     """The method's name, which has a colour, and the budget it was given, which has its dashes.
 
-    >>> split_label("traditional, ledger's compute"), split_label("sb selectivity=0.2 every=3"), split_label("sb")
-    (('traditional', "ledger's compute"), ('sb', ''), ('sb', ''))
-    >>> split_label("ledger, 4 epochs"), split_label("repeated_random, 4 epochs of compute")
-    (('ledger', '4 epochs'), ('repeated_random', '4 epochs of compute'))
+    >>> method_and_budget("ledger, 4 epochs"), method_and_budget("sb selectivity=0.2 every=3"), method_and_budget("sb")
+    (('ledger', '4 epochs'), ('sb', ''), ('sb', ''))
     """
-    if match := _BUDGET.fullmatch(label):
-        return match["name"], match["budget"]
-    if match := _LENGTH.fullmatch(label):
-        return split_label(match["name"])[0], match["length"]
-    return (match["name"] if (match := _SWEPT.fullmatch(label)) else label), ""
+    name, _, budget = label.partition(", ")
+    return (match["name"] if (match := _SWEPT.fullmatch(name)) else name), budget
 
 
 def names_of(label: str) -> dict[str, str]:
     """The columns by which charts know a run: its label, the method in it, and the budget."""
-    name, budget = split_label(label)
+    name, budget = method_and_budget(label)
     return {"run": label, "method": name, "budget": budget}
 
 
@@ -220,12 +230,6 @@ def running_means(runs: Sequence[Run], value: Callable[[Record], float]) -> list
 
     Epochs are counted as `Curve.mean` does, so that its errors belong to these sums.
     """
-    columns = []
-    for run in runs:
-        total, sums = 0.0, []
-        for record in run.records:
-            total += value(record)
-            sums.append(total)
-        columns.append(sums)
+    columns = [list(accumulate(map(value, run.records))) for run in runs]
     length = min(map(len, columns))
     return [fmean(values) for values in zip(*(column[-length:] for column in columns), strict=True)]

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TypeVar
 
-from selective_backprop.lab.report.charts import HIDDEN, SHOWN, Palette, axis, bars, colors, layer, of_methods, tooltip
+from selective_backprop.lab.report.charts import (
+    HIDDEN,
+    SHOWN,
+    Palette,
+    axis,
+    bars,
+    choice,
+    colors,
+    layer,
+    of_methods,
+    tooltip,
+)
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
 from selective_backprop.lab.report.runs import Run, names_of, running_means
 from selective_backprop.lab.report.theme import PHASES as PHASE_COLOURS
 from selective_backprop.lab.runs.training import Record
+from selective_backprop.lab.study.curves import FACTORS
 
-T = TypeVar("T")
 READING = (
     "Selection pays if its own passes take less than what it takes off the forward and backward passes of training."
 )
@@ -40,14 +50,9 @@ def where_time_went(comparisons: Sequence[Comparison], palette: Palette) -> Sect
 
 # ---- a target error that the reader chooses: a multiple of plain training's final error
 
-_STEP = 0.1
-FACTORS = [round(1 + _STEP * i, 2) for i in range(21)]
 DEFAULT = 1.2
-_BIND = {"input": "range", "min": FACTORS[0], "max": FACTORS[-1], "step": _STEP}
-CHOSEN: Spec = {"name": "target", "value": DEFAULT, "bind": _BIND | {"name": "target: plain training's final error x"}}
-"""A slider below the chart."""
-AT_TARGET: Spec = {"filter": "datum.from <= target + 0.001 && target + 0.001 < datum.to"}
-"""Keeps the rows that hold at the chosen target. The sum makes up for rounding."""
+CHOSEN: Spec = choice("target", FACTORS, "target: plain training's final error x", DEFAULT)
+AT_TARGET: Spec = {"filter": "datum.target == target"}
 
 
 def reached_at(errors: Sequence[float], target: float) -> int | None:
@@ -62,42 +67,26 @@ def reached_at(errors: Sequence[float], target: float) -> int | None:
     return reached if reached < len(errors) else None
 
 
-def spans(value_at: Callable[[float], T]) -> list[tuple[float, float, T]]:
-    """From, to (not included) and value, for each run of factors with the same value.
-
-    >>> [(start, end) for start, end, _ in spans(lambda factor: factor >= 2)]
-    [(1.0, 2.0), (2.0, 3.1)]
-    """
-    found: list[tuple[float, float, T]] = []
-    for factor in FACTORS:
-        value, end = value_at(factor), round(factor + _STEP, 2)
-        if found and found[-1][2] == value:
-            found[-1] = found[-1][0], end, value
-        else:
-            found.append((factor, end, value))
-    return found
-
-
 def _final_error(comparison: Comparison) -> float:
     assert comparison.reference is not None
     return comparison.mean_curve(comparison.reference).errors[-1]
 
 
 def phase_rows(comparison: Comparison) -> list[Row]:
-    """Seconds by phase until a target was reached, for all targets; or of the whole run. Means over seeds.
+    """Seconds by phase until each target was reached, or of the whole run. Means over seeds.
 
-    A target is reached once the error is at most the target and stays so. Each row holds for the targets from `from` to
-    below `to`, as multiples of the reference's final error.
+    A target is reached once the error is at most the target and stays so.
     """
     final, rows = _final_error(comparison), []
     for label, runs in comparison.finished.items():
         errors = comparison.mean_curve(label).errors
         sums = {words: running_means(runs, _phase(key)) for words, key in PHASES.items()}
-        for start, end, reached in spans(lambda factor, errors=errors: reached_at(errors, factor * final)):  # type: ignore[misc]
-            at = {"reached": reached is not None, "from": start, "to": end}
+        for factor in FACTORS:
+            reached = reached_at(errors, factor * final)
             for words in PHASES:
                 spent = sums[words][-1 if reached is None else reached]
-                rows.append(names_of(label) | {"phase": words, "seconds": spent} | at)
+                row = names_of(label) | {"phase": words, "seconds": spent}
+                rows.append(row | {"reached": reached is not None, "target": factor})
     return rows
 
 
@@ -107,7 +96,7 @@ def _phase(key: str) -> Callable[[Record], float]:
 
 def _to_target(comparison: Comparison) -> Figure:
     rows, names = phase_rows(comparison), list(PHASES)
-    at_default = [row for row in rows if row["from"] <= DEFAULT < row["to"]]
+    at_default = [row for row in rows if row["target"] == DEFAULT]
     totals = {label: sum(row["seconds"] for row in at_default if row["run"] == label) for label in comparison.finished}
     never = {row["run"] for row in at_default if not row["reached"]}
     alt = f"Seconds to {DEFAULT}x of plain training's final error: " + "; ".join(
@@ -197,18 +186,15 @@ def measured_ratio(comparison: Comparison) -> float:
 
 
 def projection_rows(comparison: Comparison) -> list[Row]:
-    """Speed-ups over the reference by ratio, for all targets; those from `from` to below `to`, as multiples."""
+    """Speed-ups over the reference by ratio, for each target that both reach."""
     reference = comparison.reference or ""
-    labels = [label for label in comparison.finished if label != reference]
     rows: list[Row] = []
-    for start, end, (theirs, *ours) in spans(
-        lambda factor: [passes_to_target(comparison, label, factor) for label in (reference, *labels)]
-    ):
-        assert theirs is not None  # its last error is within any factor of itself
-        for label, passes in zip(labels, ours, strict=True):
-            if passes is not None:
-                row = names_of(label) | {"from": start, "to": end}
-                rows += [row | {"ratio": at, "speed-up": projected_speed_up(passes, theirs, at)} for at in RATIOS]
+    for label in comparison.finished:
+        for factor in FACTORS if label != reference else ():
+            theirs, ours = (passes_to_target(comparison, one, factor) for one in (reference, label))
+            if theirs is not None and ours is not None:
+                row = names_of(label) | {"target": factor}
+                rows += [row | {"ratio": at, "speed-up": projected_speed_up(ours, theirs, at)} for at in RATIOS]
     return rows
 
 
@@ -216,7 +202,7 @@ def _projection(comparison: Comparison, rows: list[Row], palette: Palette) -> Fi
     """Lines by ratio, with the runs' own marked."""
     own = measured_ratio(comparison)
     nearest = min(RATIOS, key=lambda ratio: abs(ratio - own))
-    at_own = [row for row in rows if row["ratio"] == nearest and row["from"] <= DEFAULT < row["to"]]
+    at_own = [row for row in rows if row["ratio"] == nearest and row["target"] == DEFAULT]
     words = "; ".join(f"{row['run']} {row['speed-up']:.2f}x" for row in at_own) or "no method gets there"
     alt = f"To {DEFAULT}x of plain training's final error, at a ratio of {nearest:.2f}: {words}"
     x = axis("ratio", "backward cost, in forward passes", domain=[0, 5])

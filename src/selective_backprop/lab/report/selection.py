@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 import selective_backprop as sb
-from selective_backprop.lab.probes.examples import read_examples, spread
 from selective_backprop.lab.report.charts import (
     HIDDEN,
     SHOWN,
@@ -29,27 +28,21 @@ from selective_backprop.lab.report.charts import (
 )
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
-from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.logs import Floats, Log, moments
 from selective_backprop.lab.report.runs import Run, names_of
 
-READING = (
-    "Selection is at work where few candidates are trained on, those of high loss have the highest chance, and some "
-    "examples are trained on far more often than others."
-)
+READING = "Selection is at work where few candidates are trained on, and those of high loss have the highest chance."
 SELECTIVE = "selective_backprop"
 _EPOCH: Spec = axis("epoch", "epoch", tickMinStep=1, format="d", zero=False, nice=False)
 
 
-def selection(
-    comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]], palette: Palette, left_out: LeftOut
-) -> Section:
+def selection(comparisons: Sequence[Comparison], logs: Mapping[str, Mapping[str, Log]], palette: Palette) -> Section:
     """`logs` are by comparison and label."""
     parts: list[Part | None] = []
     for comparison in comparisons:
         mine = logs[comparison.id]
         parts += [_selectivity(comparison, palette), _formula(comparison, palette), _losses(comparison, mine)]
-        parts += [_single_examples(comparison, mine, left_out), _times_trained(comparison, mine, palette)]
+        parts += [_single_examples(comparison, mine)]
     return Section("selection", "What was selected", READING, [part for part in parts if part is not None])
 
 
@@ -222,7 +215,7 @@ def with_would_be_chances(label: str, log: Log, logs: Mapping[str, Log]) -> tupl
     return f"{label} (would-be, beta {beta:.3g})", np.asarray(np.power(places, beta))
 
 
-def _single_examples(comparison: Comparison, logs: Mapping[str, Log], left_out: LeftOut) -> Figure | None:
+def _single_examples(comparison: Comparison, logs: Mapping[str, Log]) -> Figure | None:
     chosen: dict[str, Log] = {}
     for label, log in logs.items():
         name, chances = with_would_be_chances(label, log, logs)
@@ -231,7 +224,7 @@ def _single_examples(comparison: Comparison, logs: Mapping[str, Log], left_out: 
     if not chosen:
         return None
     size = min(log.num_examples for log in chosen.values())
-    ids = _followed(next(iter(chosen.values())), size, left_out)
+    ids = sorted({i * (size - 1) // 4 for i in range(5)})  # five examples, spread over the data
     rows = [row for label, log in chosen.items() for row in chance_rows(label, log, ids)]
     if is_flat(rows, "chance"):
         return None
@@ -248,16 +241,6 @@ def _single_examples(comparison: Comparison, logs: Mapping[str, Log], left_out: 
     return Figure(f"examples-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)
 
 
-def _followed(log: Log, size: int, left_out: LeftOut) -> list[int]:
-    """The examples that were followed by a probe, or five spread over the data."""
-    if (log.run.path / "probes" / "examples.jsonl").exists():
-        what = f"examples followed in {log.run.label}, seed {log.run.seed}"
-        states = left_out.unless_damaged(what, lambda: read_examples(log.run.path)) or []
-        if ids := sorted({state.id for state in states if state.id < size})[:5]:
-            return ids
-    return spread(size)
-
-
 def chance_rows(label: str, log: Log, ids: Sequence[int]) -> list[Row]:
     """Rows with the selection probability of these examples after each epoch that has one."""
     chances = log.history.probability[:, ids].astype(np.float64)
@@ -267,34 +250,3 @@ def chance_rows(label: str, log: Log, ids: Sequence[int]) -> list[Row]:
         for epoch in range(len(chances))
         if not np.isnan(chances[epoch, i])
     ]
-
-
-def times_rows(label: str, log: Log) -> list[Row]:
-    """How often the examples were trained on, from the least to the most, at steps of 2% of the examples.
-
-    The last hundredth is left out. Methods that draw with replacement train on a few examples so often that the others
-    could not be seen.
-    """
-    counts = np.sort(log.history.selected.astype(np.int64).sum(0))
-    shares = [*(i / 50 for i in range(50)), 0.99]
-    return [names_of(label) | {"share": at, "times": int(counts[round(at * (len(counts) - 1))])} for at in shares]
-
-
-def _times_trained(comparison: Comparison, logs: Mapping[str, Log], palette: Palette) -> Figure | None:
-    rows = [row for label, log in logs.items() for row in times_rows(label, log)]
-    if is_flat(rows, "times"):
-        return None
-    encoding: Spec = {
-        "x": axis("share", "examples, the least trained on first", format=".0%"),
-        "y": axis("times", "times trained on", tickMinStep=1, format="d"),
-        "color": palette.color(),
-        "strokeDash": palette.dash(),
-        "detail": {"field": "run"},
-        "tooltip": tooltip(run="run", share_of_examples="share|.0%", times="times"),
-    }
-    medians = "; ".join(f"{row['run']} {row['times']}" for row in rows if row["share"] == 0.5)
-    title = "How often each example was trained on"
-    note = "A flat line trains on all alike; the steeper, the more of it goes to a few. The last hundredth is left out."
-    alt = f"Times that the median example was trained on: {medians}"
-    spec = of_methods([layer("line", encoding, interpolate="step-after")])
-    return Figure(f"times-{comparison.id}", title, alt, spec, rows, comparison.id, note=note)

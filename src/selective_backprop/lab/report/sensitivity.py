@@ -25,7 +25,7 @@ from selective_backprop.lab.report.charts import (
 )
 from selective_backprop.lab.report.errors import error_axis
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
-from selective_backprop.lab.report.runs import Run, running_means, split_label
+from selective_backprop.lab.report.runs import Run, method_and_budget, running_means
 from selective_backprop.lab.runs.training import Record
 from selective_backprop.lab.study.curves import AXES, Curve, pareto_frontier
 
@@ -132,9 +132,9 @@ def configurations_of(runs: Sequence[Run]) -> list[Configuration]:
     """Finished runs grouped by method and settings."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps([split_label(run.label)[0], settings_of(run)], sort_keys=True)
+        key = json.dumps([method_and_budget(run.label)[0], settings_of(run)], sort_keys=True)
         groups.setdefault(key, []).append(run)
-    return [Configuration(split_label(mine[0].label)[0], settings_of(mine[0]), mine) for mine in groups.values()]
+    return [Configuration(method_and_budget(mine[0].label)[0], settings_of(mine[0]), mine) for mine in groups.values()]
 
 
 def varied_lines(runs: Sequence[Run]) -> dict[str, dict[str, list[Configuration]]]:
@@ -159,9 +159,9 @@ def _names(lines: Sequence[Sequence[Configuration]], setting: str) -> list[str]:
     """Name each line by its method, and by the other settings in which it differs from lines of that method."""
     names = []
     for line in lines:
-        alike = [other for other in lines if other[0].method == line[0].method]
-        others = [{key: value for key, value in one[0].settings.items() if key != setting} for one in alike]
-        words = words_of(others)[alike.index(line)]
+        of_method = [other for other in lines if other[0].method == line[0].method]
+        others = [{key: value for key, value in one[0].settings.items() if key != setting} for one in of_method]
+        words = words_of(others)[of_method.index(line)]
         names.append(f"{line[0].method}, {words}" if words else line[0].method)
     return names
 
@@ -280,8 +280,8 @@ def _settings(
     on_it = {by: set(pareto_frontier(curves, by)) for by in AXES}
     rows: list[Row] = []
     for i, one in enumerate(configurations):
-        alike = [other for other in configurations if other.method == one.method]
-        words = words_of([other.settings for other in alike])[alike.index(one)]
+        of_method = [other for other in configurations if other.method == one.method]
+        words = words_of([other.settings for other in of_method])[of_method.index(one)]
         rows += [
             row | {f"on {by}": (str(i), row[by], row["error"]) in on_it[by] for by in AXES}
             for row in one.rows(settings=words or "as in the recipe")

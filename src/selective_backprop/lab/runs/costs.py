@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from selective_backprop.scorers import ProxyScorer
+from selective_backprop.scorers.base import CHECK_EVERY
 from selective_backprop.types import Scorer
 
 
@@ -41,7 +42,7 @@ def scoring_cost(scorer: Scorer, model: nn.Module, example: Tensor) -> ScoringCo
     share = forward_operations(scorer.model, example) / forward_operations(model, example)
     step = 3 * share / scorer.train_every if scorer.train_every else 0.0
     # After scoring it may learn from a part of the batch alone.
-    return ScoringCost(share + 1 / scorer.check_every - (1 - scorer.train_share) * step, step)
+    return ScoringCost(share + 1 / CHECK_EVERY - (1 - scorer.train_share) * step, step)
 
 
 @torch.no_grad()

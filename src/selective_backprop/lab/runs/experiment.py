@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,8 +11,7 @@ from typing import Any
 
 from selective_backprop.files.writing import make_subfolder
 from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.runs.ranked_folder import Folder, open_folder
-from selective_backprop.lab.runs.ranks import from_first
+from selective_backprop.lab.runs.records import RunFolder
 from selective_backprop.lab.runs.training import Observer, Record, Settings, Training, advance, check, start
 
 
@@ -34,7 +32,6 @@ class Entry:
         return self.settings.as_json() | {"label": self.label}
 
 
-Results = dict[Entry, list[Record]]
 Show = Callable[[Entry, Record], None]
 
 
@@ -42,7 +39,7 @@ Show = Callable[[Entry, Record], None]
 class _Run:
     entry: Entry
     training: Training
-    folder: Folder | None
+    folder: RunFolder | None
     observers: Sequence[Observer]
 
     @property
@@ -57,7 +54,7 @@ def run_in_turns(
     *,
     observers: Callable[[Path, Settings], Sequence[Observer]] = lambda folder, settings: (),
     show: Show = lambda entry, record: None,
-) -> Results:
+) -> dict[Entry, list[Record]]:
     """Train all runs, one epoch each in turn, and do only what is missing in `out`.
 
     Taking turns makes a machine that slows down or speeds up affect all runs alike.
@@ -71,15 +68,15 @@ def run_in_turns(
     """
     for entry in entries:
         check(entry.settings, load(entry.settings))
-    results: Results = {}
+    results: dict[Entry, list[Record]] = {}
     with ExitStack() as stack:
         under_way: list[_Run] = []
         for entry in entries:
             if out is None:
                 under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
                 continue
-            from_first(functools.partial(_make_folder, out, entry.folder))
-            folder = open_folder(out / entry.folder, entry.as_json(), load(entry.settings).fingerprint)
+            make_subfolder(out, entry.folder)  # a link on its path may lead out of the experiment, and is refused
+            folder = RunFolder(out / entry.folder, entry.as_json(), load(entry.settings).fingerprint)
             stack.callback(folder.close)
             if len(records := folder.records()) == entry.settings.epochs:
                 results[entry] = records
@@ -95,8 +92,3 @@ def run_in_turns(
                 results[run.entry] = run.training.records
                 under_way.remove(run)
     return {entry: results[entry] for entry in entries}
-
-
-def _make_folder(out: Path, name: str) -> None:
-    """Make the folder on rank 0. A link on its path is refused, because it may lead out of the experiment."""
-    make_subfolder(out, name)

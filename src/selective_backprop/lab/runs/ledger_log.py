@@ -14,17 +14,8 @@ import torch
 from torch import Tensor
 
 import selective_backprop as sb
-from selective_backprop.files.reading import read_json
-from selective_backprop.lab.probes.examples import last_known_loss
-from selective_backprop.lab.probes.files import (
-    Array,
-    epoch_file,
-    epochs_written,
-    read_arrays,
-    require_arrays,
-    stack,
-    write_arrays,
-)
+from selective_backprop.lab.probes.files import Array, epoch_file, read_epochs, write_arrays
+from selective_backprop.ledger import Ledger
 
 if TYPE_CHECKING:
     from selective_backprop.lab.runs.training import Record, Training
@@ -43,9 +34,9 @@ class LedgerHistory:
 
 
 class LedgerLog:
-    """Observer that writes ledger/epoch-0003.npz after epoch 3, and so on.
+    """Observer that writes ledger/epoch-0003.pt after epoch 3, and so on.
 
-    It takes 5 bytes per example and epoch before compression, so at most 50 MB for 200 epochs of 50,000 examples. (An
+    It takes 5 bytes per example and epoch so 50 MB for 200 epochs of 50,000 examples. (An
     epoch in which an example is selected more than 255 times takes more.)
 
     Args:
@@ -66,6 +57,21 @@ class LedgerLog:
         )
 
 
+def last_known_loss(ledger: Ledger) -> Tensor:
+    """Each example's last training loss, or its last score if that is from a later epoch; NaN if it has neither.
+
+    If both are from the same epoch, the loss is taken: it is nearly always newer, because candidates are scored first.
+    A score is the loss, unless the method measures something else (distance_backprop, kath18).
+
+    >>> ledger = Ledger(3)
+    >>> ledger.record_losses(torch.tensor([0, 1]), torch.tensor([0.5, 1.5]), epoch=0)
+    >>> ledger.record_scores(torch.tensor([1]), torch.tensor([2.5]), epoch=1)
+    >>> last_known_loss(ledger)
+    tensor([0.5000, 2.5000,    nan])
+    """
+    return torch.where(ledger.loss_epoch >= ledger.score_epoch, ledger.loss, ledger.score)
+
+
 def _to_half(values: Tensor) -> Array:
     largest = torch.finfo(torch.float16).max  # a loss above it would become infinite
     return values.clamp(-largest, largest).half().numpy()
@@ -74,25 +80,16 @@ def _to_half(values: Tensor) -> Array:
 def read_ledger_log(folder: Path) -> LedgerHistory:
     """Read what `LedgerLog` wrote for the run in this folder. Raises ValueError if an epoch is missing or damaged."""
     folder = folder / "ledger"
-    epochs = range(epochs_written(folder, "epoch")[-1] + 1)
-    files = [read_arrays(epoch_file(folder, "epoch", epoch), "loss", "probability", "selected") for epoch in epochs]
-    loss, probability, selected = (stack(list(arrays), folder) for arrays in zip(*files, strict=True))
-    require_arrays(folder, loss=(loss, "f"), probability=(probability, "f"), selected=(selected, "u"))
-    return LedgerHistory(loss, probability, selected)
-
-
-def _view_seed(folder: Path) -> int | None:
-    """The seed of the views of the run in this folder; None if it drew its augmentation one batch after the other."""
-    file = folder / "config.json"
-    settings = read_json(file) if file.exists() else {}
-    options = settings.get("options", {}) if isinstance(settings, dict) else {}
-    return options.get("views") if isinstance(options, dict) else None
+    epochs, arrays = read_epochs(folder, "epoch", loss="f", probability="f", selected="u")
+    if epochs != list(range(len(epochs))):
+        raise ValueError(f"{folder} has the epochs {epochs}, and not all from 0 on")
+    return LedgerHistory(*arrays)
 
 
 def read_selections(folder: Path) -> sb.pruning.SelectionRecord:
-    """Read what the run in this folder selected in each epoch, and the seed of its views, for `recorded_backprop`."""
+    """Read what the run in this folder selected in each epoch, for `recorded_backprop`."""
     selected = torch.from_numpy(read_ledger_log(folder).selected.astype(bool))
-    record = sb.pruning.SelectionRecord(selected.shape[1], _view_seed(folder))
+    record = sb.pruning.SelectionRecord(selected.shape[1])
     for mask in selected:
         record.add_ids(mask.nonzero().flatten())
     return record

@@ -19,7 +19,7 @@ import selective_backprop as sb
 from selective_backprop import methods
 from selective_backprop.lab.models import find_model
 from selective_backprop.lab.names import suggestion, unknown
-from selective_backprop.lab.plugins import load_plugin, names_of_plugins
+from selective_backprop.lab.plugins import load_function
 from selective_backprop.lab.runs.ledger_log import read_selections
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.methods.options import ScheduleOptions
@@ -28,7 +28,7 @@ MakeNetwork = Callable[[str], nn.Module]
 """Makes a network by its name, for the run's data."""
 
 ReferenceLosses = Callable[[str, int], Tensor]
-"""Trains networks of this name for so many epochs, and returns their losses by id; see `cross_fitted_losses`."""
+"""Trains networks of this name for so many epochs. Returns losses by id, of networks that have not seen the example."""
 
 
 # ---- methods that take files and names where the library takes objects
@@ -122,10 +122,13 @@ def full_name(name: str) -> str:
     'selective_backprop'
     """
     name = SHORT_NAMES.get(name, name)
-    if ":" in name:
-        load_plugin("methods", name)
+    module, separator, function = name.partition(":")
+    if separator and (module in METHODS or module in SHORT_NAMES):
+        raise ValueError(f"an option must be name=value, got {function!r}")
+    if separator:
+        load_function("method", name)
     elif name not in METHODS:
-        raise unknown("method", name, [*METHODS, *SHORT_NAMES, *names_of_plugins("methods")])
+        raise unknown("method", name, [*METHODS, *SHORT_NAMES])
     return name
 
 
@@ -136,7 +139,7 @@ def short_name(name: str) -> str:
 
 def function_of(name: str) -> Callable[..., sb.Method]:
     """The function that makes a method, by its full name."""
-    return load_plugin("methods", name) if ":" in name else METHODS[name]
+    return load_function("method", name) if ":" in name else METHODS[name]
 
 
 # ---- options
@@ -144,8 +147,6 @@ def function_of(name: str) -> Callable[..., sb.Method]:
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word", type(None): "None"}
 _OF_PROXY: dict[str, Any] = {"proxy": str, "train_every": int, "train_share": float}
 """Options of every method with a selection pass: a smaller network scores for the one being trained."""
-_VIEWS: dict[str, Any] = {"views": int}
-"""Option of every method: a seed from which images are augmented by id, so that other runs see the same."""
 
 
 @cache
@@ -166,8 +167,7 @@ def options_of(name: str) -> dict[str, Any]:
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             found[parameter.name] = hints.get(parameter.name, Any)
     found = {key: kind for key, kind in found.items() if any(_is_plain(part) for part in _parts(kind))}
-    of_scoring = _OF_PROXY if "scoring" in found else {}
-    return found | of_scoring | ({} if name == "recorded_backprop" else _VIEWS)
+    return found | (_OF_PROXY if "scoring" in found else {})
 
 
 def defaults_of(name: str) -> dict[str, Any]:
@@ -224,10 +224,6 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-class NoOptionError(ValueError):
-    """A method was given an option that it does not have."""
-
-
 def _check_options(name: str, options: dict[str, Any]) -> None:
     """Raise for an option that the method does not have, or that has a wrong type."""
     known, function = options_of(name), function_of(name)
@@ -239,7 +235,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
             _check_options(full_name(inner), {key: value})
         elif not takes_any:
             hint = suggestion(key, [*known, *recipe_settings()]) or "."
-            raise NoOptionError(f"{name} has no option {key!r}{hint} Its options are {', '.join(known)}")
+            raise ValueError(f"{name} has no option {key!r}{hint} Its options are {', '.join(known)}")
 
 
 # ---- making a method
@@ -264,19 +260,16 @@ def make_method(
     train_every=, how often that network learns, and train_share=, from how much of a batch. reducible_loss takes
     reference=MODEL and reference_epochs=, the network whose losses count as those that cannot be reduced. A run passes
     make_network and reference_losses, which know its data. Without them, the call only checks that the method can be
-    made. Every method takes views=SEED, from which the run draws its augmentation by id.
+    made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
     """
     name, given = full_name(name), dict(options or {})
-    if name == "recorded_backprop" and "views" in given:
-        raise ValueError("recorded_backprop sees the views of the run that it repeats: leave out views=")
     if isinstance(given.get("scoring"), float):
         given["scoring"] = str(given["scoring"])  # a scale factor, such as 0.875
     _check_options(name, given)
     told = ",".join(f"{key}={value}" for key, value in given.items()) or "its defaults"
-    given.pop("views", None)  # the run itself reads it
     of_proxy = {key: given.pop(key) for key in _OF_PROXY if key in given}
     if "proxy" in of_proxy:
         network = make_network(of_proxy.pop("proxy"))
@@ -311,7 +304,7 @@ def _reference(
 # ---- on the command line
 
 _SPEC = re.compile(
-    r"(?P<name>[\w.-]+:[A-Za-z_]\w*(?=[@:]|$)|[^:@]*)"  # a plug-in is package:name; an option has a = after its name
+    r"(?P<name>[\w.-]+:[A-Za-z_]\w*(?=[@:]|$)|[^:@]*)"  # module:function; an option has a = after its name
     r"(?:@(?P<selectivity>[^:]*))?(?::(?P<options>.*))?"
 )
 
@@ -335,7 +328,7 @@ options={'every': 2, 'warmup_epochs': 1})
     def parse(cls, text: str) -> MethodSpec:
         """Parse NAME, NAME@SELECTIVITY, NAME:OPTION=VALUE,... or both, with an optional LABEL= before it.
 
-        NAME may also be package:thing, a plug-in.
+        NAME may also be module:function, of your own.
 
         >>> MethodSpec.parse("EL2N + SB=sb@0.5:warmup_epochs=1").label
         'EL2N + SB'
@@ -363,6 +356,15 @@ options={'every': 2, 'warmup_epochs': 1})
             instead = ", or use ledger_percentile" if self.method == "ledger_backprop" else ""
             raise ValueError(f"{self.method} has no selectivity, got {selectivity}: leave it out{instead}")
         return dataclasses.replace(self, selectivity=selectivity)
+
+
+def functions_in(setting: str) -> list[str]:
+    """Functions of the user's own that a setting names, as a method or as a network.
+
+    >>> functions_in("mine=own.methods:best@0.5:proxy=own.nets:tiny,rate=2"), functions_in("sb@0.5:rate=2")
+    (['own.methods:best', 'own.nets:tiny'], [])
+    """
+    return re.findall(r"[\w.-]+:[A-Za-z_]\w*(?=[@:,]|$)", split_label(setting)[1])
 
 
 def split_label(text: str) -> tuple[str, str]:

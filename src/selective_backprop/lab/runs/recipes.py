@@ -64,7 +64,7 @@ class Recipe:
     image_size: int | None = None
     """Pixels per side that images are resized to; None leaves them as they are."""
     batch_size: int = 128
-    """Examples in a training step, on all ranks together."""
+    """Examples in a training step."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
@@ -74,6 +74,8 @@ class Recipe:
     padding: int = 4
     """Pixels of padding on each side, from which crops are drawn at random."""
     flip: bool = True
+    bf16: bool = False
+    """Whether networks run in bfloat16 where torch.autocast holds it safe. Weights stay in float32."""
     cutout: int = 0
     """Side of the square that is cut out of each image; 0 for none."""
     method: str = "ledger_backprop"

@@ -1,13 +1,11 @@
-"""The folder of a run: its settings, one line per epoch, and checkpoints. No file in it is ever half-written.
+"""The folder of a run: its settings, one line per epoch, and a checkpoint. No file in it is ever half-written.
 
-The checkpoint holds everything needed to continue the run; records.jsonl is a copy for readers. The previous checkpoint
-stays beside the last one, in case that is damaged.
+The checkpoint holds everything needed to continue the run; records.jsonl is a copy for readers.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 import subprocess
@@ -21,13 +19,12 @@ import torch
 from filelock import Timeout
 
 import selective_backprop as sb
-from selective_backprop.files.locks import lock_folder
+from selective_backprop.files.locks import FolderLock
 from selective_backprop.files.reading import parse_json, read_bytes, read_json
+from selective_backprop.files.sealed import read_sealed, write_sealed
 from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.runs.sealed import read_sealed, seal
 
-CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-damaged.pt"
-_logger = logging.getLogger(__name__)
+_KIND = "run 1"
 
 
 class RunFolder:
@@ -45,7 +42,7 @@ class RunFolder:
             raise NotADirectoryError(f"{path} is a file, but a run needs a folder: choose another name")
         path.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock = lock_folder(path)
+            self._lock = FolderLock(path)
         except Timeout:
             raise ValueError(f"another process is working on {path}: wait for it, or choose another folder") from None
         try:
@@ -75,12 +72,6 @@ class RunFolder:
             self.write_json("environment.json", environment())
         elif not isinstance(saved, dict):
             raise _damaged(self.path / "config.json", "no settings in it")
-        elif (ranks := saved.get("ranks")) != settings.get("ranks"):
-            start = "no torchrun" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m selective_backprop.lab"
-            raise ValueError(
-                f"{self.path} holds a run of {ranks} ranks, but this one has {settings.get('ranks')}: continue it "
-                f"with {start}, or choose another folder"
-            )
         elif _deciding(saved) != _deciding(settings):
             different = "; ".join(_differences(_deciding(saved), _deciding(settings)))
             raise ValueError(
@@ -119,51 +110,32 @@ class RunFolder:
             return list(checkpoint["records"])
 
     def save(self, checkpoint: dict[str, Any]) -> None:
-        """Save a checkpoint and keep the last one as the previous one. Its "records" go to records.jsonl too.
+        """Save a checkpoint. Its "records" go to records.jsonl too.
 
         The checkpoint is written first, so that a run with all its records has its last weights too.
         """
-        file, previous = self.path / CHECKPOINT, self.path / PREVIOUS
-        contents = {file: seal(checkpoint), self.path / "records.jsonl": _lines(checkpoint["records"])}
-        write_whole(contents, keep={file: previous})
+        if not self._lock.is_held:
+            raise OSError(
+                f"{self.path} was removed during the run, and may belong to another one now: nothing is saved"
+            )
+        write_sealed(self.path / "checkpoint.pt", _KIND, checkpoint)
+        self._write_records(checkpoint["records"])
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """The last checkpoint, or the previous one if the last is damaged, or None. Adjusts records.jsonl."""
-        damages: dict[Path, ValueError] = {}
-        for file in (self.path / CHECKPOINT, self.path / PREVIOUS):
-            if not file.exists():
-                continue
-            try:
-                state = read_sealed(file)
-                if not isinstance(state.get("records"), list):
-                    raise ValueError("it has no records")
-            except ValueError as error:
-                damages[file] = error
-                continue
-            for damaged, reason in damages.items():
-                aside = damaged.replace(self.path / DAMAGED)
-                _logger.warning(
-                    f"{damaged} is damaged ({reason}): the run continues from {file.name}, after "
-                    f"{len(state['records'])} epochs; the damaged file is now called {aside.name}"
-                )
-            self._restore_records(_lines(state["records"]), file)
-            return state
-        if damages:
-            told = ", and ".join(f"{file} is damaged ({reason})" for file, reason in damages.items())
-            them = "them" if len(damages) > 1 else "it"
-            raise ValueError(f"{told}, and there is no other checkpoint: move {them} away to start the run again")
-        return None
+        """The last checkpoint, or None. Makes records.jsonl agree with it: a kill may have come between both."""
+        file = self.path / "checkpoint.pt"
+        if not file.exists():
+            return None
+        try:
+            with read_sealed(file, _KIND) as state:
+                self._write_records(state["records"])
+        except ValueError as error:
+            raise ValueError(f"{error}: move it away to start the run again") from error
+        return state
 
-    def _restore_records(self, lines: bytes, checkpoint: Path) -> None:
-        file = self.path / "records.jsonl"
-        found = read_bytes(file) if file.exists() else b""
-        if found == lines:
-            return
-        # One record more or fewer is normal: after a kill, or after going back to the previous checkpoint.
-        whole_lines = not found or found.endswith(b"\n")
-        if not whole_lines or not (lines.startswith(found) or found.startswith(lines)):
-            _logger.warning(f"{file} is damaged: written again from {checkpoint.name}")
-        write_whole({file: lines})
+    def _write_records(self, records: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
+        write_whole({self.path / "records.jsonl": lines.encode()})
 
 
 def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
@@ -219,10 +191,6 @@ def describe_change(before: Any, now: dict[str, Any]) -> str:
             continue
         return f"{then.get('examples')} {part} examples then, {found['examples']} now"
     return "as many examples as now, but other ones"
-
-
-def _lines(records: list[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(record, sort_keys=True) + "\n" for record in records).encode()
 
 
 _AGAIN = "continue the run, which writes it again from its checkpoint; without one, move it away to start the run again"

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
-from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.dynamics.log import FILE, Dynamics
+from selective_backprop.dynamics.log import FILE
 from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.models import make_model
 from selective_backprop.lab.runs.clock import Clock
 from selective_backprop.lab.runs.costs import forward_operations, scoring_cost
 from selective_backprop.lab.runs.methods import make_method
-from selective_backprop.lab.runs.ranked_folder import Folder
-from selective_backprop.lab.runs.ranks import (
-    Share,
-    arrange_gradients,
-    for_training,
-    from_first,
-    in_turn,
-    is_first,
-    own_part,
-    place,
-    share_buffers,
-    total,
-)
 from selective_backprop.lab.runs.recipes import Recipe
-from selective_backprop.lab.runs.reference import Preparation, cross_fitted_losses
+from selective_backprop.lab.runs.records import RunFolder
 from selective_backprop.lab.runs.settings import Settings as Settings
-from selective_backprop.loader.checks import check_ranks
+from selective_backprop.ledger import Ledger
 from selective_backprop.sampler.stats import COMBINATIONS
-from selective_backprop.scorers import RecordedScorer
 
 Record = dict[str, Any]
 
@@ -46,21 +34,14 @@ Record = dict[str, Any]
 class Prepare:
     """Normalises and augments a candidate batch on the device. Its state is the augmentation's.
 
-    It normalises first, so that padded and cut-out pixels have the mean colour, not black. With a view_seed, the view
-    of an image follows from this seed, its id and the epoch, so that other runs can show the same views.
+    It normalises first, so that padded and cut-out pixels have the mean colour, not black.
     """
 
-    def __init__(self, augment: Augment, normalise: nn.Module, view_seed: int | None = None) -> None:
-        self.augment, self.normalise, self.view_seed = augment, normalise, view_seed
-        self.takes_ids = view_seed is not None
+    def __init__(self, augment: Augment, normalise: nn.Module) -> None:
+        self.augment, self.normalise = augment, normalise
 
-    def __call__(
-        self, batch: tuple[Tensor, Tensor], ids: Tensor | None = None, epoch: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        images = self.normalise(batch[0])
-        if self.view_seed is None or ids is None:
-            return self.augment(images), batch[1]
-        return self.augment.by_id(images, ids, seed=self.view_seed, epoch=epoch), batch[1]
+    def __call__(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.augment(self.normalise(batch[0])), batch[1]
 
     def state_dict(self) -> dict[str, Any]:
         return self.augment.state_dict()
@@ -85,6 +66,28 @@ def make_optimizer(recipe: Recipe, parameters: Iterable[nn.Parameter], device: t
     )
 
 
+class InBFloat16(nn.Module):
+    """Runs a network in bfloat16 where torch.autocast holds it safe, and gives its outputs in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16):
+            outputs: Tensor = self.model(inputs)
+        return outputs.float()
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a run costs before its first epoch."""
+
+    compute: float = 0.0
+    """In epochs of plain training."""
+    seconds: float = 0.0
+
+
 class Training:
     """A training run. `epoch()` trains for one epoch of candidates and returns its record.
 
@@ -92,36 +95,29 @@ class Training:
     turns, and the caller's random state is left alone.
 
     The error is measured after every epoch; with test_every_epoch=False, after the last one only.
-
-    With several ranks, each rank has a part of the candidates and of the test set, and its own seeds for augmentation
-    and dropout. Records are the same on all ranks: counts are sums over ranks, seconds are those of rank 0.
     """
 
     def __init__(
         self, settings: Settings, data: ImageSet, device: torch.device, *, test_every_epoch: bool = True
     ) -> None:
-        self.settings, self.device, self.test_every_epoch = settings, device, test_every_epoch
+        self.settings, self.data, self.device, self.test_every_epoch = settings, data, device, test_every_epoch
         recipe, seed = settings.recipe, settings.seed
-        rank, size = place()
-        if settings.ranks != size:
-            raise ValueError(f"the settings are for {settings.ranks} ranks, but there are {size}")
-        own_seed = seed * size + rank
         channels = data.train_images.shape[1]
         labels = data.train_labels
         if settings.label_noise:
             labels, _ = flip_labels(labels, settings.label_noise, data.num_classes, seed=seed)
         with torch.random.fork_rng(self._cuda_devices):
-            torch.manual_seed(own_seed)
+            torch.manual_seed(seed)
             self._random_states = self._get_random_states()
         model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed)
+        if recipe.bf16:
+            model = InBFloat16(model)
         # Convolutions are fastest with channels last, on CPUs and on GPUs.
         self.model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.trained_model = for_training(self.model)
-        """The model as training steps must call it: inside DDP if there are several ranks."""
         images = data.train_images
         self.normalise = nn.Identity() if data.is_text else Normalise(*measure_mean_std(images)).to(device)
         self.test = data.test_images, data.test_labels
-        self.num_examples, self.num_classes = len(labels), data.num_classes
+        self.num_examples = len(labels)
         self.dataset = dataset = ImageDataset(data.train_images, labels)
 
         def make_proxy(name: str) -> nn.Module:
@@ -134,25 +130,21 @@ class Training:
             settings.method, settings.selectivity, settings.options, make_proxy, self._reference_losses
         )
         generator = torch.Generator().manual_seed(seed)
-        order = RandomSampler(dataset, generator=generator)
         self.train_loader: DataLoader[Any] = DataLoader(
             dataset,
-            recipe.batch_size // size,
-            sampler=order if size == 1 else Share(order),
+            recipe.batch_size,
+            sampler=RandomSampler(dataset, generator=generator),
             generator=generator,
             collate_fn=dataset.collate,
             # All methods train on batches of the same size. A small last batch ruins the statistics of BatchNorm, and
             # would handicap plain training, which alone meets it in every epoch.
-            drop_last=len(dataset) // size >= recipe.batch_size // size,
+            drop_last=len(dataset) >= recipe.batch_size,
         )
-        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=own_seed)
-        view_seed = settings.options.get("views")
-        if isinstance(method.scorer, RecordedScorer):
-            view_seed = method.scorer.record.view_seed  # a run that repeats another one's selection sees its views
-        self.prepare = Prepare(augment, self.normalise, view_seed)
+        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
+        self.prepare = Prepare(augment, self.normalise)
         self.loader = sb.SelectiveLoader(
             self.train_loader,
-            self.trained_model,
+            self.model,
             nn.CrossEntropyLoss(),
             method,
             transform=self.prepare,
@@ -161,49 +153,44 @@ class Training:
             seed=seed,
             audit=settings.record is not None,
         )
-        self.dynamics: Dynamics | None = None
-        """What was recorded on all ranks up to the end of the last epoch, if the settings ask for it."""
         self.optimizer = make_optimizer(recipe, self.model.parameters(), device)
         self.scoring_cost = scoring_cost(self.loader.scorer, self.model, self.normalise(images[:1].to(device)))
         self.records: list[Record] = []
-        self.ledger = self.loader.ledger.whole()
-        """The ledger of all ranks at the end of the last epoch."""
         self.selected_before = self.ledger.selected.clone()
         """How often each example had been selected before the last epoch."""
 
     def _reference_losses(self, name: str, epochs: int) -> Tensor:
-        """The losses of networks of this kind that have seen only the other half of the data."""
-        recipe, seed, shape = self.settings.recipe, self.settings.seed, self.dataset.images.shape
-        classes = self.num_classes
-
-        def make(number: int) -> nn.Module:
-            return make_model(name, num_classes=classes, channels=shape[1], seed=seed + 1 + number)
-
-        augment = Augment(padding=recipe.padding, flip=recipe.flip, cutout=recipe.cutout, seed=seed)
-        losses, seconds = from_first(
-            lambda: cross_fitted_losses(
-                make,
-                self.dataset,
-                recipe,
-                make_optimizer=lambda parameters: make_optimizer(recipe, parameters, self.device),
-                prepare=Prepare(augment, self.normalise),
-                normalise=self.normalise,
-                epochs=epochs,
-                device=self.device,
-                seed=seed,
-            )
-        )
-        example = self.normalise(self.dataset.images[:1].to(self.device))
-        share = forward_operations(make(0).to(self.device), example) / forward_operations(self.model, example)
+        """Each example's loss by a network of this name that was trained on the other half of the data alone."""
+        began, seed = time.perf_counter(), self.settings.seed
+        images, labels = self.dataset.images, self.dataset.labels
+        recipe = self.settings.recipe.with_(model=name, epochs=epochs)
+        halves = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).chunk(2)
+        losses = torch.empty(len(labels))
+        for number, (own, other) in enumerate((halves, halves[::-1]), start=1):
+            plain = Settings(recipe=recipe, method="traditional", selectivity=1.0, seed=seed + number)
+            parts = images[own], labels[own], images[other], labels[other]
+            half = ImageSet(self.data.name, *parts, self.data.classes, self.data.is_text)
+            reference = Training(plain, half, self.device, test_every_epoch=False)
+            for _ in range(epochs):
+                reference.epoch()
+            scored = [F.cross_entropy(*pair, reduction="none").float().cpu() for pair in reference.test_outputs()]
+            losses[other] = torch.cat(scored)
+        example = self.normalise(images[:1].to(self.device))
+        share = forward_operations(reference.model, example) / forward_operations(self.model, example)
         # Each example is trained on in every epoch, by one network, and scored once by the other.
-        self.preparation = Preparation(share * (3 * epochs + 1) / 3, seconds)
-        return torch.tensor(losses)
+        self.preparation = Preparation(share * (3 * epochs + 1) / 3, time.perf_counter() - began)
+        return losses
 
     @property
     def progress(self) -> float:
         """Fraction of the run that is done, with the current step."""
         length = self.settings.length or self.settings.epochs
         return min(1.0, self.loader.progress * self.settings.epochs / length)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The loader's ledger."""
+        return self.loader.ledger.whole()
 
     @property
     def _cuda_devices(self) -> list[torch.device]:
@@ -221,10 +208,6 @@ class Training:
             self.selected_before = self.ledger.selected.clone()
             record = self._epoch()
             self._random_states = self._get_random_states()
-        self.ledger = self.loader.ledger.whole()
-        if self.settings.record is not None:
-            self.dynamics = self.loader.dynamics
-        record = from_first(lambda: record)
         self.records.append(record)
         return record
 
@@ -239,7 +222,7 @@ class Training:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             with clock("forward"):
-                outputs = self.trained_model(images)
+                outputs = self.model(images)
                 loss = self.loader.loss(outputs, labels)
             with clock("backward"):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -257,17 +240,14 @@ class Training:
                 test_loss, test_error = self.evaluate()
             record |= {"test_examples": len(self.test[1]), "test_loss": test_loss, "test_error": test_error}
         record |= self._record(before, clock.read()) | {"lr": self.optimizer.param_groups[0]["lr"]}
-        loss_sum, num_wrong, num_trained = total([float(losses), float(wrong), given_out])
-        record |= {"train_loss": loss_sum / max(1, num_trained), "train_error": num_wrong / max(1, num_trained)}
+        record |= {"train_loss": float(losses) / max(1, given_out), "train_error": float(wrong) / max(1, given_out)}
         return record
 
     def _record(self, before: dict[str, Any], seconds: dict[str, float]) -> Record:
         stats = self.loader.stats
         record: Record = {"epoch": len(self.records)}
         names = [name for name, how in COMBINATIONS.items() if how == "count"]
-        sums = total([getattr(stats, name) - before[name] for name in names])
-        record |= {name: int(count) for name, count in zip(names, sums, strict=True)}
-        record["batches"] = stats.batches - before["batches"]  # all ranks take these training steps together
+        record |= {name: getattr(stats, name) - before[name] for name in (*names, "batches")}
         # In epochs of Traditional training, which costs 1 (forward) + 2 (backward) per example.
         cost = self.scoring_cost
         scoring = cost.per_scored * record["scored"] + cost.per_offered * record["offered"]
@@ -275,8 +255,6 @@ class Training:
         record["compute"] = passes / (3 * self.num_examples)
         before_run = Preparation() if self.records else self.preparation
         record["compute"] += before_run.compute
-        if record["scored"] and stats.fidelity < 1:  # cheap scores; NaN before the first comparison
-            record["fidelity"] = stats.fidelity
         phases = {name: stats.seconds[name] - before["seconds"][name] for name in stats.seconds}
         forward, backward = seconds.get("forward", 0.0), seconds.get("backward", 0.0)
         record["seconds"] = {
@@ -290,20 +268,19 @@ class Training:
         return record
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float]:
-        """Loss and error on the test set. Each rank runs a part of it."""
-        share_buffers(self.model)  # test and save the same model on all ranks
+    def test_outputs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and labels of the test set, a thousand examples at a time."""
         self.model.eval()
-        own = own_part(len(self.test[1]))
-        images, labels = (part[own] for part in self.test)
+        for images, labels in zip(*(torch.split(part, 1000) for part in self.test), strict=True):
+            yield self.model(self.normalise(images.to(self.device))), labels.to(self.device)
+
+    def evaluate(self) -> tuple[float, float]:
+        """Loss and error on the test set."""
         loss, wrong = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        for part, target in zip(torch.split(images, 1000), torch.split(labels, 1000), strict=True):
-            outputs = self.model(self.normalise(part.to(self.device)))
-            target = target.to(self.device)
-            loss += nn.functional.cross_entropy(outputs, target, reduction="sum")
-            wrong += (outputs.argmax(1) != target).sum()
-        loss_sum, num_wrong = total([float(loss), float(wrong)])
-        return loss_sum / len(self.test[1]), num_wrong / len(self.test[1])
+        for outputs, labels in self.test_outputs():
+            loss += F.cross_entropy(outputs, labels, reduction="sum")
+            wrong += (outputs.argmax(1) != labels).sum()
+        return float(loss) / len(self.test[1]), float(wrong) / len(self.test[1])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -315,12 +292,9 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with torch.random.fork_rng(self._cuda_devices):
-            arrange_gradients(self.trained_model, self.normalise(self.dataset.images[:2].to(self.device)))
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
-        self.ledger = self.loader.ledger.whole()
         self._random_states = state["random"]
         self.records = list(state["records"])
 
@@ -328,7 +302,7 @@ class Training:
 def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
     """Load the data of a run. If the settings say so, a validation split replaces the test set."""
     recipe = settings.recipe
-    data = in_turn(lambda: load_images(recipe.dataset, data_dir=data_dir, image_size=recipe.image_size))
+    data = load_images(recipe.dataset, data_dir=data_dir, image_size=recipe.image_size)
     return split_validation(data, settings.validation, seed=0) if settings.validation else data
 
 
@@ -338,19 +312,19 @@ def check(settings: Settings, data: ImageSet) -> None:
     def make_network(name: str) -> nn.Module:
         return make_model(name, num_classes=data.num_classes, channels=data.train_images.shape[1], seed=0)
 
-    method = make_method(settings.method, settings.selectivity, settings.options, make_network)
-    check_ranks(make_network(settings.recipe.model), method, current_ranks())
+    make_method(settings.method, settings.selectivity, settings.options, make_network)
+    make_network(settings.recipe.model)
 
 
 Observer = Callable[[Training, Record], None]
-"""Called after every epoch on rank 0, before the run is saved. Its time is not counted."""
+"""Called after every epoch, before the run is saved. Its time is not counted."""
 
 
 def train(
     settings: Settings,
     data: ImageSet,
     *,
-    folder: Folder | None = None,
+    folder: RunFolder | None = None,
     device: torch.device | None = None,
     observers: Sequence[Observer] = (),
 ) -> list[Record]:
@@ -364,7 +338,7 @@ def train(
 def start(
     settings: Settings,
     data: ImageSet,
-    folder: Folder | None = None,
+    folder: RunFolder | None = None,
     device: torch.device | None = None,
 ) -> Training:
     """Make a run, and continue it from the folder's last checkpoint if there is one."""
@@ -381,12 +355,12 @@ def start(
     return training
 
 
-def advance(training: Training, folder: Folder | None = None, observers: Sequence[Observer] = ()) -> None:
+def advance(training: Training, folder: RunFolder | None = None, observers: Sequence[Observer] = ()) -> None:
     """Train one epoch, call the observers, then save: so a run killed in between loses no observer's files."""
     record = training.epoch()
-    for observer in observers if is_first() else ():
+    for observer in observers:
         observer(training, record)
-    if folder is not None and training.dynamics is not None and is_first():
-        training.dynamics.save(folder.path / FILE)
     if folder is not None:
+        if training.settings.record is not None:
+            training.loader.dynamics.save(folder.path / FILE)
         folder.save(training.state_dict())

@@ -13,14 +13,10 @@ from selective_backprop.lab.runs.methods import MethodSpec, check_type, recipe_s
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.curves import Curve
-from selective_backprop.lab.study.frontier import Budget
 from selective_backprop.lab.study.standing import PLAIN, RANDOM, LabelledRuns
 
 Curves = dict[str, list[Curve]]
 """Curves by label; the curves of a label are in the order of seeds."""
-
-_BUDGETS = (0.25, 0.5, 0.75, 1.0)
-"""Lengths of plain training as fractions of the methods' length, if the methods have one length only."""
 
 
 def settings_for(spec: MethodSpec, recipe: Recipe, **more: object) -> Settings:
@@ -57,7 +53,8 @@ class Design:
         specs: the methods. Plain training without options of its own is a baseline, and left out here.
         recipe: the recipe of all runs. A spec may change it for its own runs.
         epochs: how long each method is trained; a run of its own for each, with its learning rate fully decayed.
-        baselines: whether plain training and random subsets are trained, too, at several budgets.
+        baselines: lengths of plain training, as fractions of the methods' length if they have one only; random subsets
+            are trained with as much compute. Empty: no baselines.
 
     >>> from selective_backprop.lab.runs.recipes import find_recipe
     >>> design = Design([MethodSpec.parse("sb")], find_recipe("digits"), epochs=[8])
@@ -68,7 +65,7 @@ class Design:
     specs: Sequence[MethodSpec]
     recipe: Recipe
     epochs: Sequence[int]
-    baselines: bool = True
+    baselines: Sequence[float] = (0.25, 0.5, 0.75, 1.0)
     more: dict[str, object] = field(default_factory=dict)
     """Further settings of all runs: label_noise, validation."""
 
@@ -82,12 +79,7 @@ class Design:
         """Epochs of compute that the baselines get, rising."""
         if len(self.epochs) > 1:
             return sorted(set(self.epochs))
-        return sorted({max(1, round(share * self.epochs[0])) for share in _BUDGETS})
-
-    @property
-    def reference(self) -> str:
-        """Label of the longest plain run."""
-        return _plain_label(self.budgets[-1])
+        return sorted({max(1, round(share * self.epochs[0])) for share in self.baselines})
 
     def entries(self, seed: int) -> list[Entry]:
         """All runs of a seed, short ones first: they give a first answer early."""
@@ -133,13 +125,7 @@ class Results:
 
     def arms(self, *, clock: bool = True) -> list[LabelledRuns]:
         """Arms for `standings`. With clock, seconds count: nothing else ran on the machine."""
-        found = []
-        for label, by_seed in self.curves.items():
-            errors = tuple(curve.errors[-1] for curve in by_seed)
-            compute, seconds = (tuple(getattr(c, axis)[-1] for c in by_seed) for axis in ("compute", "seconds"))
-            timed = Budget(errors, seconds) if clock else None
-            found.append(LabelledRuns(label, self.methods[label], Budget(errors, compute), timed))
-        return found
+        return [LabelledRuns.of(label, self.methods[label], runs, clock=clock) for label, runs in self.curves.items()]
 
 
 def compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 from typing import Any, Literal
 
@@ -31,8 +32,9 @@ class Curve:
     @classmethod
     def of(cls, records: Sequence[dict[str, Any]]) -> Curve:
         """Make a curve from the records of a run."""
-        seconds = _running_sum([sum(r["seconds"].values()) - r["seconds"]["evaluation"] for r in records])
-        return cls([r["test_error"] for r in records], seconds, _running_sum([r["compute"] for r in records]))
+        seconds = accumulate(sum(r["seconds"].values()) - r["seconds"]["evaluation"] for r in records)
+        compute = accumulate(float(r["compute"]) for r in records)
+        return cls([r["test_error"] for r in records], list(seconds), list(compute))
 
     @classmethod
     def mean(cls, curves: Sequence[Curve]) -> Curve:
@@ -56,14 +58,6 @@ class Curve:
             elif reached is None:
                 reached = cost
         return reached
-
-
-def _running_sum(values: list[float]) -> list[float]:
-    total, sums = 0.0, []
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Plain training, random subsets and three methods side by side on scikit-learn's digits."""
+"""Plain training, random subsets and two methods side by side on scikit-learn's digits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,19 +12,17 @@ import torch
 from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.probes import make_probes
 from selective_backprop.lab.report import write_report
-from selective_backprop.lab.runs.experiment import Show
+from selective_backprop.lab.runs.experiment import Entry, Show
 from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.comparison import Design, compare
-from selective_backprop.lab.study.standing import Standing, standings
+from selective_backprop.lab.study.standing import Standings, standings
 
-_OPTIONS = {"history_size": 512, "warmup_epochs": 1}
 METHODS = [
     MethodSpec("ledger", "ledger_backprop"),
-    MethodSpec("SB", "selective_backprop", 1 / 3, _OPTIONS),
-    MethodSpec("Stale-SB", "stale_selective_backprop", 1 / 3, _OPTIONS | {"every": 3}),
+    MethodSpec("SB", "selective_backprop", 1 / 3, {"history_size": 512, "warmup_epochs": 1}),
 ]
 NUM_TEST = 899
 """Images to test on."""
@@ -43,24 +42,31 @@ def halves_of(seed: int) -> ImageSet:
     return ImageSet("digits", images[train], labels[train], images[test], labels[test], data.classes)
 
 
-def run(epochs: int, seeds: int, report: Path, *, show: Show = lambda entry, record: None) -> list[Standing]:
+def _design(lengths: Sequence[int]) -> Design:
+    return Design(METHODS, find_recipe("digits").with_(epochs=max(lengths)), lengths)
+
+
+def planned(lengths: Sequence[int], seeds: int) -> list[Entry]:
+    """All runs of the demo."""
+    return [entry for seed in range(seeds) for entry in _design(lengths).entries(seed)]
+
+
+def run(lengths: Sequence[int], seeds: int, report: Path, *, show: Show = lambda entry, record: None) -> Standings:
     """Train, and write the report to a file. The runs themselves are not kept.
 
     Args:
-        epochs, seeds: length of the runs, and runs per method.
+        lengths, seeds: lengths of the runs in epochs, and runs per method and length.
         report: the file.
         show: called after every epoch.
     """
-    recipe = find_recipe("digits").with_(epochs=epochs)
     with TemporaryDirectory() as folder:
-        design = Design(METHODS, recipe, [epochs])
-        observers = partial(_watch, epochs=epochs)
-        results = compare(design, halves, Path(folder), seeds=seeds, observers=observers, show=show)
+        observers = partial(_watch, longest=max(lengths))
+        results = compare(_design(lengths), halves, Path(folder), seeds=seeds, observers=observers, show=show)
         write_report([Path(folder)], report, load=lambda run: halves_of(run.seed))
     return standings(results.arms())
 
 
-def _watch(folder: Path, settings: Settings, epochs: int) -> list[Observer]:
-    """Log the ledger of every run. Probe only full-length runs of the first seed, because probes take long."""
-    looks = settings.seed == 0 and settings.epochs == epochs
+def _watch(folder: Path, settings: Settings, longest: int) -> list[Observer]:
+    """Log the ledger of every run. Probe only the longest runs of the first seed, because probes take long."""
+    looks = settings.seed == 0 and settings.epochs == longest
     return [LedgerLog(folder), *make_probes(["gradients", "confidence"] if looks else [], folder)]

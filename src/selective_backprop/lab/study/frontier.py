@@ -81,20 +81,24 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True)
 class Multiple:
-    """How many times more than a method the frontier spends.
+    """How many times more than a method the frontier spends. It is infinite, and less than that, if nothing is known.
 
-    >>> str(Multiple(1.9, Bound.MORE)), str(Multiple(1.25))
-    ('more than 1.90x', '1.25x')
+    >>> str(Multiple(1.9, Bound.MORE)), str(Multiple(1.25)), Multiple(math.inf, Bound.LESS).short()
+    ('more than 1.90x', '1.25x', '?')
     """
 
     value: float
     bound: Bound = Bound.EXACT
 
     def __str__(self) -> str:
+        if self.value == math.inf:
+            return "nobody knows how many times"
         return f"{self.value:.2f}x" if self.bound is Bound.EXACT else f"{self.bound} {self.value:.2f}x"
 
     def short(self) -> str:
         """With a sign instead of words."""
+        if self.value == math.inf:
+            return "?"
         sign = {Bound.EXACT: "", Bound.MORE: ">", Bound.LESS: "<"}[self.bound]
         return f"{sign}{self.value:.2f}"
 
@@ -129,10 +133,6 @@ class Frontier:
         """How many times more than the runs of this budget the frontier spends for their error."""
         cost, bound = self.cost_of(budget.error)
         return Multiple(cost / budget.cost, bound)
-
-    def is_lossless(self, budget: Budget) -> bool:
-        """Whether the budget's error is within 2% of the frontier's best."""
-        return budget.error <= LOSSLESS * self.best
 
 
 _BOUNDS = {-1: Bound.LESS, 0: Bound.EXACT, 1: Bound.MORE}
@@ -174,11 +174,7 @@ class Interval:
     high: Multiple | None
 
     def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{self.multiple} (one seed: no interval)"
-        if self.multiple.bound is not Bound.EXACT and self.low.bound is self.high.bound is self.multiple.bound:
-            return str(self.multiple)  # the ends say no more
-        return f"{self.multiple} ({self.low.short()} to {self.high.short()})"
+        return f"{self.multiple}{self._span('one seed: no interval')}"
 
     def short(self) -> str:
         """For tables, with signs instead of words.
@@ -186,11 +182,16 @@ class Interval:
         >>> Interval(Multiple(1.5), Multiple(1.2), Multiple(1.9, Bound.MORE)).short()
         '1.50x (1.20 to >1.90)'
         """
+        if self.multiple.value == math.inf:
+            return "not known"
+        return f"{self.multiple.short()}x{self._span('1 seed')}"
+
+    def _span(self, one_seed: str) -> str:
         if self.low is None or self.high is None:
-            return f"{self.multiple.short()}x (1 seed)"
+            return f" ({one_seed})"
         if self.multiple.bound is not Bound.EXACT and self.low.bound is self.high.bound is self.multiple.bound:
-            return f"{self.multiple.short()}x"
-        return f"{self.multiple.short()}x ({self.low.short()} to {self.high.short()})"
+            return ""  # the ends say no more
+        return f" ({self.low.short()} to {self.high.short()})"
 
 
 def compute_multiplier(
@@ -263,7 +264,7 @@ def _multiples(
 class Verdict(StrEnum):
     """What is known about a method against its baselines."""
 
-    BETTER = "better than plain training and random subsets"
+    BETTER = "better"
     SAME = "not told apart"
     WORSE = "worse"
     NOT_CHECKED = "not checked"

@@ -1,12 +1,24 @@
-"""How every arm of a workload stands against plain training and against random subsets, in numbers and in words."""
+"""How every method of a workload stands against plain training and random subsets, in numbers and in words.
+
+Every method has a frontier of its own: error against compute, at each length that it was trained for. For an error e,
+
+    M(e) = (compute at which plain training reaches e) / (compute at which the method reaches e)
+
+and likewise against random subsets. All methods are compared at the same errors, the targets, which are errors of plain
+training: at its second length (cheap), at its middle length (middle), and within 2% of its best one (lossless).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
+from selective_backprop.lab.study.curves import Curve
 from selective_backprop.lab.study.frontier import (
+    EQUAL_COST,
+    LOSSLESS,
     Bound,
     Budget,
     Frontier,
@@ -18,204 +30,322 @@ from selective_backprop.lab.study.frontier import (
 )
 
 PLAIN, RANDOM = "traditional", "repeated_random"
-"""Methods whose arms are the frontiers."""
+"""Methods whose runs are the baselines."""
+TARGETS = {
+    "lossless": "within 2% of plain training's best",
+    "middle": "that of plain training at its middle length",
+}
+"""Errors at which a comparison is judged, in words; the one that people want most comes first."""
+
+
+# ---- numbers
+
+
+def targets_of(plain: Sequence[Budget]) -> dict[str, float]:
+    """Errors of plain training by the name of the target."""
+    frontier = Frontier(plain)
+    errors = [budget.error for budget in frontier.budgets]
+    cheap, middle = errors[min(1, len(errors) - 1)], errors[len(errors) // 2]
+    lossless = LOSSLESS * frontier.best
+    return {"cheap": max(cheap, frontier.best), "middle": max(middle, frontier.best), "lossless": lossless}
+
+
+def random_frontier(random: Sequence[Budget], plain: Sequence[Budget]) -> list[Budget]:
+    """Random subsets of everything are plain training: its longer runs go on where the longest run of a subset ends."""
+    dearest = max(budget.cost for budget in random)
+    return [*random, *(budget for budget in plain if budget.cost > dearest)]
+
+
+def multipliers(
+    baseline: Sequence[Budget], own: Sequence[Budget], targets: Mapping[str, float], *, resamples: int = 2000
+) -> dict[str, Interval]:
+    """Compute multiplier against a baseline at each target."""
+    return {name: compute_multiplier(baseline, own, error, resamples=resamples) for name, error in targets.items()}
+
+
+def lower(plain: Interval, random: Interval) -> Interval:
+    """The lower of the multipliers against both baselines."""
+    return min((plain, random), key=sortable)
+
+
+def sortable(interval: Interval | None) -> tuple[bool, float]:
+    """Key that puts a lower multiplier first, and upper bounds before all others."""
+    if interval is None:
+        return False, 0.0
+    return interval.multiple.bound is not Bound.LESS, interval.multiple.value
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method at all its lengths, against both baselines."""
+
+    name: str
+    """Name that tables show."""
+    method: str
+    """The method's full name, such as "ledger_backprop"."""
+    budgets: tuple[Budget, ...]
+    """Errors and costs at each length, by rising cost."""
+    plain: Mapping[str, Interval]
+    """Multiplier against plain training by target; empty for plain training itself, and where it was not run."""
+    random: Mapping[str, Interval]
+    """As `plain`, against random subsets."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.name == PLAIN
+
+    @property
+    def is_random(self) -> bool:
+        return self.name == RANDOM
+
+    def multiplier(self, target: str) -> Interval | None:
+        """The lower of both multipliers; for random subsets the one against plain training, for plain training none."""
+        plain, random = self.plain.get(target), self.random.get(target)
+        return plain if plain is None or random is None else lower(plain, random)
+
+    def verdict(self, target: str) -> Verdict:
+        """Verdict against both baselines; for random subsets against plain training, for plain training none."""
+        if self.is_plain:
+            return Verdict.NOT_CHECKED
+        against = [self.plain.get(target)] if self.is_random else [self.plain.get(target), self.random.get(target)]
+        return verdict(against)
+
+    def reaches(self, error: float) -> bool:
+        """Whether the mean error got as low as this at any length."""
+        return Frontier(self.budgets).best <= error
+
+
+@dataclass(frozen=True)
+class Standings:
+    """All methods of a workload, and the errors at which they are compared."""
+
+    targets: Mapping[str, float]
+    """By name, those of `TARGETS` that plain training has; empty where it was not run."""
+    methods: tuple[Standing, ...]
+
+    @property
+    def plain(self) -> Standing | None:
+        return next((one for one in self.methods if one.is_plain), None)
+
+    @property
+    def random(self) -> Standing | None:
+        return next((one for one in self.methods if one.is_random), None)
+
+    @property
+    def others(self) -> list[Standing]:
+        """Methods that are no baseline."""
+        return [one for one in self.methods if not one.is_plain and not one.is_random]
 
 
 @dataclass(frozen=True)
 class LabelledRuns:
-    """The runs of one method at one budget, under the label that tables show."""
+    """The runs of one method at one length, under the label that tables show."""
 
     label: str
     method: str
-    """The method's full name, such as "ledger_backprop"."""
+    """The method's full name."""
     compute: Budget
     """Error and compute of each run."""
     seconds: Budget | None = None
     """Error and seconds of each run; None if other work on the machine disturbed the clock."""
 
-
-@dataclass(frozen=True)
-class Standing:
-    """Runs of one label against the frontiers of their workload."""
-
-    runs: LabelledRuns
-    plain: Interval | None
-    """Compute multiplier against plain training; None for plain training itself, and where it was not run."""
-    random: Interval | None
-    """Compute multiplier against random subsets; None for random subsets themselves, and where they were not run."""
-    seconds: Interval | None
-    """As `plain`, in seconds."""
-    lossless: bool | None
-    """Whether the error is within 2% of the best of plain training; None where that was not run."""
+    @classmethod
+    def of(cls, label: str, method: str, curves: Sequence[Curve], *, clock: bool) -> LabelledRuns:
+        """The ends of these runs. With clock, their seconds can be compared."""
+        errors, compute, seconds = zip(*((c.errors[-1], c.compute[-1], c.seconds[-1]) for c in curves), strict=True)
+        timed = Budget(errors, seconds) if clock and min(seconds) > 0 else None
+        return cls(label, method, Budget(errors, compute), timed)
 
     @property
-    def label(self) -> str:
-        return self.runs.label
+    def name(self) -> str:
+        """The label without its length.
 
-    @property
-    def is_plain(self) -> bool:
-        return self.runs.method == PLAIN
-
-    @property
-    def is_random(self) -> bool:
-        return self.runs.method == RANDOM
+        >>> LabelledRuns("ledger, 4 epochs", "ledger_backprop", Budget((0.1,), (1.0,))).name
+        'ledger'
+        """
+        return self.label.partition(", ")[0]
 
     @property
     def is_baseline(self) -> bool:
-        return self.is_plain or self.is_random
-
-    @property
-    def verdict(self) -> Verdict:
-        """Verdict against both baselines; for a baseline, against the other one."""
-        if self.is_plain:
-            return Verdict.NOT_CHECKED
-        return verdict([self.plain] if self.is_random else [self.plain, self.random])
+        """Whether it is plain training or random subsets, and not a variant of them with a name of its own."""
+        return self.method in (PLAIN, RANDOM) and self.name.partition(" ")[0] == self.method
 
 
-def standings(found: Sequence[LabelledRuns]) -> list[Standing]:
-    """Compare the runs of every label with the frontiers made of plain training and of random subsets among them.
+def standings(found: Sequence[LabelledRuns], *, seconds: bool = False) -> Standings:
+    """Compare all methods among these runs at the targets.
 
-    >>> made = [("traditional", (0.4, 0.4), 1), ("traditional", (0.2, 0.2), 4), ("ledger_backprop", (0.3, 0.3), 1)]
-    >>> runs = [LabelledRuns(name, name, Budget(errors, (cost, cost))) for name, errors, cost in made]
-    >>> str(standings(runs)[-1].plain), standings(runs)[-1].random
-    ('2.00x (2.00 to 2.00)', None)
+    Lengths with a single seed, which has no spread, are left out if the method has others.
+
+    Args:
+        found: all runs of a workload.
+        seconds: whether seconds are counted in place of compute; runs without seconds are then left out.
+
+    >>> made = [("traditional", 0.4, 1), ("traditional", 0.2, 4), ("ledger", 0.4, 1), ("ledger", 0.2, 2)]
+    >>> runs = [LabelledRuns(name, name, Budget((error, error), (cost, cost))) for name, error, cost in made]
+    >>> ledger = standings(runs).methods[-1]
+    >>> str(ledger.plain["lossless"]), dict(ledger.random)
+    ('1.97x (1.97 to 1.97)', {})
     """
-    plain = _frontier([runs.compute for runs in found if runs.method == PLAIN])
-    random = _frontier([runs.compute for runs in found if runs.method == RANDOM])
-    clock = _frontier([runs.seconds for runs in found if runs.method == PLAIN and runs.seconds is not None])
-    if random and plain and plain[-1].cost > random[-1].cost:
-        random.append(plain[-1])  # random subsets of everything are plain training
+    by_name: dict[str, list[Budget]] = {}
+    full_names: dict[str, str] = {}
+    for runs in found:
+        name = runs.method if runs.is_baseline else runs.name
+        budget = runs.seconds if seconds else runs.compute
+        if budget is not None:
+            by_name.setdefault(name, []).append(budget)
+            full_names[name] = runs.method
+    by_name = {name: _usable(budgets) for name, budgets in by_name.items()}
+    plain, random = by_name.get(PLAIN), by_name.get(RANDOM)
+    targets = {}
+    if plain:
+        errors = targets_of(plain)
+        targets = {name: errors[name] for name in TARGETS if name == "lossless" or errors[name] > errors["lossless"]}
+    dense = random_frontier(random, plain) if random and plain else random
+    return Standings(
+        targets,
+        tuple(
+            Standing(
+                name=name,
+                method=full_names[name],
+                budgets=tuple(budgets),
+                plain=multipliers(plain, budgets, targets) if plain and name != PLAIN else {},
+                random=multipliers(dense, budgets, targets) if dense and name not in (PLAIN, RANDOM) else {},
+            )
+            for name, budgets in sorted(by_name.items(), key=lambda item: (item[0] != PLAIN, item[0] != RANDOM))
+        ),
+    )
 
-    def against(baseline: list[Budget], budget: Budget | None, *, own: bool) -> Interval | None:
-        return compute_multiplier(baseline, [budget]) if baseline and budget is not None and not own else None
 
-    return [
-        Standing(
-            runs=runs,
-            plain=against(plain, runs.compute, own=runs.method == PLAIN),
-            random=against(random, runs.compute, own=runs.method == RANDOM),
-            seconds=against(clock, runs.seconds, own=runs.method == PLAIN),
-            lossless=Frontier(plain).is_lossless(runs.compute) if plain else None,
-        )
-        for runs in found
-    ]
-
-
-def _frontier(budgets: list[Budget]) -> list[Budget]:
-    """The budgets by rising cost. Those of a single seed, which have no spread, are left out if there are others."""
+def _usable(budgets: list[Budget]) -> list[Budget]:
     several = [budget for budget in budgets if len(budget.errors) > 1]
     return sorted(several or budgets, key=lambda budget: budget.cost)
 
 
-# ---- in words
+# ---- words
 
 
-def winner(found: Sequence[Standing]) -> str:
-    """One sentence on who won, among all arms, baselines included."""
-    methods = [standing for standing in found if not standing.is_baseline]
-    if not any(standing.is_plain for standing in found):
+def winner(found: Standings) -> str:
+    """One sentence on who won, among all methods, baselines included."""
+    if found.plain is None:
         return "Nothing can be said: plain training was not run."
-    better = [standing for standing in methods if standing.verdict is Verdict.BETTER]
-    if better:
-        best = max(better, key=lambda standing: _at_least(standing.plain))
-        return (
-            f"**{best.label}** wins with an error of {error_of(best.runs.compute)}: for the same error plain training "
-            f"needs **{_times(best.plain)} as much compute**, and random subsets need {_times(best.random)}."
-        )
-    random = [standing for standing in found if standing.is_random]
-    ahead = [standing for standing in random if standing.verdict is Verdict.BETTER]
-    if ahead and not any(standing.verdict is Verdict.WORSE for standing in random):
-        best = max(ahead, key=lambda standing: _at_least(standing.plain))
-        return (
-            f"**Random subsets** win: for the error of {best.label}, {error_of(best.runs.compute)}, plain training "
-            f"needs {_times(best.plain)} as much compute. {_no_method(methods, 'random subsets')}"
-        )
-    above = [standing for standing in methods if _is_above(standing.plain)]
-    if above:
-        best = max(above, key=lambda standing: _at_least(standing.plain))
-        error = error_of(best.runs.compute)
-        lead = f"for its error of {error} plain training needs {_times(best.plain)} as much compute"
-        if not random:
+    for target in found.targets:
+        better = [one for one in found.others if one.verdict(target) is Verdict.BETTER]
+        if better:
+            best = max(better, key=lambda one: _low_end(one.multiplier(target)))
             return (
-                f"**{best.label}** is ahead of plain training: {lead}. Random subsets were not run, so nobody knows "
-                "whether they do as well."
+                f"**{best.name} wins**: for {_error(found, target)} plain training needs "
+                f"**{_times(best.plain[target])} as much compute**, and random subsets need "
+                f"{_times(best.random[target])}."
             )
-        return (
-            f"**No method beats both** plain training and random subsets. {best.label} is ahead of plain training "
-            + (f"({lead}); {_against_random(best)}.")
-        )
-    return f"**Plain training is not beaten.** {_no_method(methods, 'plain training')}"
+    for target in found.targets:
+        if found.random is not None and found.random.verdict(target) is Verdict.BETTER:
+            return (
+                f"**Random subsets win**: for {_error(found, target)} plain training needs "
+                f"{_times(found.random.plain[target])} as much compute. {_closest(found)}"
+            )
+    for target in found.targets:
+        ahead = [one for one in found.others if verdict([one.plain[target]]) is Verdict.BETTER]
+        if ahead:
+            best = max(ahead, key=lambda one: _low_end(one.plain[target]))
+            lead = f"for {_error(found, target)} plain training needs {_times(best.plain[target])} as much compute"
+            if found.random is None:
+                return (
+                    f"**{best.name} is ahead of plain training**: {lead}. Random subsets were not run, so nobody knows "
+                    "whether they do as well."
+                )
+            return f"**No method beats both** plain training and random subsets. {_closest(found)}"
+    if all(len(budget.errors) == 1 for one in found.methods for budget in one.budgets):
+        return f"**One seed proves nothing.** {_closest(found)}"
+    return f"**Plain training is not beaten.** {_closest(found)}"
 
 
-def _no_method(methods: Sequence[Standing], rival: str) -> str:
-    if not methods:
+def _error(found: Standings, target: str) -> str:
+    return f"an error of {found.targets[target]:.2%} ({TARGETS[target]})"
+
+
+def _closest(found: Standings) -> str:
+    """A sentence on the method with the highest multiplier, where none beats both baselines for sure."""
+    if not found.others:
         return "No other method was run."
-    known = [standing for standing in methods if standing.plain is not None and says_anything(standing.plain)]
-    if not known:
-        return "No method can be compared: none has a compute at which plain training was run too."
-    best = max(known, key=lambda standing: standing.plain.multiple.value if standing.plain else 0.0)
-    closest = f"The closest is {best.label}: for its error plain training needs {_times(best.plain)} as much compute."
-    return f"No method is told apart from {rival} for the better. {closest}"
-
-
-def _against_random(standing: Standing) -> str:
-    if standing.random is None or not says_anything(standing.random):
-        return "random subsets were not run with as much compute"
-    if verdict([standing.random]) is Verdict.WORSE:
-        return f"random subsets do better: they need {_times(standing.random)} as much compute"
-    return f"it is not told apart from random subsets, which need {_times(standing.random)} as much compute"
-
-
-def cheapest_lossless(found: Sequence[Standing]) -> str:
-    """One sentence on who reaches the best error of plain training with the least compute; "" where nobody can tell."""
-    plain = [standing for standing in found if standing.is_plain]
-    reached = [standing for standing in found if standing.lossless]
-    if not plain or not reached:
-        return ""
-    own = min((standing for standing in reached if standing.is_plain), key=_cost, default=None)
-    best = min(reached, key=_cost)
-    if own is None or not best.is_plain:
-        rest = f", plain training {_cost(own):.2f}" if own is not None else ""
-        doubt = "" if best.verdict is Verdict.BETTER else f" ({best.verdict})"
-        return (
-            f"The best error of plain training is reached with the least compute by **{best.label}**{doubt}: "
-            f"{error_of(best.runs.compute)} with {_cost(best):.2f} epochs{rest}."
-        )
-    others = [standing for standing in reached if not standing.is_baseline]
-    runner_up = min(others, key=_cost, default=None)
-    rest = (
-        f"; {runner_up.label} needs {_cost(runner_up):.2f} for {error_of(runner_up.runs.compute)}"
-        if runner_up is not None
-        else "; no method reaches it"
-    )
+    for target, error in found.targets.items():
+        known = [
+            one
+            for one in found.others
+            if one.reaches(error) and (interval := one.multiplier(target)) is not None and says_anything(interval)
+        ]
+        if known:
+            best = max(known, key=lambda one: sortable(one.multiplier(target)))
+            random = f", and random subsets {_times(best.random[target])}" if target in best.random else ""
+            return (
+                f"The closest is {best.name}: for {_error(found, target)} plain training needs "
+                f"{_times(best.plain[target])} as much compute{random}."
+            )
+    target, error = list(found.targets.items())[-1]
+    reached = [one.name for one in found.others if one.reaches(error)]
+    if not reached:
+        return f"No method reached {_error(found, target)}."
     return (
-        f"The best error is reached with the least compute by **plain training**: {error_of(own.runs.compute)} with "
-        f"{_cost(own):.2f} epochs{rest}."
+        f"{', '.join(reached)} and plain training reached {_error(found, target)}, but not at lengths that tell which "
+        "needs less compute for it. Run more lengths, such as --epochs 2,4,8."
     )
 
 
-def _cost(standing: Standing) -> float:
-    return standing.runs.compute.cost
+def saved(found: Standings) -> str:
+    """One sentence in everyday words: what each method needs for plain training's best error.
+
+    If no method got that low, it is the error of plain training's middle length.
+    """
+    others = [one for one in found.methods if not one.is_plain]
+    if found.plain is None or not others:
+        return ""
+    reached = (name for name, error in found.targets.items() if any(one.reaches(error) for one in others))
+    target = next(reached, "lossless")
+    best = Frontier(found.plain.budgets).best
+    error = f"its error of {best:.2%}"
+    if target != "lossless":
+        error = f"an error of {found.targets[target]:.2%}, as no other method got to {best:.2%}"
+    parts = [f"{'random subsets' if one.is_random else one.name} {_less_or_more(one.plain[target])}" for one in others]
+    return f"Compared with plain training, for {error}: {'; '.join(parts)}."
 
 
-def _times(interval: Interval | None) -> str:
+def _less_or_more(interval: Interval) -> str:
+    """What a multiplier saves.
+
+    >>> from selective_backprop.lab.study.frontier import Multiple
+    >>> _less_or_more(Interval(Multiple(1.5), Multiple(1.2), Multiple(2.0)))
+    'needed 33% less compute'
+    >>> _less_or_more(Interval(Multiple(0.8), Multiple(0.6), Multiple(1.1)))
+    'needed 25% more compute (which may be chance)'
+    """
+    multiple = interval.multiple
+    if multiple.value == math.inf:
+        return "reached it in its shortest run, as plain training did"
+    if multiple.bound is Bound.LESS:
+        return "did not reach it"
+    words = f"needed {'at least ' if multiple.bound is Bound.MORE else ''}{_share(multiple.value)} compute"
+    if words == "needed as much compute":
+        return words
+    if interval.low is None or interval.high is None:
+        return f"{words} (one seed)"
+    if verdict([interval]) is Verdict.SAME:
+        return f"{words} (which may be chance)"
+    return words
+
+
+def _share(multiple: float) -> str:
+    if 1 / EQUAL_COST <= multiple <= EQUAL_COST:
+        return "as much"
+    return f"{1 - 1 / multiple:.0%} less" if multiple >= 1 else f"{1 / multiple - 1:.0%} more"
+
+
+def _times(interval: Interval) -> str:
     """A multiplier as it stands in a sentence."""
-    if interval is None:
-        return "an unknown number of times"
-    if interval.multiple.bound is Bound.EXACT and interval.low is not None:
-        return str(interval)
-    return str(interval.multiple)
+    return str(interval.multiple if interval.low is None else interval)
 
 
-def _at_least(interval: Interval | None) -> float:
+def _low_end(interval: Interval | None) -> float:
     """Low end of the interval, by which winners are ordered."""
-    if interval is None:
-        return 0.0
-    return interval.multiple.value if interval.low is None else interval.low.value
-
-
-def _is_above(interval: Interval | None) -> bool:
-    return interval is not None and verdict([interval]) is Verdict.BETTER
+    return 0.0 if interval is None or interval.low is None else interval.low.value
 
 
 def error_of(budget: Budget) -> str:
@@ -228,31 +358,27 @@ def error_of(budget: Budget) -> str:
     return f"{100 * budget.error:.2f}%{spread}"
 
 
-def alerts(found: Sequence[Standing]) -> list[str]:
+def alerts(found: Standings) -> list[str]:
     """What keeps the comparison from being convincing, a sentence each; the gravest first."""
-    plain = [standing for standing in found if standing.is_plain]
-    random = [standing for standing in found if standing.is_random]
-    methods = [standing for standing in found if not standing.is_baseline]
     sentences = []
-    if not plain:
+    if found.plain is None:
         sentences.append("Plain training was not run: no method can be judged.")
-    elif len(plain) == 1:
+    elif len(found.plain.budgets) == 1:
         sentences.append(
-            "Plain training was run at one budget only, so multipliers are bounds. Run several, such as --epochs 2,4,8."
+            "Plain training was run at one length only, so multipliers are bounds. Run several, such as --epochs 2,4,8."
         )
-    if methods and not random:
+    if found.others and found.random is None:
         sentences.append("Random subsets were not run: what looks like a gain of selection may be one of fewer steps.")
-    single = [standing.label for standing in found if len(standing.runs.compute.errors) == 1]
-    if len(single) < len(found):
-        baselines = [standing.label for standing in [*plain, *random] if standing.label in single]
-        if baselines:
-            sentences.append(f"One seed only, so not part of the frontier: {', '.join(baselines)}.")
-    fewest = min((len(standing.runs.compute.errors) for standing in found if standing.label not in single), default=1)
-    if found and fewest < 5:
+    fewest = min((len(budget.errors) for one in found.methods for budget in one.budgets), default=5)
+    if fewest < 5:
         sentences.append(f"{fewest} seed{'s' if fewest > 1 else ''} only: differences may be chance.")
-    for standing in methods:
-        known = standing.random is not None and standing.random.low is not None and says_anything(standing.random)
-        if _is_above(standing.plain) and known and not _is_above(standing.random):
-            how = "better than" if standing.verdict is Verdict.WORSE else "as well as"
-            sentences.append(f"Random subsets do {how} {standing.label}.")
+    for one in found.others:
+        for target in found.targets:
+            against = one.random.get(target)
+            if against is None or against.low is None or verdict([one.plain[target]]) is not Verdict.BETTER:
+                continue
+            if (judged := verdict([against])) in (Verdict.SAME, Verdict.WORSE):
+                how = "better than" if judged is Verdict.WORSE else "as well as"
+                sentences.append(f"Random subsets do {how} {one.name}.")
+                break
     return sentences

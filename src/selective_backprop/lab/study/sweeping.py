@@ -1,4 +1,4 @@
-"""Runs over a grid of settings, and which of them are on the Pareto frontier."""
+"""Runs over a grid of settings."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from selective_backprop.lab.names import suggestion
 from selective_backprop.lab.runs.experiment import Entry
 from selective_backprop.lab.runs.methods import (
     MethodSpec,
-    NoOptionError,
     check_type,
     has_selectivity,
-    make_method,
     options_of,
     parse_value,
     recipe_settings,
 )
 from selective_backprop.lab.runs.recipes import RECIPES, Decay, Recipe
 from selective_backprop.lab.runs.training import Settings
-from selective_backprop.lab.study.comparison import Curves, settings_for
-from selective_backprop.lab.study.curves import Axis, Curve, pareto_frontier
+from selective_backprop.lab.study.comparison import settings_for
 
 Combination = dict[str, object]
 """A value for each setting that is varied."""
@@ -102,60 +99,23 @@ def _at(
             more = more | {name: value}
         elif name == "schedule":
             recipe = recipe.with_(decay=_decay(str(value)))
-        elif name in _KINDS and name != "selectivity":
+        elif name == "selectivity" and has_selectivity(spec.method):
+            spec = spec.at(float(str(value)))
+        elif name in recipe_settings():
             recipe = recipe.with_(**{name: value})
-        elif (changed := _with_option(spec, name, value, recipe)) is not None:
-            spec = changed
+        elif name in options_of(spec.method):
+            spec = dataclasses.replace(spec, options=spec.options | {name: value})
         else:
             continue
         kept[name] = value
     return settings_for(spec, recipe, **more), kept
 
 
-def _with_option(spec: MethodSpec, name: str, value: object, recipe: Recipe) -> MethodSpec | None:
-    """The method with this option, or None if it has no such option."""
-    if name == "selectivity":
-        if not has_selectivity(spec.method):
-            return None
-        return spec.at(float(str(value)))
-    changed = dataclasses.replace(spec, options=spec.options | {name: value})
-    settings = settings_for(changed, recipe)
-    try:
-        make_method(settings.method, settings.selectivity, settings.options)
-    except NoOptionError:
-        return None
-    return changed
-
-
 def _decay(text: str) -> Decay:
-    if text in ("cosine", "linear", "triangle", "constant"):
-        return Decay(kind=text)  # type: ignore[arg-type]
-    if text not in RECIPES:
-        known = ["cosine", "linear", "triangle", "constant", *RECIPES]
+    kinds = ("cosine", "linear", "triangle", "constant")
+    if text not in (*kinds, *RECIPES):
         raise ValueError(
-            f"schedule must be cosine, linear, triangle, constant or a recipe whose schedule is taken, got {text!r}"
-            f"{suggestion(text, known)}"
+            f"schedule must be {', '.join(kinds)} or a recipe whose schedule is taken, got {text!r}"
+            f"{suggestion(text, [*kinds, *RECIPES])}"
         )
-    return RECIPES[text].decay
-
-
-def comparable(entries: Sequence[Entry]) -> dict[float, list[Entry]]:
-    """Group runs by label noise, because errors with more and fewer wrong labels cannot be compared."""
-    groups: dict[float, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.settings.label_noise, []).append(entry)
-    return groups
-
-
-def pareto_shares(curves: Curves, axis: Axis) -> dict[str, list[str]]:
-    """Labels of each method's points on the frontier of mean curves over seeds, most points first.
-
-    >>> flat, steep = Curve([0.3, 0.2], [1, 2], [1, 2]), Curve([0.4, 0.1], [1, 2], [1, 2])
-    >>> pareto_shares({"a x=1": [flat], "a x=2": [steep], "b": [Curve([0.5], [0.5], [0.5])]}, "seconds")
-    {'a': ['a x=1', 'a x=2'], 'b': ['b']}
-    """
-    frontier = pareto_frontier({label: Curve.mean(by_seed) for label, by_seed in curves.items()}, axis)
-    points: dict[str, list[str]] = {label.split(" ")[0]: [] for label in curves}
-    for label, _, _ in frontier:
-        points[label.split(" ")[0]].append(label)
-    return dict(sorted(points.items(), key=lambda item: -len(item[1])))
+    return RECIPES[text].decay if text in RECIPES else Decay(kind=text)  # type: ignore[arg-type]

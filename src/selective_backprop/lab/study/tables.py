@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from selective_backprop.lab.study.comparison import Curves
 from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, Curve, speed_up
-from selective_backprop.lab.study.frontier import Interval
-from selective_backprop.lab.study.standing import Standing, error_of
+from selective_backprop.lab.study.standing import LabelledRuns, Standing, Standings, error_of
 
 
 @dataclass(frozen=True)
@@ -30,46 +29,67 @@ class TextTable:
         return "\n".join(f"| {' | '.join(row)} |" for row in [self.heading, rule, *self.rows])
 
 
-def standing_table(found: Sequence[Standing], *, clock: bool = False) -> TextTable:
-    """Every arm with its error, its compute, and its compute multipliers against both baselines.
+def method_table(found: Standings, in_seconds: Standings | None = None) -> TextTable:
+    """Every method with its error and compute at its longest, and its multipliers at the same errors.
 
-    clock: with the multiplier in seconds, too.
+    in_seconds: the same by seconds, for a column more.
     """
-    heading = ["method", "error", "compute", "M to plain", "M to random"]
+    heading = ["method", "error", "compute", *(f"M at {error:.2%}" for error in found.targets.values())]
+    timed = {} if in_seconds is None else {one.name: one for one in in_seconds.methods}
+    if timed and found.targets:
+        heading.append(f"M in seconds at {found.targets['lossless']:.2%}")
+    rows = []
+    for one in found.methods:
+        row = [one.name, error_of(one.budgets[-1]), f"{one.budgets[-1].cost:.2f}"]
+        row += [multiplier_cell(one, target, error) for target, error in found.targets.items()]
+        if timed and found.targets:
+            clock = timed.get(one.name)
+            row.append("" if clock is None else multiplier_cell(clock, "lossless", found.targets["lossless"]))
+        rows.append(row)
+    return TextTable(heading, rows)
+
+
+def multiplier_cell(standing: Standing, target: str, error: float) -> str:
+    """The lower of a method's multipliers at a target, or why there is none."""
+    if standing.is_plain:
+        return "baseline"
+    if not standing.reaches(error):
+        return "not reached"
+    interval = standing.multiplier(target)
+    return "not run" if interval is None else interval.short()
+
+
+def arms_table(found: Sequence[LabelledRuns], targets: Mapping[str, float]) -> TextTable:
+    """Every method at every length: error, costs, and whether the error is within 2% of plain training's best."""
+    clock = all(runs.seconds is not None for runs in found)
     rows = [
         [
-            standing.label,
-            error_of(standing.runs.compute),
-            f"{standing.runs.compute.cost:.2f}",
-            _multiplier(standing.plain, own=standing.is_plain),
-            _multiplier(standing.random, own=standing.is_random),
-            *([_multiplier(standing.seconds, own=standing.is_plain)] if clock else []),
-            {True: "yes", False: "no", None: "not known"}[standing.lossless],
+            runs.label,
+            error_of(runs.compute),
+            f"{runs.compute.cost:.2f}",
+            *([f"{runs.seconds.cost:.1f}"] if clock and runs.seconds is not None else []),
+            str(len(runs.compute.errors)),
+            "not known" if not targets else "yes" if runs.compute.error <= targets["lossless"] else "no",
         ]
-        for standing in found
+        for runs in found
     ]
-    return TextTable([*heading, *(["M in seconds"] if clock else []), "lossless"], rows)
+    return TextTable(["method", "error", "compute", *(["seconds"] if clock else []), "seeds", "lossless"], rows)
 
 
-def _multiplier(interval: Interval | None, *, own: bool) -> str:
-    return "frontier" if own else "not run" if interval is None else interval.short()
-
-
-def speed_up_table(curves: Curves, reference: str, axis: Axis, factors: Sequence[float] = FACTORS) -> TextTable:
+def speed_up_table(curves: Curves, reference: str, axis: Axis) -> TextTable:
     """The paper's Table 1: final error, cost, and speed-up to multiples of the reference's final error.
 
     Args:
         curves: by label; of each label by seed.
         reference: label of the plain run that all are measured against.
         axis: what is to be saved, seconds or compute.
-        factors: the targets, as multiples of the reference's final error.
     """
     rows = [
         [label, final_error(by_seed), cost(by_seed, axis)]
-        + [str(speed_up(curves[reference], by_seed, factor, axis)) for factor in factors]
+        + [str(speed_up(curves[reference], by_seed, factor, axis)) for factor in FACTORS]
         for label, by_seed in curves.items()
     ]
-    return TextTable(["method", "final error", axis, *(f"to {factor:g}x" for factor in factors)], rows)
+    return TextTable(["method", "final error", axis, *(f"to {factor:g}x" for factor in FACTORS)], rows)
 
 
 def final_error(by_seed: Sequence[Curve]) -> str:
@@ -90,28 +110,11 @@ def sweep_table(curves: Curves) -> TextTable:
     return TextTable(["run", "final error", *AXES], rows)
 
 
-def frontier_table(points: dict[str, list[str]]) -> TextTable:
-    """Each method's share of a Pareto frontier, and the runs it has there."""
-    total = sum(len(labels) for labels in points.values())
-    rows = [
-        [method, f"{len(labels) / total:.0%}", f"{len(labels)} of {total}", "; ".join(sorted(set(labels)))]
-        for method, labels in points.items()
-    ]
-    return TextTable(["method", "share", "points", "runs"], rows)
-
-
 READING = (
     "Error on the {split} of {size:,} examples after the last epoch, mean and standard deviation over {seeds} "
-    "seed{plural}. Compute is in epochs of plain training (forward 1, backward 2). M, the compute multiplier, is how "
-    "many times more compute plain training, or random subsets, need for the same error, each with its learning rate "
-    "fully decayed within its budget; in brackets the 95% interval of a bootstrap over seeds. Above 1 the method is "
-    "cheaper. Lossless: an error within 2% of the best of plain training."
+    "seed{plural}. Compute is in epochs of plain training (forward 1, backward 2). Both are those of a method's "
+    "longest runs. M, the compute multiplier, is how many times more compute is needed for the same error without the "
+    "method: by plain training or by random subsets, whichever needs less, with the learning rate fully decayed. Above "
+    "1 the method is cheaper; “>” and “<” are bounds; in brackets the 95% interval of a bootstrap over seeds."
 )
-"""How to read the first table."""
-
-SPEED_READING = (
-    "Speed-ups are against the longest plain run, to multiples of its final error: median of the seeds, and in "
-    "brackets the lowest and highest. They flatter, because a plain run that is longer than it needs to be is a weak "
-    "opponent: go by M."
-)
-"""How to read the second table."""
+"""How to read the table of a comparison."""

@@ -1,0 +1,94 @@
+"""Checks that a loss is computed against the targets of the batch that was given out, where that is cheap.
+
+# N = examples in the batch, C = classes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selective_backprop.copying import LaterErrors
+from selective_backprop.losses import WithReference
+
+_ROUNDING = 1e-5  # of sums over a batch
+
+
+class TargetCheck:
+    """Raises if targets are those of other examples, in another order, or mixed. A GPU is not waited for.
+
+    Targets may be computed from those given out, example by example: shifted, smoothed, normalised. So they are taken
+    for others only if examples of the same class differ, or if they are other numbers with the same sums over the
+    batch, as after sorting or mixing. Only batches that are pairs (inputs, targets) or have "labels" are checked.
+    """
+
+    def __init__(self) -> None:
+        self._errors = LaterErrors()
+
+    def __call__(self, data: Any, targets: Any) -> None:
+        """Check the targets of a training loss. data: the batch that was given out."""
+        targets, given = targets.targets if isinstance(targets, WithReference) else targets, _targets_of(data)
+        if targets is given or not isinstance(targets, Tensor) or not isinstance(given, Tensor):
+            return
+        if not targets.dim() or targets.shape[:1] != given.shape[:1] or targets.device != given.device:
+            return
+        if given.dim() == 1 and not given.is_floating_point():
+            others = _are_of_other_classes(given, targets)
+        else:
+            others = _are_mixed(given, targets) if targets.shape == given.shape else None
+        if others is not None:
+            self._errors.add(others, _error)
+
+
+def _targets_of(data: Any) -> Any:
+    """Return the targets of a batch, as `default_forward` does; None if it has none of its own."""
+    if isinstance(data, Mapping):
+        return data.get("labels")
+    return data[1] if isinstance(data, list | tuple) and len(data) == 2 else None
+
+
+def _are_of_other_classes(classes: Tensor, targets: Tensor) -> Tensor | None:
+    """Whether examples of the same class have different targets: whole numbers, or mixed class probabilities."""
+    is_soft = targets.is_floating_point()
+    if targets.dim() != 1 + is_soft or targets.is_complex():
+        return None
+    in_order, order = classes.long().sort()
+    rows = targets.reshape(len(targets), -1)[order]
+    rows = rows.float() if is_soft else rows
+    before, after = rows[:-1], rows[1:]
+    is_same = (in_order[1:] == in_order[:-1])[:, None]
+    differ = (
+        is_same & (before != after) & (before >= 0) & (after >= 0)
+    ).any()  # negative ones, such as -100, are masked
+    if not is_soft:
+        return differ
+    # A teacher's probabilities differ within a class, too. Mixing examples of a batch keeps the sum over the batch.
+    size, num_classes = rows.shape
+    counts = torch.zeros(num_classes, device=rows.device)
+    counts.index_add_(0, in_order.clamp(0, num_classes - 1), torch.ones(size, device=rows.device))
+    expected, sums = counts - size / num_classes, rows.sum(0) - size / num_classes
+    smoothed = expected * (sums @ expected) / (expected @ expected).clamp(min=_ROUNDING)
+    return differ & ((sums - smoothed).abs() <= _ROUNDING * size).all()
+
+
+def _are_mixed(given: Tensor, targets: Tensor) -> Tensor:
+    """Whether targets are other numbers than those given out, but have the same sums over the batch."""
+    given, targets = given.float(), targets.float()
+    size = given.abs()
+    others = (targets - given).abs().mean() > 0.01 * size.mean()  # more than rounding, as to bfloat16
+    return others & ((targets.sum(0) - given.sum(0)).abs() <= _ROUNDING * (1 + size.sum(0))).all()
+
+
+def _error(others: Tensor) -> ValueError | None:
+    if not others:
+        return None
+    return ValueError(
+        "these targets are not those of the batch that the loader gave out: they are of other examples, in another "
+        "order, or mixed, so each loss would count for the wrong example. Leave the batch in its order, and call your "
+        "loss function itself for other batches, such as validation. With mixup or CutMix, train on your own loss of "
+        "the mixture, and report by loader.loss(outputs.detach(), targets), with the targets given out. If your loop "
+        "makes its own targets, let transform= make them"
+    )

@@ -1,0 +1,146 @@
+"""Files of this package: each tells whether it is whole, and asks for no more memory than it has bytes."""
+
+import hashlib
+import io
+import random
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import selective_backprop as sb
+from selective_backprop.dynamics.log import Dynamics
+from selective_backprop.files.sealed import read_sealed, seal, unseal, write_sealed
+from selective_backprop.files.states import pack, unpack
+from selective_backprop.lab.probes.files import read_epochs, write_arrays
+
+STATE = {"epoch": 3, "weights": torch.arange(40.0)}
+
+
+def test_torch_and_zip_read_it_as_any_other_file(tmp_path):
+    file = tmp_path / "state.pt"
+    write_sealed(file, "state 1", STATE)
+    for options in ({}, {"mmap": True}):
+        assert torch.load(file, weights_only=True, **options)["weights"].tolist() == list(range(40))
+    with read_sealed(file, "state 1") as state:
+        assert state["weights"].tolist() == list(range(40))
+    with zipfile.ZipFile(file) as opened:
+        content = file.read_bytes()
+        assert opened.comment == b"sha256:" + hashlib.sha256(content[:-71]).hexdigest().encode()
+        assert content.endswith(opened.comment)
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_are_a_state_by_chance(content):
+    with pytest.raises(ValueError):
+        unseal(content)
+
+
+# ---- every kind of file
+
+
+def write_scores(file):
+    sb.pruning.save_scores(torch.rand(50), file)
+
+
+def write_record(file):
+    record = sb.pruning.SelectionRecord(50)
+    record.add_ids(torch.arange(20))
+    record.save(file)
+
+
+def write_dynamics(file):
+    dynamics = Dynamics(50)
+    dynamics.record(torch.arange(50), torch.rand(50), epoch=0)
+    dynamics.save(file)
+
+
+KINDS = {
+    "scores": (write_scores, sb.pruning.load_scores),
+    "record": (write_record, sb.pruning.SelectionRecord.load),
+    "dynamics": (write_dynamics, Dynamics.load),
+    "arrays of the lab": (
+        lambda file: write_arrays(file, loss=np.zeros(50)),
+        lambda file: read_epochs(file.parent, "file", loss="f"),
+    ),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, tmp_path):
+    write, read = KINDS[request.param]
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run" / "file-0000.pt")
+    return tmp_path / "run" / "file-0000.pt", read
+
+
+def test_one_flipped_bit_is_found(kind):
+    file, read = kind
+    content, draw = file.read_bytes(), random.Random(0)
+    for place in draw.sample(range(len(content)), 300):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"file-0000\.pt is damaged"):
+            read(file)
+    file.write_bytes(content)
+    read(file)
+
+
+def test_a_file_of_another_kind_is_refused(kind, tmp_path):
+    file, read = kind
+    write_sealed(file, "state 1", STATE)
+    with pytest.raises(ValueError, match=r"file-0000\.pt holds 'state 1', where '.* 1' is expected"):
+        read(file)
+
+
+def change_leaf(tree, draw):
+    """The same state with one value replaced by another of the wrong kind or size."""
+    key = draw.choice([key for key in tree if key != "kind"])
+    if isinstance(tree[key], dict):
+        return {**tree, key: change_leaf(tree[key], draw)}
+    wrong = [None, "text", -1, torch.rand(3, 2), torch.zeros(0), torch.full((7,), 2**30), {10**12: torch.zeros(16)}]
+    return {**tree, key: draw.choice(wrong)}
+
+
+def test_a_right_checksum_over_wrong_values_is_no_traceback_from_inside(kind):
+    file, read = kind
+    state, draw = unseal(file.read_bytes()), random.Random(0)
+    for _ in range(60):
+        file.write_bytes(seal(change_leaf(state, draw)))
+        try:
+            read(file)
+        except ValueError as error:
+            assert str(file.parent) in str(error)
+
+
+# ---- sizes
+
+
+def test_what_would_grow_is_refused():
+    """A stranger's file of a kilobyte must not ask for terabytes, now or when its tensors are used."""
+    content, compressed = pack({"zeros": torch.zeros(100_000)}), io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as there, zipfile.ZipFile(compressed, "w", zipfile.ZIP_DEFLATED) as here:
+        for entry in there.infolist():
+            here.writestr(entry, there.read(entry), zipfile.ZIP_DEFLATED)
+    assert len(compressed.getvalue()) < 10_000
+    with pytest.raises(ValueError, match="it would become larger than the file"):
+        unpack(compressed.getvalue())
+    sparse = torch.sparse_coo_tensor([[0], [0]], [1.0], (2**20, 2**25), check_invariants=True)
+    expanded, meta = torch.zeros(1).expand(2**20, 2**25), torch.empty(2**45, device="meta")
+    for tensor in (sparse, expanded, meta):
+        torch.save({"state": [tensor]}, file := io.BytesIO())
+        with pytest.raises(ValueError, match="without a number for each entry"):
+            unpack(file.getvalue())
+
+
+def test_a_slice_is_written_without_the_rest_of_its_tensor():
+    whole = torch.arange(1000.0).view(100, 10)
+    state = {"rows": whole[3:5], "column": whole[:, 3], "same": torch.ones(1).expand(3)}
+    content = pack(state)
+    assert len(content) < 3000
+    for name, tensor in unpack(content).items():
+        assert torch.equal(tensor, state[name])

@@ -1,0 +1,96 @@
+"""Targets that are not those given out are an error; those computed from them, example by example, are none."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import selective_backprop as sb
+from tests.helpers import digits, make_loader, make_model
+
+OTHERS = r"targets are not those of the batch that the loader gave out.*outputs\.detach\(\), targets"
+
+
+def one_hot(labels):
+    return F.one_hot(labels.long(), 10).float()
+
+
+def mixed(targets, share=0.7):
+    return share * targets + (1 - share) * targets.roll(1, 0)
+
+
+def one_epoch(loader, change):
+    for inputs, targets in loader:
+        loader.loss(loader.model(inputs), change(targets))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda labels: labels.sort().values,
+        lambda labels: labels.roll(1),
+        lambda labels: digits()[:16][1][: len(labels)],  # of a validation batch
+        lambda labels: mixed(one_hot(labels)),
+        lambda labels: mixed(0.9 * one_hot(labels) + 0.01),
+        lambda labels: mixed(one_hot(labels), 0.4).double(),
+    ],
+    ids=["sorted", "rolled", "others", "mixed", "mixed and smoothed", "mixed, mostly others"],
+)
+@pytest.mark.parametrize("method", [sb.ledger_backprop(), sb.selective_backprop(0.5, unbiased=True), sb.infobatch()])
+def test_classes_of_other_examples_are_refused(change, method):
+    with pytest.raises(ValueError, match=OTHERS):
+        one_epoch(make_loader(method, num_epochs=2), change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.clone,
+        lambda labels: labels.int().long(),
+        lambda labels: (labels + 1) % 10,
+        lambda labels: labels.where(torch.arange(len(labels)) % 3 > 0, -100),
+        one_hot,
+        lambda labels: 0.9 * one_hot(labels) + 0.01,
+        lambda labels: (5 * one_hot(labels) + torch.rand(len(labels), 10)).softmax(1),  # of a teacher
+    ],
+    ids=["copied", "cast", "counted otherwise", "masked", "one-hot", "smoothed", "probabilities of a teacher"],
+)
+def test_what_is_computed_from_classes_is_fine(change):
+    one_epoch(make_loader(sb.ledger_backprop()), change)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_targets_that_are_no_classes(shape):
+    draws = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(96, 4, generator=draws), torch.randn(96, *shape, generator=draws))
+
+    def loader():
+        loss_fn = sb.losses.PerExampleLoss(nn.MSELoss(), "mean")
+        model = nn.Sequential(nn.Linear(4, 3 if shape else 1), nn.Identity() if shape else nn.Flatten(0))
+        return sb.SelectiveLoader(DataLoader(data, 16), model, loss_fn, sb.ledger_backprop())
+
+    for change in (mixed, lambda targets: targets.flip(0)):
+        with pytest.raises(ValueError, match=OTHERS):
+            one_epoch(loader(), change)
+    for change in (
+        torch.clone,
+        lambda t: 2 * t - 1,
+        lambda t: t.bfloat16().float(),
+        lambda t: t + torch.randn(t.shape),
+    ):
+        one_epoch(loader(), change)
+
+
+def test_a_method_that_needs_no_losses_takes_mixtures():
+    one_epoch(make_loader(sb.selective_backprop(0.5)), lambda labels: mixed(one_hot(labels)))
+
+
+def test_with_mixtures_the_loss_against_the_given_targets_is_reported():
+    model, loss_fn = make_model(), nn.CrossEntropyLoss()
+    loader = make_loader(sb.ledger_backprop(), model=model)
+    for inputs, targets in loader:
+        outputs = model(mixed(inputs))
+        loader.loss(outputs.detach(), targets)
+        loss_fn(outputs, mixed(one_hot(targets))).backward()
+    assert not loader.ledger.loss.isnan().any()

@@ -1,0 +1,110 @@
+"""Losses are reported for every batch that needs them, count once, and an epoch that is left early is over."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import RandomSampler
+
+import selective_backprop as sb
+from tests.helpers import digits, make_loader, make_model
+
+TRAINED_ON = r"selects by training losses, but got none from this batch: compute the loss with loader\.loss"
+WITHOUT = r"gives examples weights, but this batch was trained on without them"
+
+
+def loop(loader, epochs, on_batch):
+    for _ in range(epochs):
+        for batch in loader.batches():
+            on_batch(batch)
+
+
+@pytest.mark.parametrize(
+    ("method", "epoch", "message"),
+    [
+        (sb.ledger_backprop(), 1, TRAINED_ON),
+        (sb.selective_backprop(0.5, unbiased=True), 1, WITHOUT),
+    ],
+)
+def test_a_loop_over_batches_that_calls_the_loss_function_itself_is_stopped(method, epoch, message):
+    loader, loss_fn = make_loader(method), nn.CrossEntropyLoss()
+    with pytest.raises(RuntimeError, match=message):
+        loop(loader, 2, lambda batch: loss_fn(loader.model(batch.data[0]), batch.data[1]).backward())
+    assert loader.epoch == epoch
+    make = make_loader(sb.selective_backprop(0.5))
+    loop(make, 2, lambda batch: None)  # which needs nothing from the loop
+
+
+def test_a_very_long_epoch_is_stopped_before_its_end():
+    data = torch.utils.data.TensorDataset(torch.randn(1100, 64), torch.zeros(1100, dtype=torch.long))
+    loader = make_loader(sb.ledger_backprop(), dataset=data, model=nn.Linear(64, 2), loader_options={"batch_size": 1})
+    with pytest.raises(RuntimeError, match=TRAINED_ON):
+        loop(loader, 1, lambda batch: None)
+    assert loader.stats.batches == 1001
+
+
+def test_weights_of_batches_taken_ahead_can_be_asked_for():
+    loader = make_loader(sb.selective_backprop(0.5, unbiased=True))
+    loop(loader, 2, lambda batch: torch.testing.assert_close(loader.weights(batch), batch.weights))
+    infobatch = make_loader(sb.infobatch(), num_epochs=3)
+    with pytest.raises(RuntimeError, match=TRAINED_ON):  # it needs losses, too
+        loop(infobatch, 3, infobatch.weights)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_loss_that_is_computed_twice_for_a_batch_is_recorded_once(ahead):
+    """As by SAM, by LBFGS, for an auxiliary head or to print it."""
+    method = sb.methods.second_difference()
+    loaders = [make_loader(method, audit=True, loader_options={"shuffle": False}) for _ in range(2)]
+    for loader, calls in zip(loaders, (1, 3), strict=True):
+        for _ in range(3):
+            for batch in loader.batches() if ahead else (loader.batch for _ in loader):
+                inputs, targets = batch.data
+                for call in range(calls):
+                    loader.loss(loader.model[0](inputs)[:, :10] * (1 + call), targets, batch if ahead else None)
+    once, thrice = loaders
+    assert once.stats.loss_sums == thrice.stats.loss_sums
+    torch.testing.assert_close(once.ledger.state_dict(), thrice.ledger.state_dict(), equal_nan=True)
+    assert thrice.dynamics.num_rows == once.dynamics.num_rows == thrice.stats.trained
+
+
+def test_earlier_losses_of_an_example_that_comes_twice_in_an_epoch_are_those_of_earlier_epochs():
+    sampler = RandomSampler(digits(), num_samples=3 * len(digits()))  # every example three times
+    loader = make_loader(
+        sb.methods.second_difference(), audit=True, loader_options={"shuffle": False, "sampler": sampler}
+    )
+    losses = []
+    for _ in range(2):
+        for inputs, targets in loader:
+            loader.loss(loader.model[0](inputs)[:, :10] * (1 + loader.stats.batches), targets)
+        losses.append(loader.ledger.loss.clone())
+    earlier = loader.ledger.earlier_losses
+    torch.testing.assert_close(earlier[:, 0], losses[0])
+    assert bool(earlier[:, 1:].isnan().all()) and loader.dynamics.counts().tolist() == [2] * len(digits())
+    assert loader.stats.selectivity == 1  # after three epochs it would skip, and these are two
+
+
+def test_epochs_that_are_left_early_are_over_in_a_resumed_run_too():
+    def new():
+        torch.manual_seed(3)
+        return make_loader(sb.selective_backprop(0.5), model=make_model(), num_epochs=6)
+
+    def run(loader, epochs):
+        for _ in range(epochs):
+            for _ in itertools.islice(loader, 4):
+                trained.append(loader.batch.ids.tolist())
+            states.append((loader.state_dict(), torch.get_rng_state()))
+
+    trained, states = [], []
+    loader = new()
+    run(loader, 6)
+    expected, saved = list(trained), list(states)
+    assert len(expected) == 24 and loader.epoch == 6
+    for epoch in (1, 3):
+        resumed, trained = new(), []
+        resumed.load_state_dict(saved[epoch - 1][0])
+        torch.set_rng_state(saved[epoch - 1][1])
+        assert resumed.epoch == epoch
+        run(resumed, 6 - epoch)
+        assert trained == expected[4 * epoch :]
