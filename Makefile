@@ -1,7 +1,9 @@
-# make test, make check and make demo create the virtual environment .venv themselves.
+# Every command creates the virtual environment .venv itself. make demo installs only what the demo needs.
 PYTHON ?= python3
 BIN := .venv/bin
+LAB := .venv/.lab
 INSTALLED := .venv/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: test check docs floors release-check torture demo benchmark clean
 
@@ -35,7 +37,7 @@ floors:
 	$(PYTHON) tools/floors.py $(TORCH) > .venv-floors/floors.txt
 	$(PYTHON) tools/floors.py $(TORCH) --core > .venv-floors/core.txt
 	.venv-floors/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-floors/floors.txt \
-		--editable '.[keras,lab,lightning,tensorboard,transformers]' hypothesis jax playwright pytest pytest-xdist torchdata
+		--editable '.[keras,lab,lightning,transformers]' hypothesis jax playwright pytest pytest-xdist torchdata
 	.venv-floors/bin/python -m pytest -n auto --dist loadgroup -q $(FLOOR_TESTS)
 	.venv-floors/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv-floors/core.txt
 	.venv-floors/bin/python -m pytest -n auto --dist loadgroup -q $(CORE_FLOOR_TESTS)
@@ -44,7 +46,7 @@ floors:
 torture: $(INSTALLED)
 	$(BIN)/python -m tests.torture $(if $(KILLS),--kills $(KILLS)) $(if $(LAYOUTS),--layouts $(LAYOUTS))
 
-demo: $(INSTALLED)
+demo: $(LAB)
 	$(BIN)/selective-backprop demo
 
 benchmark: $(INSTALLED)
@@ -60,9 +62,13 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/exchange.py
 	$(BIN)/python benchmarks/fine_tuning.py --overhead
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(LAB): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,keras,lab,lightning,mlflow,tensorboard,transformers,trl,wandb]'
+	$(INSTALL) '.[lab]'
+	touch $@
+
+$(INSTALLED): $(LAB)
+	$(INSTALL) '.[dev,docs,keras,lab,lightning,transformers,trl]'
 	touch $@
 
 clean:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from selective_backprop.lab.study.comparison import Results
 from selective_backprop.lab.study.curves import Curve
-from selective_backprop.lab.study.standing import Standing, standings, winner
-from selective_backprop.lab.study.tables import TextTable, standing_table
+from selective_backprop.lab.study.frontier import Budget, compute_multiplier
+from selective_backprop.lab.study.standing import PLAIN, RANDOM, LabelledRuns, error_of
+from selective_backprop.lab.study.tables import TextTable
 
 KEPT = ("config.json", "environment.json", "records.jsonl")
 
@@ -35,8 +36,8 @@ def collect(out: Path, target: Path) -> None:
     shutil.copy(out / "tables.md", target / "tables.md")
 
 
-def standings_of(folder: Path) -> list[Standing]:
-    """Standings of all complete runs in the folder."""
+def arms_of(folder: Path) -> list[LabelledRuns]:
+    """All complete runs in the folder, by label."""
     results = Results()
     for path in sorted(folder.glob("*/seed-*/records.jsonl")):
         config = json.loads((path.parent / "config.json").read_text())
@@ -44,23 +45,42 @@ def standings_of(folder: Path) -> list[Standing]:
         label = config.get("label") or path.parent.parent.name
         results.curves.setdefault(label, []).append(Curve.of(records))
         results.methods[label] = config["method"]
-    return standings(results.arms())
+    return results.arms()
 
 
-def summary(workloads: dict[str, list[Standing]]) -> str:
-    """A table of all workloads, then a sentence and a table for each."""
-    methods = dict.fromkeys(s.label for found in workloads.values() for s in found if not s.is_baseline)
-    rows = []
-    for label in methods:
-        cells = []
-        for found in workloads.values():
-            standing = next((s for s in found if s.label == label), None)
-            pair = [] if standing is None else [standing.plain, standing.random]
-            cells.append(" / ".join("not run" if interval is None else interval.short() for interval in pair))
-        rows.append([label, *cells])
+def multipliers(arms: list[LabelledRuns]) -> dict[str, list[str]]:
+    """Of every arm the multipliers against plain training and random subsets at its own error: it has one length."""
+    plain, random = (_frontier([arm.compute for arm in arms if arm.method == name]) for name in (PLAIN, RANDOM))
+    if random and plain:
+        random.append(max(plain, key=lambda budget: budget.cost))  # random subsets of everything are plain training
+    return {
+        arm.label: [
+            "frontier"
+            if arm.method == own
+            else compute_multiplier(found, [arm.compute]).short()
+            if found
+            else "not run"
+            for own, found in ((PLAIN, plain), (RANDOM, random))
+        ]
+        for arm in arms
+    }
+
+
+def _frontier(budgets: list[Budget]) -> list[Budget]:
+    """Lengths with several seeds, or all if there are none, by rising cost."""
+    return sorted([b for b in budgets if len(b.errors) > 1] or budgets, key=lambda budget: budget.cost)
+
+
+def summary(workloads: dict[str, list[LabelledRuns]]) -> str:
+    """A table of all workloads, then one for each."""
+    found = {name: multipliers(arms) for name, arms in workloads.items()}
+    methods = [arm.label for arms in workloads.values() for arm in arms if arm.method not in (PLAIN, RANDOM)]
+    rows = [[label, *(" / ".join(of.get(label, [])) for of in found.values())] for label in dict.fromkeys(methods)]
     parts = [TextTable(["M to plain / to random", *workloads], rows).markdown()] if rows else []
-    for name, found in workloads.items():
-        parts += [f"## {name}", winner(found), standing_table(found).markdown()]
+    for name, arms in workloads.items():
+        heading = ["method", "error", "compute", "M to plain", "M to random"]
+        cells = [[arm.label, error_of(arm.compute), f"{arm.compute.cost:.2f}", *found[name][arm.label]] for arm in arms]
+        parts += [f"## {name}", TextTable(heading, cells).markdown()]
     return "\n\n".join(parts)
 
 
@@ -73,7 +93,7 @@ def main() -> None:
         name, _, folder = text.partition("=")
         collect(Path(folder), arguments.results / name)
     folders = sorted(path for path in arguments.results.iterdir() if path.is_dir())
-    print(summary({folder.name: standings_of(folder) for folder in folders}))
+    print(summary({folder.name: arms_of(folder) for folder in folders}))
 
 
 if __name__ == "__main__":

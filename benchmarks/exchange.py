@@ -3,7 +3,7 @@
     python benchmarks/exchange.py
 
 1. Time of one round's messages (header and scores) as a fraction of a training step of ResNet-20 on 32x32 images, with
-   a batch of 128 on each of two ranks, one thread each. Also how much of it is hidden by loading the next candidates.
+   a batch of 128 on each of two ranks, one thread each.
 2. Time to select from the candidates of k ranks, which every rank does.
 3. Bytes and memory per rank, computed. `tests/distributed/test_exchange.py` compares the formulas with what was sent.
 
@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
 
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.lab.models.cifar_resnet import resnet20
@@ -27,7 +26,7 @@ from selective_backprop.policies import PercentilePolicy
 
 HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 28  # bytes
 AGREE = 44  # bytes by which ranks agree on how much to plan
-KINDS, DELIVER_EVERY, BLOCK = 6, 64, 2**22
+KINDS, DELIVER_EVERY, BLOCK = 7, 64, 2**22
 CANDIDATES, ROUNDS = 128, 200
 
 
@@ -99,20 +98,14 @@ def measure(rank, store, results):
     header = torch.zeros(5, dtype=torch.float64)
     sizes = [CANDIDATES] * 2
 
-    def exchange(meanwhile=lambda: None):
+    def exchange():
         ranks.gather(header, [5, 5])
-        finish = ranks.start_gather(scores, sizes)
-        meanwhile()
-        finish()
+        ranks.gather(scores, sizes)
 
-    images = TensorDataset(torch.randn(4096, 3, 32, 32), torch.randint(10, (4096,)))
-    loader = iter(DataLoader(images, CANDIDATES, sampler=torch.randint(4096, (ROUNDS * 2 * CANDIDATES,)).tolist()))
     timed(exchange, 20)
-    alone, loading, both = (
-        timed(f, ROUNDS) for f in (exchange, lambda: next(loader), lambda: exchange(lambda: next(loader)))
-    )
     model, loss_fn = DistributedDataParallel(resnet20()), nn.CrossEntropyLoss()
-    optimizer, (inputs, targets) = torch.optim.SGD(model.parameters(), lr=0.1), images[:CANDIDATES]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = torch.randn(CANDIDATES, 3, 32, 32), torch.randint(10, (CANDIDATES,))
 
     def step():
         optimizer.zero_grad()
@@ -120,7 +113,7 @@ def measure(rank, store, results):
         optimizer.step()
 
     timed(step, 1)
-    results[rank] = torch.tensor([alone, loading, both, timed(step, 6)], dtype=torch.float64)
+    results[rank] = torch.tensor([timed(exchange, ROUNDS), timed(step, 6)], dtype=torch.float64)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -161,11 +154,9 @@ def main():
     results = torch.multiprocessing.Manager().dict()
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(measure, args=(f"{folder}/store", results), nprocs=2)
-    alone, loading, both, step = torch.stack([results[0], results[1]]).mean(0).tolist()
+    alone, step = torch.stack([results[0], results[1]]).mean(0).tolist()
     print(f"two ranks: a training step {1e3 * step:.1f} ms; header and scores of {CANDIDATES} {1e6 * alone:.0f} us:")
     print(f"  {alone / step:.3%} of a training step")
-    print(f"  loading {CANDIDATES} images {1e6 * loading:.0f} us, both at once {1e6 * both:.0f} us:", end=" ")
-    print(f"{max(0.0, min(1.0, (alone + loading - both) / alone)):.0%} of the exchange is hidden")
     for k in (8, 64, 1024):
         seconds = select_seconds(k)
         print(f"selecting from {k} x {CANDIDATES} candidates {1e6 * seconds:.0f} us: {seconds / step:.3%} of that step")

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop.lab.data.datasets import ImageSet, load_images, split_validation
-from selective_backprop.lab.runs import choices
+from selective_backprop.lab.runs import methods
 from selective_backprop.lab.runs.recipes import RECIPES
 from selective_backprop.lab.runs.settings import Settings
 from selective_backprop.lab.runs.training import Training
@@ -84,7 +84,7 @@ def sb_by_rule(selectivity: float, /, *, rule: str, warmup_epochs: float = 0) ->
     return sb.Method("selective_backprop", sb.scorers.ForwardScorer(), RULES[rule](selectivity), schedule)
 
 
-choices.METHODS["sb_by_rule"] = sb_by_rule
+methods.METHODS["sb_by_rule"] = sb_by_rule
 
 
 class SmallGPT(nn.Module):

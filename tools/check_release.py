@@ -19,8 +19,9 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CORE = {"numpy", "selective-backprop", "torch"}
+CORE = {"filelock", "numpy", "selective-backprop", "torch"}
 
 
 def main(folder: Path) -> None:
@@ -33,7 +34,7 @@ def main(folder: Path) -> None:
     check_wheel(wheel)
     check_source(source)
     with tempfile.TemporaryDirectory() as scratch:
-        check_installed(wheel, Path(scratch))
+        check_installed(wheel, Path(scratch), folder.parent / "sbom.cdx.json")
 
 
 def require(holds: object, problem: str) -> None:
@@ -84,8 +85,11 @@ def check_source(source: Path) -> None:
     done(f"the source distribution has all {len(expected)} files")
 
 
-def check_installed(wheel: Path, scratch: Path) -> None:
-    """Install the wheel, first alone and then with the lab, and use it as a newcomer would."""
+def check_installed(wheel: Path, scratch: Path, bill: Path) -> None:
+    """Install the wheel, first alone and then with the lab, and use it as a newcomer would.
+
+    bill: where to write the software bill of materials of the core.
+    """
     venv.create(scratch / "fresh", with_pip=True)
     python = scratch / "fresh" / "bin" / "python"
 
@@ -104,8 +108,10 @@ def check_installed(wheel: Path, scratch: Path) -> None:
         re.split(r"[>=\[ ]", line)[0] for line in run(str(python), "-c", script).splitlines() if "extra" not in line
     }
     require(needs | {"selective-backprop"} == CORE, f"the core needs {needs}")
+    bill.write_bytes(subprocess.check_output([python, ROOT / "tools" / "sbom.py"]))
     run(str(python), "-W", "error", "-c", "import selective_backprop")
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    setup, changed = re.search(r"<!-- python\n(.*?)-->.*?```diff\n(.*?)```", README, re.DOTALL).groups()
+    example = setup + re.sub(r"^-.*\n|^[+ ]", "", changed, flags=re.MULTILINE)
     require("selectivity" in run(str(python), "-c", example), "the README's example prints no statistics")
     command = str(python.with_name("selective-backprop"))
     said = run(command, "list", fails=True)

@@ -23,7 +23,6 @@ MODULES = (
     "",
     "dynamics",
     "functional",
-    "loggers",
     "losses",
     "policies",
     "pruning",
@@ -147,7 +146,7 @@ def _prose(text: str) -> str:
     for part in paragraphs:
         if part in ("Example:", "Examples:"):
             continue
-        if re.fullmatch(r"`(selective-backprop|torchrun)\b[^`]*`", part):
+        if re.fullmatch(r"`selective-backprop\b[^`]*`", part):
             examples.append(part.strip("`"))
         else:
             lines.append(part)

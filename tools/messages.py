@@ -31,13 +31,18 @@ def messages() -> list[Message]:
                 text, kind = read
                 if len(text.replace(GAP, "")) >= _SHORTEST:
                     found.append(Message(" ".join(text.split()), kind, path.relative_to(SOURCE).as_posix()))
-    return found
+    return list(dict.fromkeys(found))  # what is made and raised in one place was found twice
+
+
+def _name(function: ast.AST) -> str:
+    return str(getattr(function, "id", getattr(function, "attr", "error")))
 
 
 def _message(node: ast.AST) -> tuple[str, str] | None:
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-        function = node.exc.func
-        return _text(node.exc.args[0]), getattr(function, "id", getattr(function, "attr", "error"))
+        return _text(node.exc.args[0]), _name(node.exc.func)
+    if isinstance(node, ast.Call) and node.args and _name(node.func).endswith("Error"):
+        return _text(node.args[0]), _name(node.func)  # an error may be made in one place and raised in another
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
         owner = getattr(node.func.value, "id", "")
         if owner in ("_logger", "warnings") and node.func.attr in _LOGS:
