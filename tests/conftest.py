@@ -1,6 +1,7 @@
 """Small real data and a model on which every promise can be broken: BatchNorm, dropout, a frozen part."""
 
 import os
+import shutil
 
 import hypothesis
 import pytest
@@ -32,6 +33,20 @@ def fixed_seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, once per process: Playwright refuses to start a second time beside itself."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium on this machine: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -43,7 +58,11 @@ def pytest_collection_modifyitems(items):
 
 
 def _shared_with_others(item):
-    """Ids of the modules and packages whose long-lived fixtures this test uses."""
+    """Ids of the modules and packages below this one whose long-lived fixtures this test uses."""
     information = getattr(item, "_fixtureinfo", None)  # doctests have none
     fixtures = [made[-1] for made in information.name2fixturedefs.values()] if information is not None else []
-    return {fixture.baseid for fixture in fixtures if fixture.scope in ("module", "session") and fixture.baseid}
+    return {
+        fixture.baseid
+        for fixture in fixtures
+        if fixture.scope in ("module", "session") and fixture.baseid not in ("", "tests")
+    }

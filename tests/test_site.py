@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 pytest.importorskip("playwright", reason="needs playwright")
 
-from tests.lab.report.conftest import browser as browser
 from tests.processes import ROOT
 
 # What people type, and the page that answers it.

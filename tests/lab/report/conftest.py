@@ -63,20 +63,6 @@ def page_file(experiment, tmp_path_factory):
     return folder / "report.html"
 
 
-@pytest.fixture(scope="session")
-def browser():
-    """Debian's Chromium."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("there is no Chromium on this machine: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @dataclasses.dataclass
 class Visit:
     """A page that was opened, and what it did beside being looked at."""
