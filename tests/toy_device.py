@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 import torch
-from torch.utils import _pytree, dlpack
+from torch.utils import dlpack
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import selective_backprop
@@ -115,29 +115,44 @@ def _known(operation):
     return schema.name.removeprefix("aten::"), any(argument.name == "generator" for argument in schema.arguments)
 
 
+def _mapped(function, value):
+    """The value with this done to all in it; torch's own way for any structure takes longer than most operations."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(function, part) for part in value])
+    return function(value)
+
+
 def _run(operation, *args, **options):
     """Any operation, on the CPU's memory."""
     global _launched
     _launched += 1
     name, draws = _known(operation)
-    given, structure = _pytree.tree_flatten((args, options))
-    strangers = [tuple(x.shape) for x in given if isinstance(x, torch.Tensor) and not _is_toy(x) and x.dim()]
+    strangers, written = [], {}
+
+    def lend(value):
+        if isinstance(value, torch.Tensor) and not _is_toy(value) and value.dim():
+            strangers.append(tuple(value.shape))
+        lent = _on_cpu(value)
+        if isinstance(lent, torch.Tensor):
+            written[id(lent)] = lent, value
+        return lent
+
+    def label(value):
+        """An operation that writes to a tensor returns it."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return written[id(value)][1] if id(value) in written else _relabelled(value, _OTHER)
+
+    args = _mapped(lend, args)
+    options = {option: _mapped(lend, value) for option, value in options.items()}
     if strangers:
         raise RuntimeError(f"{name} has tensors of two devices; those on the CPU have the shapes {strangers}")
-    own = [_on_cpu(value) for value in given]
-    args, options = _pytree.tree_unflatten(own, structure)
     has_mask = name in _INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
     if name in _WAITING or has_mask:
         _wait(name)
     if draws:
         options = {"generator": _Module.generator} | options
-    # An operation that writes to a tensor returns it.
-    written = {id(inner): value for inner, value in zip(own, given, strict=True) if isinstance(inner, torch.Tensor)}
-    return _pytree.tree_map_only(
-        torch.Tensor,
-        lambda value: written[id(value)] if id(value) in written else _relabelled(value, _OTHER),
-        operation(*args, **options),
-    )
+    return _mapped(label, operation(*args, **options))
 
 
 def _copy(source, destination, non_blocking=False):
