@@ -1,5 +1,6 @@
 """Scores and pruning as a user makes them, on digits and a small network."""
 
+import dataclasses
 import itertools
 import re
 import statistics
@@ -19,12 +20,16 @@ from selective_backprop.lab.study.diet import score_by_network, summarise
 from tests.lab.test_datasets import random_pixels, write_parquet
 
 DIGITS = load_images("digits")
-SETTINGS = Settings(recipe=find_recipe("digits"), method="traditional", selectivity=1.0)
+SMALL = "tests.torture.network:small"
+RECIPE = find_recipe("digits").with_(model=SMALL)
+SETTINGS = Settings(recipe=RECIPE, method="traditional", selectivity=1.0)
 CPU = torch.device("cpu")
 
 
 def run(*words, exit_code=0):
     """What was printed, without the frames and line breaks of error boxes."""
+    if words[0] == "score" and "--model" not in words:
+        words = (*words, "--model", SMALL)
     result = CliRunner().invoke(diet_app, [str(word) for word in words], env={"COLUMNS": "150", "NO_COLOR": "1"})
     printed = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code == exit_code, printed
@@ -41,10 +46,9 @@ def scored(tmp_path_factory):
 
 def by_hand(seed, epochs=2, measure="el2n"):
     """The first epochs of a run at the recipe's own length, and one pass with the library's function."""
-    recipe = find_recipe("digits")
-    training = Training(Settings(recipe=recipe, method="traditional", selectivity=1.0, seed=seed), DIGITS, CPU)
+    training = Training(dataclasses.replace(SETTINGS, seed=seed), DIGITS, CPU)
     rates = [training.epoch()["lr"] for _ in range(epochs)]
-    assert rates == [pytest.approx(recipe.lr_at((epoch + 1) / recipe.epochs)) for epoch in range(epochs)]
+    assert rates == [pytest.approx(RECIPE.lr_at((epoch + 1) / RECIPE.epochs)) for epoch in range(epochs)]
     loader = DataLoader(ImageDataset(DIGITS.train_images, DIGITS.train_labels), 1437, collate_fn=ImageDataset.collate)
     return sb.pruning.score_examples(
         training.model, loader, measure=measure, forward=lambda m, b: (m(training.normalise(b[0])), b[1])
@@ -160,7 +164,7 @@ def test_the_method_prunes_and_then_selects(scored):
 
 def test_a_run_trains_on_what_is_left(scored):
     options = {"scores": str(scored[0]), "prune": 0.4}
-    training = start(Settings(recipe=find_recipe("digits"), method="diet", selectivity=0.5, options=options), DIGITS)
+    training = start(Settings(recipe=RECIPE, method="diet", selectivity=0.5, options=options), DIGITS)
     training.epoch()
     kept = sb.pruning.keep_after_pruning(sb.pruning.load_scores(scored[0]), 0.4)
     offered = training.loader.ledger.offered > 0
