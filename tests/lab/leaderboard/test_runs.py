@@ -25,13 +25,14 @@ from selective_backprop.lab.leaderboard.tuning import lengths_of, tune
 from selective_backprop.lab.leaderboard.workloads import DIGITS, LARGER, PAPER, SMALL, WORKLOADS, find_workload
 from selective_backprop.lab.runs.methods import make_method
 from tests.lab.command_line import run, text_of
+from tests.lab.leaderboard.small import SMALL_DIGITS, shrink
 
 PLAIN = Cell("plain", "traditional:rate=1", 1, 0, False)
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return DIGITS.load(None, held_out=True)
+    return SMALL_DIGITS.load(None, held_out=True)
 
 
 def test_every_arm_tries_equally_many_settings_that_all_can_be_made():
@@ -69,7 +70,8 @@ def test_a_cell_can_be_made_again_with_the_same_numbers(digits):
     assert 0 < first.error < 0.5
 
 
-def test_a_proxy_counts_at_its_share(digits):
+def test_a_proxy_counts_at_its_share():
+    digits = DIGITS.load(None, held_out=True)
     own = run_cell(DIGITS, Cell("own", "top_k@0.5", 2, 0, False), digits)
     proxied = run_cell(DIGITS, Cell("proxy", "top_k@0.5:proxy=strided_cnn_tiny", 2, 0, False), digits)
     assert own.compute == pytest.approx(2 * (1 / 3 + 1 / 2), rel=0.03)
@@ -81,9 +83,11 @@ def test_what_is_recorded_is_not_run_again(digits, tmp_path):
     cells = [PLAIN, Cell("SB", "sb@0.5", 1, 0, False)]
     shown = []
     store = Store(tmp_path / "digits.jsonl")
-    first = run_missing(DIGITS, cells, digits, store, lambda outcome, left: shown.append(left))
+    first = run_missing(SMALL_DIGITS, cells, digits, store, lambda outcome, left: shown.append(left))
     assert sorted(shown) == [0, 1]
-    again = run_missing(DIGITS, cells, digits, Store(tmp_path / "digits.jsonl"), lambda *_: pytest.fail("ran again"))
+    again = run_missing(
+        SMALL_DIGITS, cells, digits, Store(tmp_path / "digits.jsonl"), lambda *_: pytest.fail("ran again")
+    )
     assert [run.cell for run in again] == cells
     assert [run.error for run in again] == pytest.approx([run.error for run in first], abs=1e-6)
     line = json.loads((tmp_path / "digits.jsonl").read_text().splitlines()[0])
@@ -110,7 +114,7 @@ def test_seeds_come_one_after_the_other_in_a_drawn_order():
 def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path):
     store = Store(tmp_path / "tuning.jsonl")
     arms = [ARMS["plain"], own_arm(["mine=random@0.5:rate=1", "random@0.01:rate=0.001"])]
-    chosen = tune(DIGITS, arms, digits, store)
+    chosen = tune(SMALL_DIGITS, arms, digits, store)
     assert chosen["mine"] == "random@0.5:rate=1"  # the other one learns nothing
     assert chosen["plain"] in ARMS["plain"].trials
     rate = chosen["plain"].partition(":")[2]
@@ -121,18 +125,27 @@ def test_tuning_takes_the_setting_with_the_most_for_its_compute(digits, tmp_path
     assert repr(defaults) == repr(sb.ledger_backprop()), "the arm states the defaults of the library"
     seeds = {arm: {cell.seed for cell in store.outcomes if cell.arm == arm} for arm in ("plain", "mine")}
     assert seeds == {"plain": set(range(1000, 1005)), "mine": {1000}}, "a baseline is tuned on more seeds"
-    assert lengths_of(DIGITS, "plain", chosen["plain"], store) == (1, 2, 3)
-    assert lengths_of(DIGITS, "mine", chosen["mine"], store) == (1, 2, 3, 6)  # twice as long for half of the examples
+    assert lengths_of(SMALL_DIGITS, "plain", chosen["plain"], store) == (1, 2, 3)
+    assert lengths_of(SMALL_DIGITS, "mine", chosen["mine"], store) == (
+        1,
+        2,
+        3,
+        6,
+    )  # twice as long for half of the examples
 
 
 def test_of_settings_that_reach_no_error_of_plain_training_the_one_that_learns_most_is_taken(digits, tmp_path):
     """The cheaper one has the higher bound on its multiplier, which says nothing of its error."""
     texts = ["mine=random@0.01:rate=0.001", "random@0.5:rate=0.01", "random@0.02:rate=0.001"]
-    chosen = tune(DIGITS, [ARMS["plain"], own_arm(texts)], digits, store := Store(tmp_path / "tuning.jsonl"))
+    chosen = tune(SMALL_DIGITS, [ARMS["plain"], own_arm(texts)], digits, store := Store(tmp_path / "tuning.jsonl"))
     errors = {cell.setting: outcome.error for cell, outcome in store.outcomes.items() if cell.arm == "mine"}
     plain = [outcome.error for cell, outcome in store.outcomes.items() if cell.setting == chosen["plain"]]
     assert min(errors.values()) > max(plain)
     assert chosen["mine"] == min(errors, key=errors.get) == "random@0.5:rate=0.01"
+
+
+def on_small_digits(*words):
+    return run("leaderboard", *words, prepare=shrink)
 
 
 def test_the_commands_tune_run_and_show(tmp_path):
@@ -141,13 +154,13 @@ def test_the_commands_tune_run_and_show(tmp_path):
     baseline = ("--arm", "repeated random=repeated_random@0.5")
     common = ("--records", records)
     for chosen in (arm, baseline):
-        assert run("leaderboard", "tune", "digits", *common, *chosen).returncode == 0
-    result = run("leaderboard", "run", "digits", *common)
+        assert on_small_digits("tune", "digits", *common, *chosen).returncode == 0
+    result = on_small_digits("run", "digits", *common)
     assert result.returncode == 0, text_of(result)
-    again = run("leaderboard", "run", "digits", *common)
+    again = on_small_digits("run", "digits", *common)
     assert "runs left" not in text_of(again)
     page.write_text("# Mine\n<!-- leaderboard -->\n<!-- /leaderboard -->\nThe end.\n")
-    shown = run("leaderboard", "show", records, "--into", page, "--figures", tmp_path / "charts")
+    shown = on_small_digits("show", records, "--into", page, "--figures", tmp_path / "charts")
     assert shown.returncode == 0, text_of(shown)
     assert "has no runs" not in text_of(shown)
     text = page.read_text()
@@ -155,8 +168,8 @@ def test_the_commands_tune_run_and_show(tmp_path):
     assert "| mine |" in text
     assert text.endswith("The end.\n")
     assert (tmp_path / "charts" / "leaderboard-digits.svg").read_text().startswith("<svg")
-    assert run("leaderboard", "tune", "digits", *common, "--arm", "other=random@0.4").returncode == 0
-    assert "digits has no runs of other at the chosen setting" in text_of(run("leaderboard", "show", records))
+    assert on_small_digits("tune", "digits", *common, "--arm", "other=random@0.4").returncode == 0
+    assert "digits has no runs of other at the chosen setting" in text_of(on_small_digits("show", records))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +197,7 @@ def test_mistakes_are_told_plainly(arguments, message, tmp_path, monkeypatch):
 
 
 def test_where_runs_are_long_only_the_best_settings_of_a_baseline_get_a_second_seed(digits, tmp_path):
-    workload = dataclasses.replace(DIGITS, lengths=(1,), arms=("plain",), baseline_seeds=2, finalists=2)
+    workload = dataclasses.replace(SMALL_DIGITS, lengths=(1,), arms=("plain",), baseline_seeds=2, finalists=2)
     store = Store(tmp_path / "tuning.jsonl")
     arm = Arm("plain", tuple(f"traditional:rate={rate}" for rate in (0.0001, 0.5, 0.001, 1)))
     chosen = tune(workload, [arm], digits, store)
