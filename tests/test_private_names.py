@@ -60,7 +60,6 @@ ALLOWED = {
     ("tests/processes.py", "_exit"): "documented by Python: ends a process at once",
     ("tests/processes.py", "_run_exitfuncs"): "what Python calls at its end, which os._exit leaves out",
     ("tests/toy_device.py", "_DummyBackendModule"): "what torch offers for devices written in Python",
-    ("tests/toy_device.py", "_pytree"): "where torch has tree_flatten",
     ("tests/toy_device.py", "_schema"): "torch has no public list of an operation's arguments",
     ("tests/toy_device.py", "_setup_privateuseone_for_python_backend"): "what makes a device written in Python",
     ("tests/torture/loaders.py", "_exit"): "documented by Python: ends a process at once",
