@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 import selective_backprop as sb
 from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.files.sealed import read_sealed, seal, unseal, write_sealed
-from selective_backprop.files.states import pack, unpack
+from selective_backprop.files.sealed import (
+    check_large,
+    map_large,
+    read_sealed,
+    seal,
+    unseal,
+    write_large,
+    write_sealed,
+)
 from selective_backprop.lab.probes.files import read_epochs, write_arrays
 
 STATE = {"epoch": 3, "weights": torch.arange(40.0)}
@@ -120,27 +127,44 @@ def test_a_right_checksum_over_wrong_values_is_no_traceback_from_inside(kind):
 # ---- sizes
 
 
+def sealed_as(content):
+    """The same zip file with the checksum of its content: whoever can change a file can change its checksum."""
+    content = content[:-2] + (71).to_bytes(2, "little")
+    return content + b"sha256:" + hashlib.sha256(content).hexdigest().encode()
+
+
 def test_what_would_grow_is_refused():
     """A stranger's file of a kilobyte must not ask for terabytes, now or when its tensors are used."""
-    content, compressed = pack({"zeros": torch.zeros(100_000)}), io.BytesIO()
+    content, compressed = seal({"zeros": torch.zeros(100_000)}), io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as there, zipfile.ZipFile(compressed, "w", zipfile.ZIP_DEFLATED) as here:
         for entry in there.infolist():
             here.writestr(entry, there.read(entry), zipfile.ZIP_DEFLATED)
     assert len(compressed.getvalue()) < 10_000
     with pytest.raises(ValueError, match="it would become larger than the file"):
-        unpack(compressed.getvalue())
+        unseal(sealed_as(compressed.getvalue()))
     sparse = torch.sparse_coo_tensor([[0], [0]], [1.0], (2**20, 2**25), check_invariants=True)
     expanded, meta = torch.zeros(1).expand(2**20, 2**25), torch.empty(2**45, device="meta")
     for tensor in (sparse, expanded, meta):
         torch.save({"state": [tensor]}, file := io.BytesIO())
         with pytest.raises(ValueError, match="without a number for each entry"):
-            unpack(file.getvalue())
+            unseal(sealed_as(file.getvalue()))
 
 
 def test_a_slice_is_written_without_the_rest_of_its_tensor():
     whole = torch.arange(1000.0).view(100, 10)
     state = {"rows": whole[3:5], "column": whole[:, 3], "same": torch.ones(1).expand(3)}
-    content = pack(state)
+    content = seal(state)
     assert len(content) < 3000
-    for name, tensor in unpack(content).items():
+    for name, tensor in unseal(content).items():
         assert torch.equal(tensor, state[name])
+
+
+def test_large_files_are_the_same_and_are_checked(tmp_path):
+    file = tmp_path / "state.pt"
+    write_large(file, STATE)
+    assert file.read_bytes() == seal(STATE)
+    check_large(file)
+    assert map_large(file)["weights"].tolist() == list(range(40))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="it does not end with a checksum"):
+        check_large(file)

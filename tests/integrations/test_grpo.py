@@ -228,7 +228,7 @@ def test_a_process_that_was_killed_resumes_exactly(tmp_path):
 
 def test_resuming_without_our_state_or_with_other_prompts_is_refused(tmp_path):
     trained(make(tmp_path, max_steps=2, save_strategy="steps", save_steps=2))
-    with pytest.raises(FileNotFoundError, match=r"no selective_backprop_0\.pt"):
+    with pytest.raises(FileNotFoundError, match=r"no selective_backprop\.pt"):
         make(tmp_path, settings={"method": rl.greso()}).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     trained(make(tmp_path, settings={"method": rl.greso()}, max_steps=2, save_strategy="steps", save_steps=2))
     with pytest.raises(ValueError, match="saved for 16 examples"):

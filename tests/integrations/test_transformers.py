@@ -444,7 +444,9 @@ def test_resuming_from_the_end_of_an_epoch(tmp_path):
 
 def test_a_checkpoint_of_trainer_itself_is_refused(tmp_path):
     make(tmp_path, options={"max_steps": 3, "save_strategy": "steps", "save_steps": 3}).train()
-    with pytest.raises(FileNotFoundError, match=r"has no selective_backprop\.pt: SelectiveTrainer did not save it"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no selective_backprop\.pt: a trainer that selects did not save it"
+    ):
         make(tmp_path, sb.top_k(0.5)).train(resume_from_checkpoint=True)
 
 

@@ -1,11 +1,8 @@
-"""The parts of a checkpoint: the ledger, models, optimizers, and anything else with a state_dict.
+"""The parts of a checkpoint: models, optimizers, and anything else with a state_dict.
 
 A part's state is cut in two. Parameters, and what an optimizer keeps for each of them, are the same on all ranks or
-spread over them (DTensor): torch.distributed.checkpoint writes them once and deals them out again to any number of
-ranks. The rest, such as BatchNorm's statistics or a step count, each rank writes for itself. The ledger's columns are
-tensors of the first kind, whichever ranks hold which rows.
-
-# M = data set
+spread over them (DTensor). They are written as chunks, each with its place in the whole tensor, so that any number of
+ranks can read what it needs. The rest, such as BatchNorm's statistics or a step count, each rank writes for itself.
 """
 
 from __future__ import annotations
@@ -17,16 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
-from selective_backprop.distributed.ledger import AnyLedger, Write
-from selective_backprop.distributed.ranks import Ranks
-from selective_backprop.files import states
-from selective_backprop.ledger import Ledger
+from selective_backprop.files.sealed import seal, unseal
 
-Description = dict[str, Any]
-"""The metadata of each tensor in a checkpoint, by name, from torch.distributed.checkpoint."""
+Chunk = dict[str, Any]
+"""A part of a tensor: the `shape` of the whole, the `offset` of the part in it, and its `values`."""
 
 
 def split_state(name: str, part: Any) -> tuple[dict[str, Tensor], Any]:
@@ -45,8 +38,11 @@ def split_state(name: str, part: Any) -> tuple[dict[str, Tensor], Any]:
     return {f"{name}/{key}": tensor for key, tensor in shared.items()}, own
 
 
-def room_for(name: str, part: Any, own: Any, saved: Description) -> dict[str, Tensor]:
-    """Return the tensors to read a checkpoint into, by name. Raises ValueError if they do not fit this part."""
+def room_for(name: str, part: Any, own: Any, saved: dict[str, list[Chunk]]) -> dict[str, Tensor]:
+    """Return the tensors to read a checkpoint into, by name. Raises ValueError if they do not fit this part.
+
+    saved: the chunks of each tensor in the checkpoint.
+    """
     if isinstance(part, nn.Module):
         shared = _pack_module(part)[0]
     elif isinstance(part, torch.optim.Optimizer):
@@ -61,8 +57,9 @@ def room_for(name: str, part: Any, own: Any, saved: Description) -> dict[str, Te
             f"{_some(room.keys() - there)} only here"
         )
     for key, tensor in room.items():
-        if tensor.shape != saved[key].size:
-            raise ValueError(f"{key} is {tuple(saved[key].size)} in the checkpoint and {tuple(tensor.shape)} here")
+        if [*tensor.shape] != (shape := saved[key][0]["shape"]):
+            raise ValueError(f"{key} is {tuple(shape)} in the checkpoint and {tuple(tensor.shape)} here")
+        fill(key, tensor, saved[key], dry=True)
     return room
 
 
@@ -85,6 +82,54 @@ def current_state(part: Any) -> Any:
     state = part.state_dict()
     # An optimizer replaces its tensors when it loads a state, so that the old ones stay as they are.
     return state if isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
+
+
+# ---- tensors
+
+
+def chunk_of(tensor: Tensor) -> Chunk:
+    """Describe the part of a tensor that this rank has."""
+    offset, values = _place(tensor)
+    return {"shape": [*tensor.shape], "offset": offset, "values": values}
+
+
+def fill(name: str, tensor: Tensor, chunks: list[Chunk], *, dry: bool = False) -> None:
+    """Copy from chunks what belongs to this rank's part of the tensor. Raises ValueError if some of it is missing.
+
+    dry: only find out whether all of it is there.
+    """
+    begin, target = _place(tensor)
+    found = 0
+    for chunk in chunks:
+        offset, values = chunk["offset"], chunk["values"]
+        places = [_overlap(*one) for one in zip(begin, target.shape, offset, values.shape, strict=True)]
+        part = values[tuple(there for _, there in places)]
+        found += part.numel()
+        if not dry:
+            target[tuple(here for here, _ in places)].copy_(part)
+    if found < target.numel():  # there is more if several ranks had the same part
+        raise ValueError(f"the checkpoint has {found} of the {target.numel()} numbers of {name}")
+
+
+def _overlap(begin: int, size: int, offset: int, length: int) -> tuple[slice, slice]:
+    """Find which of the places begin ... begin + size are in offset ... offset + length; counted from both.
+
+    >>> _overlap(10, 5, 12, 8)
+    (slice(2, 5, None), slice(0, 3, None))
+    """
+    low = max(begin, offset)
+    high = max(low, min(begin + size, offset + length))
+    return slice(low - begin, high - begin), slice(low - offset, high - offset)
+
+
+def _place(tensor: Tensor) -> tuple[list[int], Tensor]:
+    """Return where this rank's part of a tensor begins, and the part."""
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return [0] * tensor.dim(), tensor
+    # What torch.distributed.checkpoint asks of every kind of tensor that is spread over ranks.
+    chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return [*chunks[0].offsets] if chunks else [0] * tensor.dim(), tensor.to_local()
 
 
 # ---- models
@@ -118,7 +163,7 @@ def _pack_optimizer(name: str, optimizer: torch.optim.Optimizer) -> tuple[dict[s
         for key, value in values.items():
             # Not torch's get_optimizer_state_dict: for an optimizer that made no step it makes one, which counts.
             if isinstance(value, Tensor) and value.shape == parameters[number].shape and value.dim():
-                shared[f"{number}/{key}"] = value.detach()
+                shared[f"{number}/{key}"] = value
                 own["shared"].append([number, key])
             elif isinstance(value, DTensor):
                 raise TypeError(
@@ -131,7 +176,7 @@ def _pack_optimizer(name: str, optimizer: torch.optim.Optimizer) -> tuple[dict[s
 
 
 def _room_of_optimizer(
-    name: str, optimizer: torch.optim.Optimizer, own: dict[str, Any], saved: Description
+    name: str, optimizer: torch.optim.Optimizer, own: dict[str, Any], saved: dict[str, list[Chunk]]
 ) -> dict[str, Tensor]:
     parameters = _parameters(optimizer)
     sizes = [[len(group["params"]) for group in groups] for groups in (own["param_groups"], optimizer.param_groups)]
@@ -139,7 +184,7 @@ def _room_of_optimizer(
         raise ValueError(f"{name} has groups of {sizes[1]} parameters, the checkpoint of {sizes[0]}")
     return {
         f"{number}/{key}": torch.empty_like(
-            parameters[number].detach(), dtype=saved[f"{name}/{number}/{key}"].properties.dtype
+            parameters[number].detach(), dtype=saved[f"{name}/{number}/{key}"][0]["values"].dtype
         )
         for number, key in own["shared"]
     }
@@ -149,61 +194,13 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-# ---- the ledger
-
-
-def whole_columns(state: dict[str, Any], ranks: Ranks, num_examples: int, *, empty: bool = False) -> dict[str, Tensor]:
-    """Return the columns of a ledger's state by name. If ranks share the ledger, this rank has only its own rows.
-
-    empty: return new columns of the same kind instead, to read a checkpoint into.
-    """
-    if not num_examples:
-        return {}
-    # A column of width 0 has nothing to save.
-    columns = {
-        f"ledger/{name}": torch.empty_like(column) if empty else column
-        for name, column in state.get("block", state).items()
-        if 0 not in column.shape[1:]
-    }
-    if ranks.size == 1:
-        return columns
-    mesh = DeviceMesh.from_group(ranks.group, "cpu")
-    result: dict[str, Tensor] = {}
-    for name, column in columns.items():
-        whole = torch.empty(num_examples, *column.shape[1:], device="meta")
-        result[name] = DTensor.from_local(
-            column, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-        )
-    return result
-
-
-def ledger_state(ledger: AnyLedger, columns: dict[str, Tensor], writes: list[Any]) -> dict[str, Any]:
-    """Return the state of this ledger with its columns and writes replaced by saved ones. It is not changed."""
-    here: dict[str, Any] = ledger.state_dict(copy=False)
-    if not columns:
-        return here
-    local = {
-        name.removeprefix("ledger/"): column.to_local() if isinstance(column, DTensor) else column
-        for name, column in columns.items()
-    }
-    if "block" in here:
-        return here | {"block": here["block"] | local, "writes": writes}
-    if not writes:
-        return here | local
-    loaded = Ledger(len(ledger), ledger.columns)
-    loaded.load_state_dict(here | local)
-    for write in writes:
-        Write(*write).apply(loaded)
-    return loaded.state_dict()
-
-
 # ---- helpers
 
 
 def _require_plain(name: str, own: Any) -> None:
     """Raise if a state could not be read without running code: now, and not when it is needed."""
     try:
-        states.unpack(states.pack(own))
+        unseal(seal({"state": own}))
     except Exception as error:  # of many kinds where it cannot even be packed
         raise TypeError(f"the state_dict of {name} has more in it than plain data and tensors: {error}") from error
 

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from selective_backprop.distributed.ledger import Write
 from selective_backprop.dynamics.log import divide
+from selective_backprop.ledger import Column, Ledger
 from selective_backprop.loader.queue import Piece
 from selective_backprop.sampler.id_batches import IdBatch, IdBatches, training_batch_sizes
 from selective_backprop.sampler.stats import COMBINATIONS
@@ -28,7 +31,7 @@ def redeal(
     What was selected and not trained on yet, and what the epoch has still to offer, is dealt out evenly and in order:
     nothing is lost or doubled. What all ranks have in common stays as it is. What each has of its own, such as
     generators that differ, goes on with the rank of the same number; one that is new takes over from another. The
-    ledger is left out.
+    ledger is left out; see `redeal_ledger`.
 
     Args:
         states: what `SelectiveLoader.state_dict` returned on each rank that saved.
@@ -56,6 +59,38 @@ def redeal(
         "losses": deal([step for state in states for step in state["losses"]], size)[rank],
         "dynamics": None if first["dynamics"] is None else divide([state["dynamics"] for state in states], rank, size),
     }
+
+
+def redeal_ledger(states: list[State], rank: int, size: int, columns: Mapping[str, Column]) -> State:
+    """Make the state of the ledger with which `rank` of `size` resumes.
+
+    Args:
+        states: what the ledger's `state_dict` returned on each rank that saved.
+        rank: the rank that resumes.
+        size: number of ranks that resume.
+        columns: the declared columns of the ledger.
+    """
+    blocks = [state.get("block", state) for state in states]
+    writes = [write for state in states for write in state.get("writes", [])]
+    total = sum(len(block["loss"]) for block in blocks)
+    begin, end = (min(number * -(-total // size), total) for number in (rank, rank + 1))
+    own = {name: _rows([block[name] for block in blocks], begin, end) for name in blocks[0]}
+    if size > 1:
+        return {"num_examples": total, "block": own, "writes": deal(writes, size)[rank]}
+    ledger = Ledger(total, columns)
+    ledger.load_state_dict(own)
+    for write in writes:
+        Write(*write).apply(ledger)
+    return ledger.state_dict(copy=False)
+
+
+def _rows(parts: list[Tensor], begin: int, end: int) -> Tensor:
+    """Return rows of a tensor that is in parts, without joining all of them."""
+    found, passed = [], 0
+    for part in parts:
+        found.append(part[max(0, begin - passed) : max(0, end - passed)])
+        passed += len(part)
+    return torch.cat(found)
 
 
 def _require_same_moment(states: list[State]) -> None:

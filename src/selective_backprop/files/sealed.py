@@ -8,20 +8,26 @@ the file, not beside it: what is copied, renamed or lost is both or neither.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from selective_backprop.files.reading import read_bytes
-from selective_backprop.files.states import pack, unpack
-from selective_backprop.files.writing import write_whole
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from selective_backprop.files.reading import open_regular, read_bytes
+from selective_backprop.files.writing import open_new, write_whole
 
 _LABEL = b"sha256:"
 _COMMENT_SIZE = len(_LABEL) + 64
 # The last record of a zip file without a comment: 22 bytes, of which the last two are the comment's length.
 _LAST_RECORD, _LAST_RECORD_SIZE, _LENGTH_SIZE = b"PK\x05\x06", 22, 2
+_BLOCK = 2**20  # bytes that are read at a time
 
 
 def write_sealed(path: str | os.PathLike[str], kind: str, state: dict[str, Any]) -> None:
@@ -61,24 +67,108 @@ def seal(state: dict[str, Any]) -> bytes:
     >>> unseal(seal({"epoch": 3}))
     {'epoch': 3}
     """
-    content = pack(state)
-    assert bytes(content[-_LAST_RECORD_SIZE:]).startswith(_LAST_RECORD), "torch.save has written a comment of its own"
-    content[-_LENGTH_SIZE:] = _COMMENT_SIZE.to_bytes(_LENGTH_SIZE, "little")
-    return b"".join([content, _comment(content)])
+    _seal_to(file := io.BytesIO(), state)
+    return file.getvalue()
 
 
 def unseal(content: bytes) -> dict[str, Any]:
     """Read a sealed state; its tensors are on the CPU. Raises ValueError if it is damaged. No code in it is run."""
-    comment = content[-_COMMENT_SIZE:]
+    _check(file := io.BytesIO(content))
+    return _load(file, file)
+
+
+# ---- large files, which are never in memory as a whole
+
+
+def write_large(path: Path, state: dict[str, Any]) -> None:
+    """Write a state to a new sealed file, tensor by tensor. Raises OSError, and leaves a partial file, if it fails."""
+    with open(open_new(path), "w+b") as file:
+        try:
+            _seal_to(file, state)
+            file.flush()
+        except RuntimeError as error:
+            # torch's writer hides why it could not write behind a complaint about an unexpected position.
+            raise error.__context__ or error from None
+        os.fsync(file.fileno())
+
+
+def check_large(path: Path) -> None:
+    """Raise ValueError if a sealed file is damaged."""
+    with open_regular(path) as file:
+        _check(file)
+
+
+def map_large(path: Path) -> dict[str, Any]:
+    """Read the state of a sealed file that `check_large` accepts. Tensors are read from the file when they are used."""
+    with open_regular(path) as file:
+        return _load(file, path)
+
+
+# ---- the format
+
+
+def _seal_to(file: BinaryIO, state: dict[str, Any]) -> None:
+    torch.save(tree_map(_without_the_rest, state), file)
+    size = file.tell()
+    file.seek(size - _LAST_RECORD_SIZE)
+    assert file.read(len(_LAST_RECORD)) == _LAST_RECORD, "torch.save has written a comment of its own"
+    file.seek(size - _LENGTH_SIZE)
+    file.write(_COMMENT_SIZE.to_bytes(_LENGTH_SIZE, "little"))
+    file.write(_comment(file, size))
+
+
+def _check(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _COMMENT_SIZE))
+    comment = file.read()
     if not comment.startswith(_LABEL):
-        raise ValueError("it does not end with a checksum" if content else "it is empty")
-    if comment != _comment(memoryview(content)[:-_COMMENT_SIZE]):
+        raise ValueError("it does not end with a checksum" if comment else "it is empty")
+    if comment != _comment(file, size - _COMMENT_SIZE):
         raise ValueError("its checksum does not match its content")
-    state = unpack(content)  # a right checksum does not make it a state
+
+
+def _comment(file: BinaryIO, size: int) -> bytes:
+    """Return the comment that belongs to the first `size` bytes of a file."""
+    digest, left = hashlib.sha256(), size
+    file.seek(0)
+    while left and (part := file.read(min(left, _BLOCK))):
+        digest.update(part)
+        left -= len(part)
+    return _LABEL + digest.hexdigest().encode()
+
+
+def _load(file: BinaryIO, source: BinaryIO | Path) -> dict[str, Any]:
+    """Read the state of a file. A right checksum does not make it a state.
+
+    A state takes no more memory than its bytes: what a stranger compressed, or claims to be larger, is refused.
+
+    source: the path of the same file, if its tensors are to be read when they are used.
+    """
+    try:
+        with zipfile.ZipFile(file) as opened:
+            entries = opened.infolist()
+        size = file.seek(0, os.SEEK_END)
+        if any(entry.compress_type for entry in entries) or sum(entry.file_size for entry in entries) > size:
+            raise ValueError("it would become larger than the file")
+        file.seek(0)
+        state = torch.load(source, map_location="cpu", weights_only=True, mmap=isinstance(source, Path))
+    except Exception as error:  # torch.load raises many kinds, depending on where the content stops making sense
+        raise ValueError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}")
+    for value in tree_leaves(state):
+        if isinstance(value, Tensor) and (_is_unusual(value) or value.nbytes > value.untyped_storage().nbytes()):
+            raise ValueError(f"it has a tensor of shape {tuple(value.shape)} without a number for each entry")
     return state
 
 
-def _comment(content: memoryview) -> bytes:
-    return _LABEL + hashlib.sha256(content).hexdigest().encode()
+def _without_the_rest(value: Any) -> Any:
+    """Copy a slice: torch.save would write the whole tensor that it belongs to. Expanded tensors get all entries."""
+    if not isinstance(value, Tensor) or _is_unusual(value) or value.nbytes == value.untyped_storage().nbytes():
+        return value
+    return value.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _is_unusual(value: Tensor) -> bool:
+    """Whether a tensor has no storage with a number for each entry."""
+    return value.layout != torch.strided or value.is_meta or value.is_nested

@@ -71,7 +71,7 @@ def open_new(path: Path) -> int:
     """Create a file and return its descriptor. A file or link of that name is removed first, not followed."""
     with suppress(FileNotFoundError):
         path.unlink()
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
 
 
 def _write_new(path: Path, content: bytes | memoryview) -> os.stat_result:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,9 +52,6 @@ _logger = logging.getLogger(__name__)
 
 Pass = tuple[Batch, Any]
 """The examples of one forward and backward pass, and the model's inputs."""
-STATE_NAME = "selective_backprop.pt"
-_STATE_KIND = "trainer 1"
-"""The file that is added to a checkpoint folder; with several ranks, selective_backprop_0.pt and so on."""
 
 
 class SelectiveTrainer(Trainer):  # type: ignore[misc]
@@ -342,12 +339,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        write_sealed(self._state_path(output_dir), _STATE_KIND, self.steps.state_dict())
-
-    def _state_path(self, folder: str) -> str:
-        name, kind = os.path.splitext(STATE_NAME)
-        rank = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
-        return os.path.join(folder, f"{name}{rank}{kind}")
+        write_sealed(state_path(self, output_dir), STATE_KIND, self.steps.state_dict())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None and checkpoint == self._resumed_from:
@@ -362,13 +354,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._resumed_from = checkpoint
         if checkpoint is None:
             return 0, 0
-        path = self._state_path(checkpoint)
-        if not os.path.exists(path):
-            raise FileNotFoundError(
-                f"{checkpoint} has no {os.path.basename(path)}: SelectiveTrainer did not save it, or model only, or on "
-                "another number of ranks"
-            )
-        with read_sealed(path, _STATE_KIND) as state:
+        with read_sealed(state_path(self, checkpoint, must_exist=True), STATE_KIND) as state:
             self._saved_steps = state
             return state["epoch"], state["taken"]
 
@@ -409,6 +395,22 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
         self._trainer.selective_loader.stepper.report_stats()  # the last epoch is not iterated to its end
+
+
+STATE_KIND = "trainer 1"
+"""What the states of trainers are called in their files."""
+
+
+def state_path(trainer: Trainer, folder: str, *, must_exist: bool = False) -> Path:
+    """Return the file that a trainer adds to a checkpoint folder: one, or one for each rank if there are several."""
+    rank = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+    path = Path(folder) / f"selective_backprop{rank}.pt"
+    if must_exist and not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no {path.name}: a trainer that selects did not save it, or model only, or on another number "
+            "of ranks"
+        )
+    return path
 
 
 def default_padding(tokenizer: Any) -> Pad:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +18,8 @@ from torch import Tensor
 from transformers import Trainer
 from trl import GRPOTrainer, RLOOTrainer
 
-from selective_backprop.files.reading import read_bytes
-from selective_backprop.files.states import pack, unpack
-from selective_backprop.files.writing import write_whole
+from selective_backprop.files.sealed import read_sealed, write_sealed
+from selective_backprop.integrations.transformers import STATE_KIND, state_path
 from selective_backprop.integrations.trl.prompts import PromptSampler
 from selective_backprop.method import Method, require_method
 from selective_backprop.prompt_ledger import PromptLedger
@@ -29,7 +27,6 @@ from selective_backprop.rl import Rollouts, RolloutStats, uniform
 
 ID = "selective_backprop_id"
 """The column with the number of a prompt's row. Reward functions do not see it."""
-STATE_NAME = "selective_backprop_{}.pt"
 _TEXT_ALONE = "rollouts= works on text alone: images of a batch have no row per rollout. Use method= alone"
 _OF_ALL = ("cispo", "dapo", "vespo")  # losses that divide by the number of tokens of all ranks and steps
 
@@ -226,28 +223,19 @@ class _SelectiveOnline(Trainer):  # type: ignore[misc]
                 # What was generated and not used up yet. TRL would generate it again.
                 "buffer": self._buffered_inputs,
             }
-            write_whole({self._state_path(output_dir): pack(state)})
-
-    def _state_path(self, folder: str) -> Path:
-        return Path(folder) / STATE_NAME.format(self.accelerator.process_index)
+            write_sealed(state_path(self, output_dir), STATE_KIND, state)
 
     def _init_training_state(self, *args: Any, **options: Any) -> Any:
         result = super()._init_training_state(*args, **options)
         checkpoint = options.get("checkpoint", args[3] if len(args) > 3 else None)
         if self._selects and checkpoint is not None:
-            path = self._state_path(checkpoint)
-            if not path.exists():
-                raise FileNotFoundError(
-                    f"{checkpoint} has no {path.name}: this trainer did not save it with method= or rollouts=, or on "
-                    "another number of ranks"
-                )
-            state = unpack(read_bytes(path))
-            self.prompt_sampler.load_state_dict(state["prompts"])
-            self.rollout_stats = RolloutStats(**state["stats"])
-            self._logged = replace(self.rollout_stats)
-            self._step = state["step"]
-            buffer, device = state["buffer"], self.accelerator.device
-            self._buffered_inputs = buffer and [send_to_device(part, device) for part in buffer]
+            with read_sealed(state_path(self, checkpoint, must_exist=True), STATE_KIND) as state:
+                self.prompt_sampler.load_state_dict(state["prompts"])
+                self.rollout_stats = RolloutStats(**state["stats"])
+                self._logged = replace(self.rollout_stats)
+                self._step = state["step"]
+                buffer, device = state["buffer"], self.accelerator.device
+                self._buffered_inputs = buffer and [send_to_device(part, device) for part in buffer]
         return result
 
 

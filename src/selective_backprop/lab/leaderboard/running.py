@@ -11,9 +11,7 @@ from pathlib import Path
 
 import torch
 
-from selective_backprop.files import states
-from selective_backprop.files.reading import read_bytes
-from selective_backprop.files.writing import write_whole
+from selective_backprop.files.sealed import read_sealed, write_sealed
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.workloads import Workload
@@ -24,6 +22,8 @@ from selective_backprop.lab.study.comparison import settings_for
 
 RATE = "rate"
 """Option of every arm: a factor on the recipe's learning rate."""
+STATE_KIND = "cell 1"
+"""What a state that was saved after an epoch is called in its file."""
 Show = Callable[[Outcome, int], None]
 """Called after each run, with the number of runs that are left."""
 
@@ -62,13 +62,14 @@ def run_cell(
     training = Training(settings_of(workload, cell), data, device, test_every_epoch=False)
     saved = None if folder is None else folder / f"{sha256(repr(cell).encode()).hexdigest()[:16]}.state"
     if saved is not None and saved.exists():
-        training.load_state_dict(states.unpack(read_bytes(saved)))
+        with read_sealed(saved, STATE_KIND) as state:
+            training.load_state_dict(state)
     began, cpu_began = time.perf_counter(), time.process_time()
     while len(training.records) < training.settings.epochs:
         training.epoch()
         if saved is not None:
             saved.parent.mkdir(parents=True, exist_ok=True)
-            write_whole({saved: states.pack(training.state_dict())})
+            write_sealed(saved, STATE_KIND, training.state_dict())
     before = training.preparation.seconds  # a reference network is trained before the first epoch
     seconds, cpu_seconds = before + time.perf_counter() - began, before + time.process_time() - cpu_began
     compute = sum(record["compute"] for record in training.records)
