@@ -206,7 +206,6 @@ def test_nobody_in_the_package_unpickles():
     """Every torch.load says weights_only=True, and numpy, pickle and yaml are not asked for more than plain data."""
     exceptions = {
         "distributed/balance.py",  # no file: messages of ranks of one job to each other
-        "checkpoint/safe_reading.py",  # an unpickler that knows a handful of harmless classes; has tests of its own
     }
     package = Path(sb.__file__).parent
     source = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}

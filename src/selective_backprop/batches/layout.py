@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -44,25 +43,21 @@ class Layout:
             layout = _read(batch, rows, nested=False)
             layout.columns(batch, rows)
         except (TypeError, ValueError) as error:
-            found = _visible_rows(batch)
-            if num_rows is not None and found is not None and found != num_rows:
-                raise _other_number(found, num_rows) from error
+            lengths = _lengths(batch)
+            if num_rows is not None and len(lengths) == 1 and lengths != {num_rows}:
+                raise OtherNumberError(lengths.pop(), num_rows) from error
             raise
         return layout
 
     def columns(self, batch: Any, num_rows: int | None = None) -> list[Column]:
         """Divide a batch of this layout into columns."""
         found: list[Column] = []
-        if self._is_flat and type(batch) in (list, tuple) and len(batch) == len(self.children):
-            for part in batch:  # as `_collect` does, in a quarter of the time
-                found.append(part if isinstance(part, Tensor) else list(part))
-        else:
-            self._collect(batch, found)
+        self._collect(batch, found)
         rows = num_rows if num_rows is not None else len(found[0]) if found else 0
         for column in found:
             if len(column) != rows:
                 if len({len(other) for other in found}) == 1:
-                    raise _other_number(len(column), rows)
+                    raise OtherNumberError(len(column), rows)
                 shape = tuple(column.shape) if isinstance(column, Tensor) else f"a list of {len(column)}"
                 raise ValueError(
                     f"every part of a batch needs one entry per example: expected {rows} rows, found {shape}"
@@ -71,14 +66,7 @@ class Layout:
 
     def batch(self, columns: list[Column]) -> Any:
         """Make a batch of these columns."""
-        if self._is_flat and (self.cls is list or self.cls is tuple):
-            return self.cls(columns)
         return self._build(iter(columns))
-
-    @functools.cached_property
-    def _is_flat(self) -> bool:
-        """Whether the batch is a plain sequence of columns, as usual."""
-        return self.kind == "sequence" and all(child.kind == "column" for child in self.children)
 
     def _collect(self, batch: Any, found: list[Column]) -> None:
         if self.kind == "column":
@@ -142,6 +130,18 @@ class Layout:
         return Layout(state["kind"], find_class(state["class"]), tuple(state["keys"]), children)
 
 
+class OtherNumberError(ValueError):
+    """A batch has another number of examples than was asked for."""
+
+    def __init__(self, found: int, expected: int) -> None:
+        super().__init__(
+            f"a batch has {found} examples where the sampler asked for {expected}: a collate function or a transform "
+            "that drops or adds examples leaves it open which ids are in the batch. Leave examples out in the sampler "
+            "or in the data set instead. If each item of your data set is a whole batch already, pass a DataLoader "
+            "with batch_size=None and a method that needs no ids, such as sb.selective_backprop()"
+        )
+
+
 class RowCheck:
     """Checks that batches have as many examples as were asked for. Batches that are not divided by examples pass.
 
@@ -151,46 +151,28 @@ class RowCheck:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        self._is_divided: bool | None = None
+        self._is_first = True
 
     def __call__(self, batch: Any, num_rows: int) -> None:
         """Raise if this batch has another number of examples."""
-        if self._is_divided is None:
+        if self._layout is not None:
+            self._layout.columns(batch, num_rows)
+        elif self._is_first:
+            self._is_first = False
             try:
                 self._layout = Layout.of(batch, num_rows)
+            except OtherNumberError:
+                raise
             except (TypeError, ValueError):
-                # Every part may have the same, wrong number: a collate function has dropped or added examples.
-                lengths = {len(value) for value in _columns(batch)}
-                if len(lengths) == 1 and lengths != {num_rows}:
-                    raise _other_number(lengths.pop(), num_rows) from None
-            self._is_divided = self._layout is not None
-        elif self._layout is not None:
-            self._layout.columns(batch, num_rows)
+                pass
 
 
-def _columns(batch: Any) -> list[Any]:
-    """List the tensors and lists at the top of a batch, if it consists of nothing else."""
-    values = list(entries(batch).values()) if isinstance(batch, Mapping | list | tuple) else [batch]
+def _lengths(batch: Any) -> set[int]:
+    """Return the lengths of the tensors and lists at the top of a batch, if it consists of nothing else."""
+    parts = parts_of(batch)
+    values = [] if parts is None else parts[2]
     is_plain = all(isinstance(value, list) or (isinstance(value, Tensor) and value.dim()) for value in values)
-    return values if is_plain and len(values) > 1 else []
-
-
-def _other_number(found: int, expected: int) -> ValueError:
-    return ValueError(
-        f"a batch has {found} examples where the sampler asked for {expected}: a collate function or a transform that "
-        "drops or adds examples leaves it open which ids are in the batch. Leave examples out in the sampler or in the "
-        "data set instead. If each item of your data set is a whole batch already, pass a DataLoader with "
-        "batch_size=None and a method that needs no ids, such as sb.selective_backprop()"
-    )
-
-
-def _visible_rows(batch: Any) -> int | None:
-    """Guess the number of examples in a batch that cannot be read, from its first tensor or list."""
-    tensor = _first_tensor(batch, nested=False)
-    if tensor is not None:
-        return len(tensor) if tensor.dim() else None
-    entries = _first_list(batch)
-    return None if entries is None else len(entries)
+    return {len(value) for value in values} if is_plain and len(values) > 1 else set()
 
 
 def count_rows(batch: Any) -> int:
@@ -224,12 +206,6 @@ def take_rows(column: Column, positions: Tensor) -> Column:
 
 def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Move every tensor in the value to the device. With non_blocking, copies from pinned memory do not wait."""
-    if type(value) is list or type(value) is tuple:  # the usual batch, in half the time
-        moved = []
-        for part in value:
-            go = part.to if isinstance(part, Tensor) else functools.partial(move, part)
-            moved.append(go(device, non_blocking=non_blocking))
-        return type(value)(moved)
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
@@ -237,8 +213,6 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return the same value, with `change` applied to every tensor in it."""
     if isinstance(value, Tensor):
         return change(value)
-    if type(value) is list or type(value) is tuple:  # the usual batch, in a quarter of the time
-        return type(value)([map_tensors(part, change) for part in value])
     parts = parts_of(value)
     if parts is None:
         return value
