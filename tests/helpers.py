@@ -1,5 +1,6 @@
 """Data, a model and a training loop that many tests share."""
 
+import dataclasses
 import functools
 
 import torch
@@ -58,6 +59,11 @@ def make_loader(method, *, dataset=None, model=None, num_epochs=None, loader_opt
     settings = {"batch_size": 16, "shuffle": True} | (loader_options or {})
     train_loader = DataLoader(dataset if dataset is not None else digits(), **settings)
     return sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=num_epochs, **options)
+
+
+def by_class(method, classes):
+    """The same method, within each class. classes: one label per id."""
+    return dataclasses.replace(method, policy=sb.policies.GroupedPolicy(method.policy), groups=classes)
 
 
 def train(loader, model, epochs, *, optimizer=None, on_step=None):

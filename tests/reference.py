@@ -28,7 +28,7 @@ def batched_percentiles(losses_before, batch, size):
     return [mean_rank_percentile(window, loss) for loss in batch]
 
 
-def keep_chances(losses_before, batch, size, beta, ceiling=None, points=300):
+def keep_chances(losses_before, batch, size, beta, points=300):
     """Mean of percentile ** beta over each loss's own part of the CDF, after the batch was added; point by point."""
     window = (list(losses_before) + list(batch))[-max(size, len(batch)) :]
     chances = []
@@ -36,8 +36,6 @@ def keep_chances(losses_before, batch, size, beta, ceiling=None, points=300):
         low = sum(other < loss for other in window) / len(window)
         high = sum(other <= loss for other in window) / len(window)
         percentiles = [low + (high - low) * (i + 0.5) / points for i in range(points)]
-        if ceiling is not None:
-            percentiles = [min(u, (1 - u) * ceiling / (1 - ceiling)) for u in percentiles]
         chances.append(sum(u**beta for u in percentiles) / points)
     return chances
 

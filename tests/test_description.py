@@ -11,7 +11,7 @@ from torch import nn
 import selective_backprop as sb
 from selective_backprop.description import checksum, describe, differences
 from tests.contracts.methods import METHODS
-from tests.helpers import make_loader
+from tests.helpers import by_class, make_loader
 from tests.lab.command_line import run_function
 
 LABELS = torch.arange(6) % 2
@@ -31,8 +31,8 @@ def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
         (sb.selective_backprop(0.5), sb.selective_backprop(0.25), "policy.selectivity: 0.5 and 0.25"),
         (sb.selective_backprop(), sb.selective_backprop(scoring="bf16"), "scorer.precision: None and bf16"),
         (sb.selective_backprop(), sb.selective_backprop(scoring="pipelined"), "scorer: ForwardScorer.* and Pipelined"),
-        (sb.selective_backprop(), sb.selective_backprop(classes=LABELS), "groups: None and <6 values"),
-        (sb.selective_backprop(classes=LABELS), sb.selective_backprop(classes=1 - LABELS), "groups.checksum"),
+        (sb.selective_backprop(), by_class(sb.selective_backprop(), LABELS), "groups: None and <6 values"),
+        (sb.ledger_backprop(classes=LABELS), sb.ledger_backprop(classes=1 - LABELS), "groups.checksum"),
         (sb.kath18(), sb.kath18(variable_start=False), "schedule: VariableStart.* and Schedule"),
         (sb.stale_selective_backprop(), sb.stale_selective_backprop(every=2), "scorer.every: 3 and 2"),
         (

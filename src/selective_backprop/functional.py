@@ -78,9 +78,7 @@ def keep_probability(percentiles: Tensor, beta: float) -> Tensor:
     return percentiles.pow(beta)
 
 
-def mean_keep_probability(
-    below: Tensor, up_to: Tensor, total: int, beta: float, ceiling: float | None = None
-) -> Tensor:
+def mean_keep_probability(below: Tensor, up_to: Tensor, total: int, beta: float) -> Tensor:
     """Compute the mean of percentile ** beta over each score's own part of a CDF.
 
     The parts of all scores cover [0, 1]. So the mean of their chances is 1 / (beta + 1), even if there are few scores
@@ -91,7 +89,6 @@ def mean_keep_probability(
         up_to: for each score, how many of the `total` scores are not larger.
         total: number of scores in the CDF.
         beta: the exponent.
-        ceiling: percentiles above it count as lower ones; see `percentiles_falling_above`.
 
     >>> mean_keep_probability(torch.tensor([0, 1]), torch.tensor([1, 2]), total=2, beta=1).tolist()
     [0.25, 0.75]
@@ -100,8 +97,7 @@ def mean_keep_probability(
         return torch.ones(below.shape, dtype=torch.float64)
     # Integrals are computed once at all ranks and then looked up, which halves the operations.
     grid = _small_grid(total) if total <= 4096 else _grid(total)
-    areas = grid.pow(beta + 1) if ceiling is None else _areas_falling_above(grid, beta, ceiling)
-    areas.mul_(total / (beta + 1))
+    areas = grid.pow(beta + 1).mul_(total / (beta + 1))
     return (areas.take(up_to) - areas.take(below)).div_(up_to - below).clamp_(max=1.0)
 
 
@@ -110,33 +106,6 @@ def _grid(total: int) -> Tensor:
 
 
 _small_grid = functools.lru_cache(maxsize=64)(_grid)
-
-
-def _areas_falling_above(grid: Tensor, beta: float, ceiling: float) -> Tensor:
-    """Compute the integral of p ** beta from 0 to each percentile, times beta + 1, where p falls above the ceiling."""
-    falling = (ceiling / (1 - ceiling)) ** beta * ((1 - ceiling) ** (beta + 1) - (1 - grid).pow(beta + 1))
-    return torch.where(grid <= ceiling, grid.pow(beta + 1), falling.add_(ceiling ** (beta + 1)))
-
-
-def percentiles_falling_above(percentiles: Tensor, ceiling: float) -> Tensor:
-    """Return percentiles as they are up to the ceiling, and falling to 0 in a straight line above it.
-
-    >>> percentiles_falling_above(torch.tensor([0.5, 0.75, 0.875, 1.0]), ceiling=0.75).tolist()
-    [0.5, 0.75, 0.375, 0.0]
-    """
-    falling = (1 - percentiles) * (ceiling / (1 - ceiling))
-    return torch.minimum(percentiles, falling)
-
-
-def beta_falling_above(selectivity: float, ceiling: float) -> float:
-    """Compute the exponent for which percentiles that fall above the ceiling keep this share.
-
-    E = ceiling ** beta / (beta + 1).
-
-    >>> beta_falling_above(0.9**2 / 3, ceiling=0.9)
-    2.0
-    """
-    return round(_solve_falling(lambda beta: ceiling**beta / (beta + 1) - selectivity), 9)
 
 
 def loss_above_smallest(losses: Tensor) -> Tensor:
@@ -343,17 +312,6 @@ def highest_of_tokens(scores: Tensor, counts: Tensor, share: float) -> Tensor:
     return kept * (total / kept.sum().clamp(min=1))
 
 
-def _solve_falling(excess: Callable[[float], float], limit: float = 64.0) -> float:
-    """Find by bisection where a falling function crosses zero between 0 and the limit."""
-    if excess(limit) >= 0:
-        return limit
-    low, high = 0.0, limit
-    for _ in range(36):  # to 1e-9
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return (low + high) / 2
-
-
 def softmax_distance(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the L2 distance between softmax(outputs) and the one-hot (or soft) target of each example.
 
@@ -435,6 +393,22 @@ def systematic_sample(probabilities: Tensor, generator: torch.Generator | None =
     return torch.diff(teeth, prepend=teeth.new_zeros(1)).nonzero().flatten()
 
 
+def sample_of_size(
+    chances: Tensor, scores: Tensor, num_selected: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sample num_selected candidates in proportion to chances, spread evenly over easy and hard ones.
+
+    Returns their positions, rising, and the probabilities of all candidates. Candidates without a chance are never
+    sampled, even if there are too few others.
+
+    >>> sample_of_size(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([3.0, 1.0, 2.0]), 3)[0].tolist()
+    [1, 2]
+    """
+    probabilities = fixed_size_probabilities(chances, min(num_selected, int((chances > 0).sum())))
+    order = scores.argsort()  # systematic sampling in this order spreads the sample
+    return order[systematic_sample(probabilities[order], generator)].sort().values, probabilities
+
+
 def should_selective_backprop(
     current_duration: float, batch_idx: int, start: float = 0.5, end: float = 0.9, interrupt: int = 2
 ) -> bool:
@@ -502,12 +476,8 @@ def select_using_loss(
             f"the loss of example {row} of the batch is {float(losses[row])}: selection needs finite losses"
         )
     middles = rank_percentiles(losses) - 0.5 / len(losses)
-    probabilities = fixed_size_probabilities(keep_probability(middles, beta_from_selectivity(keep)), num_selected)
-    # Systematic sampling in the order of losses spreads the selection evenly over easy and hard examples.
-    order = losses.argsort()
-    positions = (
-        order[systematic_sample(probabilities[order], generator)].sort().values.to(input.device, non_blocking=True)
-    )
+    chances = keep_probability(middles, beta_from_selectivity(keep))
+    positions = sample_of_size(chances, losses, num_selected, generator)[0].to(input.device, non_blocking=True)
     return input[positions], target[positions]
 
 

@@ -9,7 +9,7 @@ from selective_backprop.method import Method
 from selective_backprop.scorers import ForwardScorer, PipelinedScorer
 from selective_backprop.scorers.proxies import proxy
 from selective_backprop.scorers.selection_record import SelectionRecord
-from tests.helpers import NUM_DIGITS, make_model
+from tests.helpers import NUM_DIGITS, by_class, make_model
 
 CLASSES = torch.arange(NUM_DIGITS) % 3
 SCORES = torch.rand(NUM_DIGITS, generator=torch.Generator().manual_seed(0))
@@ -39,8 +39,7 @@ METHODS = {
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),
     "selective_backprop, fixed size": some("selective_backprop", fixed_size=True),
-    "selective_backprop, falling chance": some("selective_backprop", falls_above=0.9),
-    "selective_backprop, classes": some("selective_backprop", classes=CLASSES),
+    "selective_backprop, classes": lambda share: by_class(methods.selective_backprop(share), CLASSES),
     "selective_backprop, pipelined": some("selective_backprop", scoring="pipelined"),
     "selective_backprop, pipelined and interrupted": some("selective_backprop", scoring="pipelined", interrupt=3),
     "stale_selective_backprop, pipelined": some("stale_selective_backprop", every=2, scoring=PipelinedScorer()),
@@ -48,7 +47,9 @@ METHODS = {
     "top_k, proxy, warm-up": some("top_k", warmup_epochs=0.5, scoring=proxy(make_model(seed=8), 2)),
     "stale_selective_backprop, proxy": some("stale_selective_backprop", every=2, scoring=proxy(make_model(seed=8), 1)),
     "stale_selective_backprop, warm-up": some("stale_selective_backprop", every=3, warmup_epochs=0.5),
-    "stale_selective_backprop, classes, unbiased": some("stale_selective_backprop", classes=CLASSES, unbiased=True),
+    "stale_selective_backprop, classes, unbiased": lambda share: by_class(
+        methods.stale_selective_backprop(share, unbiased=True), CLASSES
+    ),
     "predicted_selective_backprop": some("predicted_selective_backprop", every=2),
     "distance_backprop": lambda minimum: methods.distance_backprop(minimum=minimum),
     "expected_selective_backprop": some("expected_selective_backprop"),

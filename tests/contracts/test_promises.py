@@ -92,7 +92,6 @@ def test_2_selectivity_1_is_plain_training_with_workers(make, drop_last):
         (lambda: sb.policies.PercentilePolicy(selectivity=0.3, fixed_size=True), True),
         (lambda: sb.policies.PercentilePolicy(selectivity=0.3, fixed_size=True, history_size=1), True),
         (lambda: sb.policies.PercentilePolicy(selectivity=0.3, unbiased=True), True),
-        (lambda: sb.policies.PercentilePolicy(selectivity=0.3, falls_above=0.8), False),
         (lambda: sb.policies.GroupedPolicy(sb.policies.PercentilePolicy(selectivity=0.3)), True),
         (lambda: sb.policies.ExpectedPolicy(selectivity=0.3), True),
         (lambda: sb.policies.LossSharePolicy(loss_share=0.8), True),

@@ -18,13 +18,13 @@ from selective_backprop.testing import same
 from tests.distributed.numbers import Losses, Numbers, cut, go_through, make
 from tests.distributed.runs import Ids
 from tests.distributed.threads import run_loaders
+from tests.helpers import by_class
 
 ROUNDWISE = {
     "selective_backprop": sb.selective_backprop,
     "interrupted": lambda selectivity: sb.selective_backprop(selectivity, interrupt=3),
     "fixed size": lambda selectivity: sb.selective_backprop(selectivity, fixed_size=True),
     "unbiased": lambda selectivity: sb.selective_backprop(selectivity, unbiased=True),
-    "falling chance": lambda selectivity: sb.selective_backprop(selectivity, falls_above=0.9),
     "window": lambda selectivity: sb.selective_backprop(selectivity, start=0.3, end=0.9),
     "warm-up": lambda selectivity: sb.selective_backprop(selectivity, warmup_epochs=0.5),
     "top_k": sb.top_k,
@@ -287,7 +287,8 @@ def test_7_each_rank_names_its_own_examples_that_are_not_finite(broken, classes)
     ids = BROKEN[broken]
 
     def work(rank):
-        method = sb.selective_backprop(0.5, classes=classes)
+        method = sb.selective_backprop(0.5)
+        method = method if classes is None else by_class(method, classes)
         model, loader = make(method, 48, cut(shards[rank], 16), epochs=1)
         forward = model.forward
         model.forward = lambda values: torch.where(torch.isin(values, torch.tensor(ids)), float("nan"), forward(values))

@@ -14,7 +14,7 @@ import selective_backprop as sb
 from selective_backprop import testing
 from selective_backprop.forward_reuse import SelectiveLoss
 from tests.distributed.launch import run
-from tests.helpers import Noisy, digits, make_model, train_plainly
+from tests.helpers import Noisy, by_class, digits, make_model, train_plainly
 from tests.loader.test_training_loss import Restless, plain_run
 
 INPUTS, TARGETS = digits().tensors
@@ -338,7 +338,7 @@ def train(loss_fn, data, model, epochs, optimizer=None, selections=None):
         (lambda: sb.stale_selective_backprop(), "gets its scores from StoredScorer"),
         (lambda: sb.ledger_backprop(), "gets its scores from TrainingLossScorer"),
         (lambda: sb.traditional(), "gets its scores from ConstantScorer"),
-        (lambda: sb.selective_backprop(classes=torch.zeros(9).long()), "has groups of examples"),
+        (lambda: by_class(sb.selective_backprop(), torch.zeros(9).long()), "has groups of examples"),
         (lambda: sb.diet(method=sb.top_k(), scores=torch.rand(9), prune=0.5), "has pruned examples"),
         (lambda: sb.methods.expected_selective_backprop(), "trains on larger batches"),
         (lambda: sb.top_k(warmup_epochs=1), "batches_per_epoch=len"),

@@ -18,6 +18,7 @@ import keras
 import selective_backprop as sb
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
 from selective_backprop.integrations.keras.scoring import PerExampleLosses
+from tests.helpers import by_class
 from tests.integrations.forked import fork, ranks
 from tests.integrations.keras_run import (
     METHODS,
@@ -674,7 +675,7 @@ def record():
         sb.methods.reducible_loss(0.4, reference=torch.zeros(203)),
         sb.repeated_random(0.4),
         sb.methods.recorded_backprop(record=record()),
-        sb.selective_backprop(0.4, classes=torch.arange(203) % 2),
+        by_class(sb.selective_backprop(0.4), torch.arange(203) % 2),
         sb.diet(method=sb.selective_backprop(0.4), scores=torch.arange(203.0), prune=0.5),
     ],
     ids=lambda method: method.name,

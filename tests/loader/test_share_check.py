@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import selective_backprop as sb
-from tests.helpers import digits, make_loader, make_model, train
+from tests.helpers import by_class, digits, make_loader, make_model, train
 
 
 def shares_of_epochs(method, num_epochs=3, count=1200, batch_size=32):
@@ -33,11 +33,9 @@ def shares_of_epochs(method, num_epochs=3, count=1200, batch_size=32):
     "method",
     [
         sb.selective_backprop(1 / 3),
-        sb.selective_backprop(1 / 3, falls_above=0.9),
         sb.selective_backprop(1 / 3, unbiased=True),
         sb.selective_backprop(1 / 3, fixed_size=True),
-        sb.selective_backprop(1 / 3, classes=digits(1200).tensors[1]),
-        sb.selective_backprop(1 / 3, classes=digits(1200).tensors[1], fixed_size=True),
+        by_class(sb.selective_backprop(1 / 3), digits(1200).tensors[1]),
         sb.stale_selective_backprop(1 / 3),
         sb.methods.predicted_selective_backprop(1 / 3),
         sb.top_k(1 / 3),

@@ -47,5 +47,5 @@ def test_the_method_that_we_recommend_first_has_at_most_eleven_options():
 
 
 def test_options_that_a_method_does_not_have_are_refused():
-    with pytest.raises(TypeError, match="ledger_percentile has no option loss_share; there are beta, classes"):
+    with pytest.raises(TypeError, match="ledger_percentile has no option loss_share; there are beta, end"):
         sb.methods.ledger_percentile(0.5, loss_share=0.9)

@@ -32,12 +32,9 @@ def trained_on(method, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_chance_that_falls_at_the_top_trains_on_fewer_wrong_labels(seed):
-    plain, _, wrong = trained_on(sb.selective_backprop(1 / 3), seed)
-    falling, _, _ = trained_on(sb.selective_backprop(1 / 3, falls_above=0.75), seed)
-    share = float(wrong.float().mean())
-    assert plain > 1.5 * share, "plain SB chases wrong labels"
-    assert falling < 0.75 * plain
+def test_selective_backprop_chases_wrong_labels(seed):
+    found, _, wrong = trained_on(sb.selective_backprop(1 / 3), seed)
+    assert found > 1.5 * float(wrong.float().mean())
 
 
 def test_top_loss_examples_in_the_ledger_are_enriched_in_wrong_labels():

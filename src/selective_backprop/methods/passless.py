@@ -8,22 +8,18 @@ from typing import Unpack
 from torch import Tensor
 
 from selective_backprop.method import Method
-from selective_backprop.methods.options import (
-    PercentileOptions,
-    ScheduleOptions,
-    WindowOptions,
-    method_by_class,
-    percentile_method,
-)
+from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, WindowOptions, percentile_method
 from selective_backprop.policies import (
     BelowMeanPolicy,
     ClippedScorePolicy,
+    GroupedPolicy,
     LossSharePolicy,
     SlidingWindowPolicy,
     ThresholdPolicy,
     TopKPolicy,
     UniformPolicy,
 )
+from selective_backprop.pruning.prune import labels_by_id
 from selective_backprop.schedules import NEVER, Schedule
 from selective_backprop.scorers import (
     AuditedLossScorer,
@@ -142,7 +138,10 @@ def ledger_backprop(
     """
     scorer = (AuditedLossScorer if audit else TrainingLossScorer)(max_age=max_age, most_rise=most_rise)
     policy = LossSharePolicy(loss_share=loss_share, cap=cap, keep_at_least=keep_at_least, skip_at_least=skip_at_least)
-    return method_by_class("ledger_backprop", scorer, policy, classes, Schedule(**schedule))
+    if classes is None:
+        return Method("ledger_backprop", scorer, policy, Schedule(**schedule))
+    groups = labels_by_id(classes)
+    return Method("ledger_backprop", scorer, GroupedPolicy(policy), Schedule(**schedule), groups=groups)
 
 
 def ledger_percentile(

@@ -34,9 +34,8 @@ def selective_backprop(
         scoring: how the selection pass is made: "eval", "train" (with statistics frozen), "bf16" or "fp16" (in
             lower precision), or "pipelined" in the background. Or pass your own scorer. To select within
             the training pass, without a selection pass, see `forward_reuse.SelectiveLoss`.
-        options: options of `PercentilePolicy` (beta, history_size, fixed_size, falls_above, unbiased, max_weight,
-            paper) and of `Schedule` (warmup_epochs, start, end, interrupt). classes= takes one label per id, to select
-            within each class.
+        options: options of `PercentilePolicy` (beta, history_size, fixed_size, unbiased, max_weight, paper) and of
+            `Schedule` (warmup_epochs, start, end, interrupt).
 
     >>> selective_backprop(beta=1).policy.selectivity
     0.5
@@ -117,12 +116,7 @@ def distance_backprop(
 
 
 def expected_selective_backprop(
-    selectivity: float = 1 / 3,
-    *,
-    history_size: int | None = None,
-    paper: bool = False,
-    scoring: Scoring = "eval",
-    **schedule: Unpack[ScheduleOptions],
+    selectivity: float = 1 / 3, *, scoring: Scoring = "eval", **schedule: Unpack[ScheduleOptions]
 ) -> Method:
     """Train on what SB trains on in expectation: all candidates are kept, each weighted by its chance in SB.
 
@@ -130,11 +124,11 @@ def expected_selective_backprop(
     much of SB's benefit comes from its weighting and how much from the work that it skips.
 
     Args:
-        selectivity, history_size, paper, scoring, schedule: as for `selective_backprop`.
+        selectivity, scoring, schedule: as for `selective_backprop`.
 
     >>> expected_selective_backprop(0.25).batch_scale
     4.0
     """
-    policy = ExpectedPolicy(selectivity=selectivity, history_size=history_size, paper=paper)
+    policy = ExpectedPolicy(selectivity=selectivity)
     name = "expected_selective_backprop"
     return Method(name, scorer_from(scoring), policy, Schedule(**schedule), batch_scale=1 / selectivity)

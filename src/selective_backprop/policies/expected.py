@@ -19,8 +19,6 @@ class ExpectedPolicy(Policy):
 
     Args:
         selectivity: selectivity of the percentile policy.
-        history_size: R, as in `PercentilePolicy`.
-        paper: as in `PercentilePolicy`. The mean weight is then below 1 while losses fall.
 
     >>> ExpectedPolicy(selectivity=0.5).select(torch.tensor([1.0, 2.0]), torch.Generator()).weights.tolist()
     [0.5, 1.5]
@@ -29,20 +27,15 @@ class ExpectedPolicy(Policy):
     weighting = "biased"
     selectivity: float
 
-    def __init__(self, *, selectivity: float, history_size: int | None = None, paper: bool = False) -> None:
-        self._coins = PercentilePolicy(selectivity=selectivity, history_size=history_size, paper=paper)
+    def __init__(self, *, selectivity: float) -> None:
+        self._coins = PercentilePolicy(selectivity=selectivity)
         self.selectivity = selectivity
-        self.history_size = history_size
-        self.paper = paper
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         chance = self._coins.chances(scores, self._coins.debt.share_for(len(scores)))
         self._coins.debt.count_kept(len(scores), float(chance.sum()))
         weights = (chance / self.selectivity).to(torch.float32)
         return Selection(torch.arange(len(scores)), weights, torch.ones(len(scores), dtype=torch.float64))
-
-    def explanation(self) -> str | None:
-        return self._coins.explanation()
 
     def state_dict(self) -> dict[str, Any]:
         return self._coins.state_dict()

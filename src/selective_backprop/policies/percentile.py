@@ -9,7 +9,7 @@ from torch import Tensor
 
 from selective_backprop import functional
 from selective_backprop.policies.history import LossHistory
-from selective_backprop.policies.sizes import Debt, Sizes, draw_whole, sample_of_size
+from selective_backprop.policies.sizes import Debt, Sizes
 from selective_backprop.types import Policy, Selection
 
 HISTORY_SIZE = 32
@@ -34,12 +34,10 @@ class PercentilePolicy(Policy):
         fixed_size: keep the same share of every candidate batch by systematic sampling, instead of flipping a coin for
             each candidate. Chances are in proportion to the same probabilities. Fractions of an example are carried
             over to the next batch.
-        falls_above: a percentile above which the chance falls again, to about 0 for the very highest scores, because
-            examples with wrong labels are found there.
         unbiased: weight each selected example by 1 / probability. Then the expected sum of gradients over an epoch is
-            that of training on everything, unless max_weight cuts weights. With fixed_size, fractions of an example
-            are then rounded by chance in each batch, not carried over.
-        max_weight: the largest weight. `clipped` tells how often weights were cut.
+            that of training on everything, unless max_weight cuts weights. It cannot be had with fixed_size, which
+            carries fractions of an example over: a batch's probabilities would depend on the batch before.
+        max_weight: the largest weight.
         paper: follow the paper's rule to the letter: mean rank ** beta among the last 1,024 scores. While losses fall,
             older ones are higher and it keeps fewer candidates than asked for; while they rise, it keeps more.
 
@@ -59,90 +57,59 @@ class PercentilePolicy(Policy):
         beta: float | None = None,
         history_size: int | None = None,
         fixed_size: bool = False,
-        falls_above: float | None = None,
         unbiased: bool = False,
         max_weight: float = 10.0,
         paper: bool = False,
     ) -> None:
         if (selectivity is None) == (beta is None):
             raise ValueError(f"give either selectivity or beta, got selectivity={selectivity} and beta={beta}")
-        if falls_above is not None and not 0 < falls_above < 1:
-            raise ValueError(f"falls_above must be a percentile in (0, 1), got {falls_above}")
+        if fixed_size and unbiased:
+            raise ValueError("give either fixed_size or unbiased: unbiased weights need a coin for each candidate")
         if max_weight < 1:
             raise ValueError(f"max_weight must be at least 1, got {max_weight}")
         if not isinstance(paper, bool):  # "False" of a command line would count as true
             raise ValueError(f"paper must be true or false, got {paper!r}")
-        self.selectivity, self.beta = _exponent(selectivity, beta, falls_above)
+        if selectivity is not None:
+            self.selectivity, self.beta = selectivity, functional.beta_from_selectivity(selectivity)
+        elif beta is not None:
+            self.selectivity, self.beta = functional.selectivity_from_beta(beta), beta
         self.history_size = history_size
         self.fixed_size = fixed_size
-        self.falls_above = falls_above
         self.unbiased = unbiased
         self.weighting = "unbiased" if unbiased else "none"
         self.max_weight = max_weight
         self.paper = paper
         default_size = PAPER_HISTORY_SIZE if paper else HISTORY_SIZE
         self.history = LossHistory(default_size if history_size is None else history_size)
-        self.sizes = Sizes(self.selectivity, whole=not unbiased)
+        self.sizes = Sizes(self.selectivity)
         """How many to keep of each batch, with fixed_size."""
-        self.debt = Debt(self.selectivity, pays=not paper)
+        self.debt = Debt(self.selectivity)
         """What share of each batch to keep, to make up for too few or too many kept before."""
-        self._num_clipped = self._num_weighted = 0
-
-    @property
-    def clipped(self) -> float:
-        """Share of the selected examples whose weight was cut to max_weight."""
-        return self._num_clipped / self._num_weighted if self._num_weighted else 0.0
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
+        size = len(scores)
         if self.fixed_size:
-            size = self.sizes.size_for(scores.numel())
-            selection = self.select_part(scores, generator, size, draw_whole(size, generator))
-            self.sizes.count_kept(scores.numel(), selection.positions.numel())
-            return selection
-        selection = self.select_by_coins(scores, generator, self.debt.share_for(scores.numel()))
-        self.debt.count_kept(scores.numel(), selection.positions.numel())
-        return selection
-
-    # ---- one coin per candidate, for a batch or for several parts of it
-
-    def select_by_coins(self, scores: Tensor, generator: torch.Generator, share: float) -> Selection:
-        """Flip a coin for each candidate, and keep this share of them on average."""
-        probabilities = self.chances(scores, share)
-        positions = functional.flip_coins(probabilities, generator)
-        return Selection(positions, self._weights(probabilities, positions), probabilities)
+            chances = self.chances(scores, self.selectivity)
+            positions, chances = functional.sample_of_size(chances, scores, self.sizes.next_size(size), generator)
+        else:
+            chances = self.chances(scores, self.debt.share_for(size))
+            positions = functional.flip_coins(chances, generator)
+            self.debt.count_kept(size, len(positions))
+        weights = torch.ones(len(positions))
+        if self.unbiased:
+            weights = chances[positions].reciprocal().to(torch.float32).clamp_(max=self.max_weight)
+        return Selection(positions, weights, chances)
 
     def chances(self, scores: Tensor, share: float) -> Tensor:
-        """Add the scores to the history, and return the chance of each. On average they keep this share."""
+        """Add the scores to the history, and return the chance of each. On average they keep this share.
+
+        The paper's rule does not make up for what was missed before: it goes by the selectivity.
+        """
         if self.paper:
-            percentiles = self.history.rank(scores)
-            if self.falls_above is not None:
-                percentiles = functional.percentiles_falling_above(percentiles, self.falls_above)
-            return functional.keep_probability(percentiles, self.beta)
+            return functional.keep_probability(self.history.rank(scores), self.beta)
         below, up_to, total = self.history.counts(scores)
-        return functional.mean_keep_probability(below, up_to, total, self._beta_for(share), self.falls_above)
-
-    def _beta_for(self, share: float) -> float:
-        if share == self.selectivity:
-            return self.beta
-        if self.falls_above is not None:
-            return functional.beta_falling_above(share, self.falls_above)
-        return 1 / share - 1
-
-    # ---- fixed sizes, for one batch or for several parts of it
-
-    def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
-        """Keep num_selected candidates. That is `size` rounded by chance, which the probabilities include."""
-        chances = self.chances(scores, self.selectivity)
-        positions, probabilities = sample_of_size(chances, scores, size, num_selected, generator)
-        return Selection(positions, self._weights(probabilities, positions), probabilities)
-
-    def _weights(self, probabilities: Tensor, positions: Tensor) -> Tensor:
-        if not self.unbiased:
-            return torch.ones(positions.shape)
-        weights = probabilities[positions].reciprocal().to(torch.float32)
-        self._num_clipped += int((weights > self.max_weight).sum())
-        self._num_weighted += len(weights)
-        return weights.clamp_(max=self.max_weight)
+        beta = self.beta if share == self.selectivity else 1 / share - 1
+        return functional.mean_keep_probability(below, up_to, total, beta)
 
     def explanation(self) -> str | None:
         if not self.paper:
@@ -153,26 +120,8 @@ class PercentilePolicy(Policy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "history": self.history.state_dict(),
-            "clipped": [self._num_clipped, self._num_weighted],
-            "debt": self.debt.state_dict(),
-            "sizes": self.sizes.state_dict(),
-        }
+        return {"history": self.history.state_dict(), "debt": self.debt.owed, "owed": self.sizes.owed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.history.load_state_dict(state["history"])
-        self._num_clipped, self._num_weighted = state["clipped"]
-        self.debt.load_state_dict(state["debt"])
-        self.sizes.load_state_dict(state["sizes"])
-
-
-def _exponent(selectivity: float | None, beta: float | None, falls_above: float | None) -> tuple[float, float]:
-    """Return (selectivity, beta), where one of them is computed from the other."""
-    if selectivity is not None:
-        plain = functional.beta_from_selectivity(selectivity)
-        falls = falls_above is not None and plain > 0
-        beta = functional.beta_falling_above(selectivity, falls_above) if falls else plain  # type: ignore[arg-type]
-        return selectivity, beta
-    assert beta is not None
-    return functional.selectivity_from_beta(beta) * (falls_above or 1.0) ** beta, beta
+        self.debt.owed, self.sizes.owed = state["debt"], state["owed"]

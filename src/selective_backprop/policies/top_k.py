@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.policies.sizes import Sizes, chance_to_be_highest, mean_over_rounding
+from selective_backprop.policies.sizes import Sizes
 from selective_backprop.types import Policy, Selection
 
 
@@ -34,21 +34,11 @@ class TopKPolicy(Policy):
         """How many to keep of each batch."""
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        size = self.sizes.size_for(len(scores))
-        self.sizes.count_kept(len(scores), int(size))
-        return self.select_part(scores, generator, size, int(size))
-
-    def select_part(self, scores: Tensor, generator: torch.Generator, size: float, num_selected: int) -> Selection:
-        """Keep num_selected candidates. That is `size` rounded by chance, which the probabilities include."""
-        positions, chances = functional.highest(scores, num_selected, generator)
-
-        def chances_of(count: int) -> Tensor:
-            return chances if count == num_selected else chance_to_be_highest(scores, count)
-
-        return Selection(positions, torch.ones(len(positions)), mean_over_rounding(size, chances_of))
+        positions, chances = functional.highest(scores, self.sizes.next_size(len(scores)), generator)
+        return Selection(positions, torch.ones(len(positions)), chances)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.sizes.state_dict()
+        return {"owed": self.sizes.owed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sizes.load_state_dict(state)
+        self.sizes.owed = state["owed"]
