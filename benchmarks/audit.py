@@ -51,6 +51,7 @@ from torch.utils.data import DataLoader
 import selective_backprop as sb
 from selective_backprop.lab.data.datasets import ImageDataset, flip_labels, load_images
 from selective_backprop.lab.runs.records import environment
+from selective_backprop.lab.study.agreement import rank_correlation
 from selective_backprop.lab.study.frontier import Budget, Frontier
 
 SIZES = {"mnist": 14, "fashion_mnist": 14, "svhn": 16, "cifar10": 16}
@@ -213,7 +214,7 @@ def one_setting(data: Data, share: float, kind: str, seed: int, *, epochs: int =
     row["ledger_features"] = measure(sb.audit(loader, features=features(model, data)), wrong, truth)
     row["ledger_compute"] = loader.stats.trained / len(labels)
     row["correlations"] = {
-        name: sb.pruning.rank_correlation(*(torch.from_numpy(getattr(a, name)).double() for a in (plain, ledger)))
+        name: rank_correlation(*(torch.from_numpy(getattr(a, name)).double() for a in (plain, ledger)))
         for name in STATISTICS
     }
     clock = time.process_time()

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import selective_backprop as sb
 from selective_backprop.dynamics import Dynamics
 from selective_backprop.lab.data.datasets import flip_labels, load_images
-from selective_backprop.ledger import Ledger
 
 
 def trained(method, labels, images, *, epochs=8, seed=0):
@@ -84,14 +83,10 @@ def test_the_ledger_leaves_wrong_labels_alone_by_an_audit(noisy):
     assert "audit=True" in repr(loader.method)
 
 
-def test_groups_are_summarised(plain):
+def test_classes_are_summarised(plain):
     rows = plain.by_class()
-    assert sum(row["examples"] for row in rows) == len(plain) and len(rows) == 10
-    halves = plain.by(["first" if i < 100 else "rest" for i in range(len(plain))])
-    assert [row["examples"] for row in halves] == [100, len(plain) - 100]
-    assert halves[0]["confidence"] == pytest.approx(plain.confidence[:100].mean())
-    with pytest.raises(ValueError, match="one group per example, got 3"):
-        plain.by([1, 2, 3])
+    assert sum(row["examples"] for row in rows) == len(plain) and [row["group"] for row in rows] == list(range(10))
+    assert rows[3]["confidence"] == pytest.approx(plain.confidence[plain.label == 3].mean())
 
 
 def test_scores_for_diet_leave_out_the_easiest(plain):
@@ -151,16 +146,8 @@ def test_sequences_have_statistics_of_losses():
         for batch in loader:
             loader.loss(model(batch[0]), batch[1]).backward()
     found = sb.audit(loader, features=inputs.flatten(1))
-    assert "sequences" in found.notes[0] and found.by(np.arange(20) % 2)[0]["examples"] == 10
+    assert "sequences" in found.notes[0]
     assert torch.equal(found.diet_scores(), torch.from_numpy(found.mean_loss).float())
-
-
-def test_a_ledger_knows_last_losses():
-    ledger = Ledger(4)
-    ledger.record_losses(torch.tensor([0, 2]), torch.tensor([0.5, 2.0]), epoch=3)
-    found = sb.audit(ledger)
-    assert found.last_loss[[0, 2]].tolist() == [0.5, 2.0] and found.age.tolist() == [0, -1, 0, -1]
-    assert "2 examples were never trained on" in found.notes[1]
 
 
 def test_other_data_are_refused(noisy, tmp_path):

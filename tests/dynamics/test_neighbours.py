@@ -18,21 +18,21 @@ def cosines(features):
 def test_neighbours_agree_with_a_slow_reference(monkeypatch):
     monkeypatch.setattr(nb, "BLOCK", 7)  # several blocks, the last one smaller
     features = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
-    found, expected = nb.nearest_neighbours(features, 3), cosines(features.astype(np.float64))
+    (ids, similarities), expected = nb.nearest_neighbours(features, 3), cosines(features.astype(np.float64))
     np.fill_diagonal(expected, -2)
     for id in range(40):
-        assert found.ids[id].tolist() == np.argsort(-expected[id])[:3].tolist()
-        assert np.allclose(found.similarities[id], np.sort(expected[id])[::-1][:3], atol=1e-5)
+        assert ids[id].tolist() == np.argsort(-expected[id])[:3].tolist()
+        assert np.allclose(similarities[id], np.sort(expected[id])[::-1][:3], atol=1e-5)
 
 
 def test_votes_agree_with_a_slow_reference():
     chance = np.random.default_rng(2)
     features, labels = chance.normal(size=(50, 4)).astype(np.float32), chance.integers(0, 4, 50)
-    found = nb.nearest_neighbours(features, 6)
-    votes = nb.label_votes(found, labels)
+    ids, similarities = nb.nearest_neighbours(features, 6)
+    votes = nb.label_votes(ids, similarities, labels)
     for id in range(50):
-        weights = np.exp(10 * (found.similarities[id].astype(float) - found.similarities[id, 0]))
-        shares = [weights[labels[found.ids[id]] == label].sum() / weights.sum() for label in range(4)]
+        weights = np.exp(10 * (similarities[id].astype(float) - similarities[id, 0]))
+        shares = [weights[labels[ids[id]] == label].sum() / weights.sum() for label in range(4)]
         own = shares.pop(labels[id])
         assert votes[id] == pytest.approx(np.log(own + 0.05) - np.log(max(shares) + 0.05), abs=1e-6)
 

@@ -16,6 +16,7 @@ from selective_backprop.lab.data.datasets import ImageDataset, load_images
 from selective_backprop.lab.runs.methods import diet_from_file, make_method
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Settings, Training, start
+from selective_backprop.lab.study.agreement import overlap, rank_correlation
 from selective_backprop.lab.study.diet import score_by_network, summarise
 from tests.lab.test_datasets import random_pixels, write_parquet
 
@@ -59,10 +60,7 @@ def test_scores_are_the_mean_over_networks_cut_off_early(scored):
     out, printed = scored
     one, two = by_hand(0), by_hand(1)
     assert torch.allclose(sb.pruning.load_scores(out, 1437), (one + two) / 2, atol=1e-6)
-    assert (
-        f"mean {sb.pruning.rank_correlation(one, two):.3f}, lowest {sb.pruning.rank_correlation(one, two):.3f}"
-        in printed
-    )
+    assert f"mean {rank_correlation(one, two):.3f}, lowest {rank_correlation(one, two):.3f}" in printed
     assert re.search(r"seed 1:? +epoch 2/2", printed)
     assert f"diet prune {out} --recipe digits" in printed
     assert f"train --recipe digits --method diet:scores={out},prune=0.25" in printed
@@ -147,9 +145,9 @@ def test_two_scores_are_compared(scored, tmp_path):
     scores, other = sb.pruning.load_scores(scored[0]), torch.rand(1437, generator=torch.Generator().manual_seed(0))
     sb.pruning.save_scores(other, tmp_path / "other.pt")
     printed = run("prune", scored[0], "--compare", tmp_path / "other.pt")
-    assert f"rank correlation {sb.pruning.rank_correlation(scores, other):.3f}" in printed
+    assert f"rank correlation {rank_correlation(scores, other):.3f}" in printed
     for fraction in (0.05, 0.1, 0.25, 0.5, 0.75):
-        assert f"{fraction:.0%} {sb.pruning.overlap(scores, other, fraction):.1%} {fraction:.0%}" in printed
+        assert f"{fraction:.0%} {overlap(scores, other, fraction):.1%} {fraction:.0%}" in printed
 
 
 def test_the_method_prunes_and_then_selects(scored):

@@ -20,7 +20,6 @@ from selective_backprop.dynamics import statistics
 from selective_backprop.dynamics.log import FILE, Dynamics
 from selective_backprop.dynamics.neighbours import label_votes, nearest_neighbours
 from selective_backprop.files.writing import write_table
-from selective_backprop.ledger import Ledger
 
 Array = NDArray[Any]
 _EASY, _AMBIGUOUS, _HARD, _UNKNOWN = "easy", "ambiguous", "hard", "unknown"
@@ -100,28 +99,21 @@ class Audit:
         """Estimate how many labels are wrong in total. NaN if nothing is known."""
         return float(np.nansum(self.wrong)) if not np.isnan(self.wrong).all() else float("nan")
 
-    def by(self, groups: Sequence[Any] | Array) -> list[dict[str, Any]]:
-        """Summarise groups of examples, such as classes or sources: one dict per group, in sorted order.
+    def by_class(self) -> list[dict[str, Any]]:
+        """Summarise each class, by its label in training: one dict per class, in sorted order.
 
-        groups: one value per example.
+        Examples that were never trained on have no label, and do not count.
         """
-        groups = np.asarray(groups)
-        if len(groups) != len(self):
-            raise ValueError(f"there must be one group per example, got {len(groups)} for {len(self)} examples")
+        if not self.num_classes:
+            raise ValueError(f"there are no classes in this audit: {' '.join(self.notes)}")
         rows = []
-        for value in np.unique(groups):
-            mine = groups == value
+        for value in np.unique(self.label[self.label >= 0]):
+            mine = self.label == value
             kinds = {kind: float((self.kind[mine] == kind).mean()) for kind in KINDS[:3]}
             names = ("wrong", "times_trained", "confidence", "variability", "mean_loss")
             means = {name: _mean(getattr(self, name)[mine]) for name in names}
             rows.append({"group": value.item(), "examples": int(mine.sum())} | means | kinds)
         return rows
-
-    def by_class(self) -> list[dict[str, Any]]:
-        """Summarise each class, by its label in training. Examples that were never trained on have none."""
-        if not self.num_classes:
-            raise ValueError(f"there are no classes in this audit: {' '.join(self.notes)}")
-        return [row for row in self.by(self.label) if row["group"] >= 0]
 
     def diet_scores(self) -> Tensor:
         """Return scores for `sb.diet`, which leaves out the lowest: 1 - confidence, or the mean loss if there is none.
@@ -156,7 +148,7 @@ def audit(
 
     Args:
         source: a `SelectiveLoader` with `audit=True`, its `dynamics`, the folder of a run or a file that
-            `Dynamics.save` wrote. A ledger works too, but knows last losses only.
+            `Dynamics.save` wrote.
         labels: the labels of the run, one per example. By default those that the run recorded.
         features: (M, D) features of the examples, such as `sb.pruning.last_features` finds with one forward pass. The
             labels of an example's nearest neighbours then help to judge its own.
@@ -172,11 +164,9 @@ def audit(
         source = _from_path(Path(source))
     elif hasattr(type(source), "dynamics"):  # a loader
         source = source.dynamics
-    if isinstance(source, Ledger):
-        source = _from_ledger(source)
     if not isinstance(source, Dynamics):
         raise TypeError(
-            "audit needs a SelectiveLoader with audit=True, its dynamics or ledger, or the folder of a run, got "
+            "audit needs a SelectiveLoader with audit=True, its dynamics, or the folder of a run, got "
             f"{type(source).__name__}"
         )
     if not source.num_rows:
@@ -206,7 +196,7 @@ def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -
     else:
         scores = statistics.label_scores(margins, others, labels, num_classes)
         if features is not None:
-            scores = statistics.with_neighbours(scores, label_votes(nearest_neighbours(features), labels))
+            scores = statistics.with_neighbours(scores, label_votes(*nearest_neighbours(features), labels))
         kind = _kinds(confidence, spread)
         if num_epochs >= FEWEST_EPOCHS:
             wrong = statistics.wrong_probability(margins, confidences, scores, num_classes)
@@ -286,16 +276,6 @@ def _from_path(path: Path) -> Dynamics:
             "(`selective-backprop train --record dynamics`)"
         )
     return Dynamics.load(file)
-
-
-def _from_ledger(ledger: Ledger) -> Dynamics:
-    """Make a log of the last losses, each in its epoch."""
-    dynamics = Dynamics(len(ledger))
-    for epoch in sorted(set(ledger.loss_epoch.tolist())):
-        ids = (ledger.loss_epoch == epoch).nonzero().flatten()
-        if epoch >= 0:
-            dynamics.record(ids, ledger.loss[ids], epoch)
-    return dynamics
 
 
 def _mean(values: Array) -> float:

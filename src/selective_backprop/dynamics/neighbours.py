@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,15 @@ BLOCK = 1024
 _SHARPNESS, _LEAST_VOTE = 10.0, 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class Neighbours:
-    """The nearest neighbours of each example, by the cosine of their features."""
-
-    ids: Array
-    """(M, K) int64, the nearest first."""
-    similarities: Array
-    """(M, K) float32 cosines."""
-
-
-def nearest_neighbours(features: Tensor | Array, k: int = NUM_NEIGHBOURS) -> Neighbours:
+def nearest_neighbours(features: Tensor | Array, k: int = NUM_NEIGHBOURS) -> tuple[Array, Array]:
     """Find the k nearest neighbours of every example by the cosine of features: exact, block by block.
 
-    It takes M * M * D multiplications and 4 KB of memory per example. If there are fewer than k others, k is smaller.
+    Returns their ids, (M, K) int64, the nearest first, and the cosines, (M, K) float32. It takes M * M * D
+    multiplications and 4 KB of memory per example. If there are fewer than k others, k is smaller.
 
     features: (M, D), such as the inputs of a network's last layer; see `last_features`.
 
-    >>> nearest_neighbours(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]]), k=1).ids.flatten().tolist()
+    >>> nearest_neighbours(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]]), k=1)[0].flatten().tolist()
     [2, 2, 0]
     """
     unit = _unit(features)
@@ -51,16 +41,18 @@ def nearest_neighbours(features: Tensor | Array, k: int = NUM_NEIGHBOURS) -> Nei
         rows = torch.arange(len(block))
         block[rows, start + rows] = -2.0  # an example is no neighbour of itself
         similarities[start : start + BLOCK], ids[start : start + BLOCK] = block.topk(k, 1)
-    return Neighbours(ids.numpy(), similarities.numpy())
+    return ids.numpy(), similarities.numpy()
 
 
-def label_votes(neighbours: Neighbours, labels: Array) -> Array:
+def label_votes(ids: Array, similarities: Array, labels: Array) -> Array:
     """Compute how well neighbours' labels fit each label: (M,), the log of the votes for it over the best other's.
 
     Each neighbour votes with exp(10 (its cosine - the nearest one's)). Shares of the votes count with at least 0.05.
+
+    ids, similarities: as `nearest_neighbours` finds them.
     """
-    theirs = np.where(labels[neighbours.ids] >= 0, labels[neighbours.ids], -1)
-    weights = np.exp(_SHARPNESS * (neighbours.similarities - neighbours.similarities[:, :1])).astype(np.float64)
+    theirs = np.where(labels[ids] >= 0, labels[ids], -1)
+    weights = np.exp(_SHARPNESS * (similarities - similarities[:, :1])).astype(np.float64)
     weights = np.where(theirs >= 0, weights, 0.0)
     weights /= np.maximum(weights.sum(1, keepdims=True), 1e-12)
     own = (weights * (theirs == labels[:, None])).sum(1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from selective_backprop.files.sealed import read_sealed, write_sealed
-from selective_backprop.functional import spearman
 
 _KIND = "scores 1"
 
@@ -90,45 +89,6 @@ def labels_by_id(classes: Tensor | Sequence[int]) -> Tensor:
     if labels.is_floating_point():
         raise TypeError(f"classes must be whole numbers, one for each id, got {labels.dtype}")
     return labels.to(torch.int64)
-
-
-def rank_correlation(a: Tensor | Sequence[float], b: Tensor | Sequence[float]) -> float:
-    """Compute Spearman's correlation of two scores, over the ids that have both. Ties share the mean of their ranks.
-
-    >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0])), 6)
-    -1.0
-    """
-    a, b = _common(a, b)
-    for name, values in (("a", a), ("b", b)):
-        if not bool((values != values[:1]).any()):
-            raise ValueError(f"correlation needs scores that differ: {name} is constant over {len(values)} common ids")
-    return spearman(a, b)
-
-
-def overlap(a: Tensor | Sequence[float], b: Tensor | Sequence[float], fraction: float) -> float:
-    """Compute which share of the lowest `fraction` of ids by one score is also among the lowest by the other.
-
-    Scores that have nothing in common give `fraction`. Only ids with both scores count; ties go by id.
-
-    >>> overlap(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 4.0, 3.0, 2.0]), 0.5)
-    0.5
-    """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be in (0, 1], got {fraction}")
-    a, b = _common(a, b)
-    size = round(fraction * len(a))
-    if size == 0:
-        raise ValueError(f"the lowest {fraction} of {len(a)} common ids is not even one id: use a larger fraction")
-    lowest_a, lowest_b = (values.argsort(stable=True)[:size] for values in (a, b))
-    return int(torch.isin(lowest_a, lowest_b).sum()) / size
-
-
-def _common(a: Tensor | Sequence[float], b: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
-    a, b = _numbers(a, "a"), _numbers(b, "b")
-    if len(a) != len(b):
-        raise ValueError(f"scores of the same examples are needed, got {len(a)} and {len(b)}")
-    both = ~(a.isnan() | b.isnan())
-    return a[both], b[both]
 
 
 def _numbers(values: Tensor | Sequence[float], name: str, kind: str = "numbers") -> Tensor:

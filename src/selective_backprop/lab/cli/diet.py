@@ -76,6 +76,7 @@ def score(
     import selective_backprop as sb
     from selective_backprop.files.writing import make_subfolder
     from selective_backprop.lab.models import make_model
+    from selective_backprop.lab.study.agreement import rank_correlation
 
     screen = Screen(output)
     _require_new(out)
@@ -92,7 +93,7 @@ def score(
     classes = _show_classes(
         screen, scores, sb.pruning.keep_after_pruning(scores, _FRACTION), data, f"left out at {_FRACTION:.0%}"
     )
-    pairs = [sb.pruning.rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
+    pairs = [rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
     if pairs:
         screen.say(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
     screen.say(
@@ -225,10 +226,10 @@ def _show_classes(
 
 def _show_agreement(screen: Screen, scores: Tensor, other: Tensor) -> dict[str, Any]:
     """Print how well two scores agree, and return it as plain data."""
-    import selective_backprop as sb
+    from selective_backprop.lab.study.agreement import overlap, rank_correlation
 
-    correlation = sb.pruning.rank_correlation(scores, other)
-    shared = {fraction: sb.pruning.overlap(scores, other, fraction) for fraction in _COMPARED}
+    correlation = rank_correlation(scores, other)
+    shared = {fraction: overlap(scores, other, fraction) for fraction in _COMPARED}
     screen.say(f"rank correlation {correlation:.3f}")
     rows = [[f"{fraction:.0%}", f"{share:.1%}", f"{fraction:.0%}"] for fraction, share in shared.items()]
     screen.table("examples with the lowest scores", ["lowest", "also lowest by the other", "by chance"], rows)

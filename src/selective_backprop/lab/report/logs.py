@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import selective_backprop as sb
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.left_out import LeftOut
 from selective_backprop.lab.report.runs import Run
 from selective_backprop.lab.runs.ledger_log import LedgerHistory, read_ledger_log
+from selective_backprop.lab.study.agreement import overlap
 
 Floats = NDArray[np.float64]
 MOST_LOGS = 8
@@ -105,9 +105,7 @@ def overlaps(a: Floats, b: Floats) -> list[tuple[float, float]]:
     """How much of the lowest fraction by `a` is also among the lowest by `b`, for several fractions."""
     one, other = torch.from_numpy(a), torch.from_numpy(b)
     size = int((~(one.isnan() | other.isnan())).sum())
-    return [
-        (fraction, sb.pruning.overlap(one, other, fraction)) for fraction in FRACTIONS if round(fraction * size) > 0
-    ]
+    return [(fraction, overlap(one, other, fraction)) for fraction in FRACTIONS if round(fraction * size) > 0]
 
 
 def combined_rank(a: Floats, b: Floats) -> Floats:
