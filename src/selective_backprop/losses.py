@@ -482,13 +482,9 @@ def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
     # A finite sum means that all are finite, and takes a fifth of the time of checking each.
     if math.isfinite(float(losses.sum())) or bool(torch.isfinite(losses).all()):
         return
-    rows = (~torch.isfinite(losses)).nonzero().flatten()
-    values = ", ".join(f"{value}" for value in losses[rows[:5]].tolist())
-    where = f"ids {ids[rows[:5]].tolist()}" if ids is not None else f"positions {rows[:5].tolist()} of the batch"
-    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     raise ValueError(
-        f"not finite: {what} is {values} for the examples with {where}{more}. Training has diverged or these examples "
-        "are broken: look at them, lower the learning rate, or clip gradients"
+        f"not finite: {what} is {_named(losses, ~torch.isfinite(losses), ids)}. Training has diverged or these "
+        "examples are broken: look at them, lower the learning rate, or clip gradients"
     )
 
 
@@ -503,17 +499,20 @@ def require_not_negative(scores: Tensor, ids: Tensor | None, what: str) -> None:
     """
     if not bool((scores < 0).any()):
         return
-    rows = (scores < 0).nonzero().flatten()
-    values = ", ".join(f"{value:.4g}" for value in scores[rows[:5]].tolist())
-    where = (
-        f"ids {ids[rows[:5]].tolist()}" if ids is not None else f"positions {rows[:5].tolist()} among the candidates"
-    )
-    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     raise NegativeScoresError(
-        f"negative: {what} is {values} for the examples with {where}{more}. Examples are drawn in proportion to it, so "
-        "it must be >= 0. Use selective_backprop, top_k or ledger_backprop, which take losses of any sign, or a loss "
-        "that cannot be negative"
+        f"negative: {what} is {_named(scores, scores < 0, ids)}. Examples are drawn in proportion to it, so it must be "
+        ">= 0. Use selective_backprop, top_k or ledger_backprop, which take losses of any sign, or a loss that cannot "
+        "be negative"
     )
+
+
+def _named(values: Tensor, is_bad: Tensor, ids: Tensor | None) -> str:
+    """Name the first bad values, and the examples that have them."""
+    rows = is_bad.nonzero().flatten()
+    some = ", ".join(f"{value:.4g}" for value in values[rows[:5]].tolist())
+    where = f"positions {rows[:5].tolist()} of the batch" if ids is None else f"ids {ids[rows[:5]].tolist()}"
+    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return f"{some} for the examples with {where}{more}"
 
 
 def _same_buffers(one: Any, other: nn.Module) -> bool:
@@ -565,35 +564,20 @@ def _cross_entropy_options(loss_fn: Callable[..., Tensor]) -> Any:
 def _cross_entropy(options: Any, outputs: Any, targets: Any) -> tuple[Tensor, Callable[[], Tensor]] | None:
     """Compute what torch's cross_entropy computes, in the same steps, with and without reduction: one costly softmax.
 
-    None for rare options, which take two calls.
+    None for soft targets, label smoothing and other rare options, which take two calls.
     """
-    weight, smoothing = options.weight, options.label_smoothing
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.dim() < 2:
         return None
-    if targets.is_floating_point() or options.reduction not in ("mean", "sum", "none") or not 0 <= smoothing <= 1:
-        return None
-    if smoothing > 0 and weight is not None:
+    if targets.is_floating_point() or options.reduction not in ("mean", "sum", "none") or options.label_smoothing:
         return None
     shape = targets.shape
     if getattr(options, "classes_last", False):
         outputs, targets = outputs.float().flatten(0, -2), targets.flatten()
     if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
         return None  # torch's own function will raise an error that says what is wrong
-    logs = F.log_softmax(outputs, 1)
-    ignored = targets == options.ignore_index if smoothing > 0 else None
-    smooth = -logs.sum(1).masked_fill(ignored, 0.0) if ignored is not None else None
-
-    def reduced(reduction: str) -> Tensor:
-        nll: Tensor = F.nll_loss(logs, targets, weight, ignore_index=options.ignore_index, reduction=reduction)
-        if smooth is None or ignored is None:
-            return nll
-        spread = smooth if reduction == "none" else smooth.sum()
-        if reduction == "mean":
-            spread = spread / (~ignored).sum()
-        total: Tensor = (1 - smoothing) * nll + spread * (smoothing / logs.shape[1])
-        return total
-
-    return reduced("none").view(shape), functools.partial(reduced, options.reduction)
+    logs, rest = F.log_softmax(outputs, 1), {"weight": options.weight, "ignore_index": options.ignore_index}
+    raw: Tensor = F.nll_loss(logs, targets, **rest, reduction="none")
+    return raw.view(shape), functools.partial(F.nll_loss, logs, targets, **rest, reduction=options.reduction)
 
 
 def _device_of(outputs: Any) -> torch.device:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.advice.timing import time_in_turns
 from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
 from selective_backprop.loader.selective_loader import SelectiveLoader
@@ -149,34 +148,33 @@ def _load(
 def _per_candidate(
     actions: dict[str, _Action], candidates: list[Candidates], device: torch.device, seconds: float
 ) -> dict[str, float]:
-    """Measure the median seconds per candidate of each action."""
+    """Measure the median seconds per candidate of each action.
 
-    def on_turn(action: _Action, turn: int) -> object:
-        return action(candidates[turn % len(candidates)])
-
-    turns = {name: functools.partial(on_turn, action) for name, action in actions.items()}
-    times = time_in_turns(turns, device, seconds)
-    return {
-        name: median(taken / candidates[turn % len(candidates)].size for turn, taken in enumerate(values))
-        for name, values in times.items()
-    }
+    They take turns, at least three, so that a machine that slows down affects all alike. The first turn is not counted:
+    it chooses kernels and takes memory.
+    """
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for action in actions.values():
+        action(candidates[0])
+    end = time.perf_counter() + seconds
+    for turn in itertools.count():
+        if turn >= 3 and time.perf_counter() >= end:
+            break
+        some = candidates[turn % len(candidates)]
+        for name, action in actions.items():
+            wait_for(device)
+            began = time.perf_counter()
+            action(some)
+            wait_for(device)
+            times[name].append((time.perf_counter() - began) / some.size)
+    return {name: median(values) for name, values in times.items()}
 
 
 def _gradients(candidates: Candidates, task: Task) -> object:
     parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
-    with NoTrace(task.model, "train")(), _training(task.model), torch.enable_grad():
+    with NoTrace(task.model, "train")(), torch.enable_grad():
+        for module in task.model.modules():  # NoTrace restores their modes
+            module.training = True
         outputs, targets = task.forward(task.model, candidates.data)
         loss, _ = task.loss.for_training(outputs, targets, None, candidates.size)
         return torch.autograd.grad(loss, parameters, allow_unused=True)
-
-
-@contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    resting = [module for module in model.modules() if not module.training]
-    for module in resting:
-        module.training = True
-    try:
-        yield
-    finally:
-        for module in resting:
-            module.training = False

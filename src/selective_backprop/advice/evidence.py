@@ -29,11 +29,6 @@ class Evidence:
         """Median over workloads. Bounds count as numbers."""
         return median(self.multipliers.values())
 
-    @property
-    def loses(self) -> bool:
-        """Whether plain training or random subsets did better on most workloads."""
-        return self.median < 1
-
     def __str__(self) -> str:
         """
         >>> str(Evidence({"a": 0.5, "b": 1.25, "c": 2.0}))
@@ -49,7 +44,7 @@ def evidence_of(name: str) -> Evidence | None:
     >>> evidence_of("mine") is None
     True
     """
-    multipliers = _table().get(name)
+    multipliers = _read("leaderboard.json").get(name)
     return Evidence(multipliers) if multipliers else None
 
 
@@ -94,11 +89,6 @@ def growth(examples: int | None, measured: Sequence[Measured] | None = None) -> 
 def _growth() -> list[Measured]:
     rows = [row for row in _read("growth.json") if row["epochs"] == GROWTH_EPOCHS]
     return [Measured(row["examples"], row["multiple"], tuple(row["ends"]) if row["ends"] else None) for row in rows]
-
-
-def _table() -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = _read("leaderboard.json")
-    return found
 
 
 @functools.cache
