@@ -46,7 +46,7 @@ def test_on_in_epoch():
 
 
 def schedules():
-    return [Schedule(interrupt=2), VariableStart(threshold=1.0, probe_every=3)]
+    return [Schedule(interrupt=2), VariableStart(threshold=1.0)]
 
 
 @pytest.mark.parametrize("schedule", schedules(), ids=lambda schedule: type(schedule).__name__)
@@ -64,13 +64,13 @@ def test_a_question_has_no_side_effects(schedule):
 
 
 def test_a_variable_start_asks_for_scores_after_batches_without_losses():
-    schedule, wanted = VariableStart(threshold=1.5, probe_every=3), []
-    for index in range(12):
+    schedule, wanted = VariableStart(threshold=1.5), []
+    for index in range(33):
         schedule.advance(0.0, index)
         wanted.append(schedule.wants_scores(0.0, index))
         if wanted[-1]:
             schedule.observe(torch.ones(4))
-    assert wanted == [False, False, False, True] * 3
+    assert wanted == ([False] * 10 + [True]) * 3
 
 
 @pytest.mark.parametrize("schedule", schedules()[1:], ids=lambda schedule: type(schedule).__name__)

@@ -127,25 +127,21 @@ def mean_of_easiest(losses: Tensor, share: float = 0.95) -> float:
     return float(descending(losses)[len(losses) - math.ceil(share * len(losses)) :].mean()) if len(losses) else 0.0
 
 
-def count_for_loss_share(losses: Tensor, share: float, cap: float = float("inf")) -> int:
+def count_for_loss_share(ordered: Tensor, share: float, cap: float = float("inf")) -> int:
     """Count how many of the largest losses it takes to reach this share of their sum.
 
     Args:
-        losses: losses of any sign. If some are negative, each counts by how far it is above the smallest.
+        ordered: losses of any sign, in falling order. If some are negative, each counts by how far it is above the
+            smallest.
         share: share of the sum.
         cap: no loss counts for more than this many times the mean.
 
-    >>> count_for_loss_share(torch.tensor([0.0, 1.0, 0.0, 2.0]), share=0.6)
+    >>> count_for_loss_share(torch.tensor([2.0, 1.0, 0.0, 0.0]), share=0.6)
     1
-    >>> one_high = torch.cat([torch.ones(99), torch.tensor([1000.0])])
+    >>> one_high = torch.cat([torch.tensor([1000.0]), torch.ones(99)])
     >>> count_for_loss_share(one_high, share=0.8), count_for_loss_share(one_high, share=0.8, cap=10)
     (1, 59)
     """
-    return count_of_ordered(descending(losses), share, cap)
-
-
-def count_of_ordered(ordered: Tensor, share: float, cap: float = float("inf")) -> int:
-    """Do the same as `count_for_loss_share`, for losses in falling order."""
     if share == 1 or not len(ordered):
         return len(ordered)  # nothing may be skipped
     counted = loss_above_smallest(ordered).to(torch.float64)
@@ -224,38 +220,6 @@ def is_highest(
     chosen[tied[torch.randperm(len(tied), generator=generator)[:needed]]] = True
     chances[tied] = needed / len(tied)
     return chosen, chances
-
-
-def random_by_id(ids: Tensor, *, seed: int, epoch: int, count: int) -> Tensor:
-    """Draw `count` random numbers in [0, 1) for each id: (N, count) float64.
-
-    They follow from seed, epoch and id alone, whatever other ids are in the batch. So augmentation that draws from here
-    shows an example in the same view wherever it is loaded, and another run can repeat the view.
-
-    >>> together, alone = (random_by_id(torch.tensor(ids), seed=7, epoch=2, count=3) for ids in ([4, 9], [9]))
-    >>> bool((together[1] == alone[0]).all())
-    True
-    """
-    # A key of seed and epoch, then one number per id and place: each step scrambles all 64 bits (splitmix64).
-    key = _scrambled(_scrambled(torch.tensor(seed & _MASK_63)) + epoch)
-    of_ids = _scrambled(ids.to("cpu", torch.int64) + key)
-    numbers = _scrambled(of_ids[:, None] + _GOLDEN * torch.arange(1, count + 1))
-    return _shifted(numbers, 11).to(torch.float64).mul_(2.0**-53)
-
-
-_MASK_63 = 2**63 - 1
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed number: products wrap around
-
-
-def _scrambled(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shifted(bits, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    bits = (bits ^ _shifted(bits, 27)) * (0x94D049BB133111EB - 2**64)
-    return bits ^ _shifted(bits, 31)
-
-
-def _shifted(bits: Tensor, places: int) -> Tensor:
-    """Shift to the right and fill with zeros; >> alone would repeat the sign."""
-    return (bits >> places).bitwise_and(2 ** (64 - places) - 1)
 
 
 def groups_of_similar(values: Tensor, num_groups: int, max_steps: int = 1000) -> Tensor:

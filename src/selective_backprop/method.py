@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +31,8 @@ class Method:
     schedule: Schedule = field(default_factory=Schedule)
     keep: Tensor | None = None
     """(M,) bool by id: False for examples that are pruned from every epoch. None keeps all."""
-    groups: Tensor | Callable[[Any], Tensor] | None = None
-    """(M,) int64 by id: the group of each example, such as its class. A `GroupedPolicy` selects within groups. Or a
-    function from a candidate batch to the groups of its examples, for loaders without ids."""
+    groups: Tensor | None = None
+    """(M,) int64 by id: the group of each example, such as its class. A `GroupedPolicy` selects within groups."""
     batch_scale: float = 1.0
     """How many times larger training batches are than the batch size asked for."""
 
@@ -47,7 +45,7 @@ class Method:
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r}")
         if self.groups is not None and not isinstance(self.policy, GroupedPolicy):
             raise TypeError(f"groups need a GroupedPolicy, which selects within each group, got {self.policy!r}")
-        if self.plans_epochs and not self.schedule.known_ahead:
+        if self.plans_epochs and self.schedule.observes_losses:
             raise ValueError(
                 f"{self.name} cannot have {short(self.schedule)}, which decides from one candidate batch to the next: "
                 f"{short(self.scorer)} decides about a whole epoch before it is loaded. Use a Schedule, or a scorer "
@@ -66,8 +64,7 @@ class Method:
             parts = (self.policy, self.scorer)
             options = [*(option for part in parts for option in part.options_in_method()), *arguments(self.schedule)]
         if self.groups is not None:
-            shown = f"<{len(self.groups):,} values>" if isinstance(self.groups, Tensor) else "<function>"
-            options.append(f"classes={shown}")
+            options.append(f"classes=<{len(self.groups):,} values>")
         name = self.name.rstrip(")")  # the name of a diet encloses that of another method: diet(top_k)
         inner, closing = f"{name}({', '.join(options)})", self.name[len(name) :]
         kept = "" if self.keep is None else f"keep=<{int(self.keep.sum()):,} of {len(self.keep):,}>"
@@ -77,7 +74,7 @@ class Method:
 
     @property
     def needs_ids(self) -> bool:
-        return self.scorer.needs.ids or self.keep is not None or isinstance(self.groups, Tensor)
+        return self.scorer.needs.ids or self.keep is not None or self.groups is not None
 
     @property
     def plans_epochs(self) -> bool:

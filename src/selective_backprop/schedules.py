@@ -10,6 +10,8 @@ from torch import Tensor
 
 from selective_backprop.functional import should_selective_backprop
 
+_MOMENTUM = 0.9  # weight of the earlier estimate of tau in its running mean
+_PROBE_EVERY = 10  # while selection is off, a candidate batch is scored after so many without training losses
 _ROUNDING = 1e-9  # against rounding errors: 23 epochs and 4 of 10 batches must count as 0.9 of 26 epochs
 
 
@@ -30,9 +32,8 @@ class Schedule:
     interrupt: int = 0
     """Every `interrupt`-th candidate batch of an epoch is trained on as a whole; 0 for none."""
     observes_losses: ClassVar[bool] = False
-    """Whether `observe_losses` uses training losses, so that the user's loop must report them."""
-    known_ahead: ClassVar[bool] = True
-    """Whether `is_on` can be asked about a whole epoch before it begins. Not if it depends on what happens in it."""
+    """Whether `observe_losses` uses training losses, so that the user's loop must report them. Then `is_on` cannot be
+    asked about a whole epoch before it begins."""
 
     def __post_init__(self) -> None:
         if not self.warmup_epochs >= 0:  # also if it is NaN
@@ -59,15 +60,13 @@ class Schedule:
         Asking changes nothing. If a run goes on after num_epochs, the answer stays the same.
         """
         epochs_done += _ROUNDING
-        if self.end == 0 or self.interrupt == 1 or epochs_done < self.warmup_epochs:
+        if self.never_on or epochs_done < self.warmup_epochs:
             return False
-        if self.start == 0 and self.end == 1:  # no window
-            return not self.interrupt or should_selective_backprop(0.0, batch_idx, 0.0, 1.0, self.interrupt)
-        if num_epochs is None:
+        if num_epochs is None and self.needs_num_epochs:
             raise ValueError(
                 "this schedule selects in a window of the run: pass num_epochs=, the length of the run in epochs"
             )
-        duration = min(epochs_done / num_epochs, 1.0)
+        duration = 0.0 if num_epochs is None else min(epochs_done / num_epochs, 1.0)
         end = self.end if self.end < 1 else float("inf")
         return should_selective_backprop(duration, batch_idx, self.start, end, self.interrupt)
 
@@ -115,27 +114,22 @@ class VariableStart(Schedule):
 
     While selection is on, tau comes only from the scores of the candidates. Training losses are those of selected, hard
     examples then, and would give a tau that is too low. While selection is off, tau comes from training losses at no
-    cost, if `loader.loss` gives them. If it does not, as with mixup, one candidate batch in `probe_every` is scored.
+    cost, if `loader.loss` gives them. If it does not, as with mixup, one candidate batch in ten is scored.
 
-    >>> schedule = VariableStart(threshold=2.0, momentum=0.0)
+    >>> schedule = VariableStart(threshold=1.2)
     >>> schedule.observe(torch.tensor([1.0, 1.0, 1.0]))
     >>> schedule.is_on(0, 0)
     False
     >>> schedule.observe(torch.tensor([0.0] * 9 + [1.0]))
     >>> schedule.is_on(0, 0), schedule.tau
-    (True, 3.16...)
+    (True, 1.21...)
 
     Katharopoulos and Fleuret 2018, https://arxiv.org/abs/1803.00942, equation 26 and algorithm 1.
     """
 
     observes_losses: ClassVar[bool] = True
-    known_ahead: ClassVar[bool] = False
     threshold: float
     """Selection is on while tau is above this."""
-    momentum: float = 0.9
-    """Weight of the earlier estimate in the running mean."""
-    probe_every: int = 10
-    """While selection is off, score a candidate batch after this many batches without training losses."""
     _state: dict[str, Any] = field(
         default_factory=lambda: {"tau": 0.0, "unobserved": 0}, init=False, repr=False, compare=False
     )
@@ -144,10 +138,6 @@ class VariableStart(Schedule):
         super().__post_init__()
         if not self.threshold >= 0:  # NaN is not, either
             raise ValueError(f"threshold must be a number >= 0, got {self.threshold}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if not isinstance(self.probe_every, int) or self.probe_every < 1:
-            raise ValueError(f"probe_every must be a whole number of candidate batches >= 1, got {self.probe_every!r}")
 
     @property
     def tau(self) -> float:
@@ -163,7 +153,7 @@ class VariableStart(Schedule):
         total = float(scores.sum())
         if total > 0:
             tau = float((len(scores) * (scores / total).square().sum()).sqrt())
-            self._state["tau"] = self.momentum * self.tau + (1 - self.momentum) * tau if self.tau else tau
+            self._state["tau"] = _MOMENTUM * self.tau + (1 - _MOMENTUM) * tau if self.tau else tau
 
     def observe_losses(self, losses: Tensor) -> None:
         if self.tau <= self.threshold:  # while selection is on, tau comes from the scores
@@ -174,7 +164,7 @@ class VariableStart(Schedule):
             self._state["unobserved"] += 1
 
     def wants_scores(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
-        is_due = bool(self._state["unobserved"] > self.probe_every)
+        is_due = bool(self._state["unobserved"] > _PROBE_EVERY)
         return is_due and self._waits_for_tau(epochs_done, batch_idx, num_epochs)
 
     def _waits_for_tau(self, epochs_done: float, batch_idx: int, num_epochs: int | None) -> bool:

@@ -162,8 +162,8 @@ class Needs:
 class Scorer(Described):
     """Gives candidates their scores. What is known about examples is in the ledger, not in the scorer.
 
-    Your own scorer overrides `score`, or `plans` and `recall`, or all three. Everything else has a default, for a
-    scorer that learns nothing and whose scores are losses.
+    Your own scorer overrides `score`, or `recall`, or both and `plans`. Everything else has a default, for a scorer
+    that learns nothing and whose scores are losses.
     """
 
     needs: Needs = Needs()
@@ -175,8 +175,8 @@ class Scorer(Described):
         """Raise if this scorer does not fit a data set of this size, or a run of this length. None: not known."""
 
     def plans(self, epoch: int) -> bool:
-        """Whether this epoch is planned before candidates are loaded, from the scores that `recall` knows."""
-        return False
+        """Whether this epoch is planned before candidates are loaded. By default it is, if the scorer has `recall`."""
+        return type(self).recall is not Scorer.recall
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         """Return (N,) scores of candidates that are not loaded yet; NaN where not known.

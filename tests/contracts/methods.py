@@ -68,7 +68,6 @@ METHODS = {
     ),
     "composer_backprop": lambda keep: methods.composer_backprop(keep),
     "tail_sft": lambda selectivity: methods.tail_sft(selectivity, max_age=None),
-    "tail_sft, fresh": lambda selectivity: methods.tail_sft(selectivity, fresh=True, reference=SCORES),
     "top_k": some("top_k"),
     "diverse": some("diverse"),
     "top_k, proxy that learns from its selection": some(

@@ -120,7 +120,7 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
         sb.scorers.ConstantScorer(),
         sb.scorers.StoredScorer(sb.scorers.ForwardScorer(), every=2),
         sb.scorers.ForwardScorer(measure=sb.functional.softmax_distance),
-        sb.scorers.PredictedScorer(sb.scorers.ForwardScorer()),
+        sb.scorers.StoredScorer(sb.scorers.ForwardScorer(), every=3, past_scores=4),
         sb.scorers.proxy(make_model(seed=5), train_every=0),
         sb.scorers.proxy(make_model(seed=5), train_every=2),  # which learns after the second of two equal passes
         sb.scorers.ReducibleLossScorer(sb.scorers.ForwardScorer(), make_model(seed=5)),

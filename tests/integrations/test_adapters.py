@@ -145,44 +145,6 @@ def take(loader, count):
         loader.stepper.offer()
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_base_models_loss_has_neither_adapter_nor_saved_modules(kind):
-    model = make_model(**MODELS[kind])
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora" in name or "modules_to_save" in name:
-                parameter += 0.3
-    base = Digits()
-    torch.manual_seed(0)
-    base.__init__()
-    if "quantised" in MODELS[kind]:
-        base.first = Frozen8Bit(base.first)
-    loader = make_loader(model, sb.methods.reducible_loss(0.5, reference="base"))
-    take(loader, 2)
-    inputs, targets = digits()[:32]
-    with torch.no_grad():
-        expected = nn.functional.cross_entropy(base.eval()(inputs), targets, reduction="none")
-    assert torch.allclose(loader.scorer.state_dict()["base_losses"][:32], expected, atol=1e-5)
-
-
-def test_1_what_the_user_froze_in_the_adapter_stays_frozen():
-    model = make_model()
-    for name, parameter in model.named_parameters():
-        if "lora_A" in name:
-            parameter.requires_grad_(False)
-    before = everything_of(model)
-    take(make_loader(model, sb.methods.reducible_loss(0.5, reference="base")), 2)
-    assert same(before, everything_of(model))
-
-
-def test_a_base_model_that_is_trained_is_no_reference():
-    model = make_model(bias="all")
-    before = everything_of(model)
-    with pytest.raises(ValueError, match=r"yours is trained too: .*bias requires gradients"):
-        take(make_loader(model, sb.methods.reducible_loss(0.5, reference="base")), 1)
-    assert same(before, everything_of(model))
-
-
 # ---- layers that convert their weights
 
 
@@ -232,17 +194,12 @@ def gradients(model):
     return found
 
 
-@pytest.mark.parametrize("scoring", [*SCORINGS, "base"])
+@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_layers_of_bitsandbytes(bits, scoring):
     model = quantised_by_bitsandbytes(bits)
     expected = gradients(model)
-    method = (
-        sb.selective_backprop(0.5, scoring=scoring)
-        if scoring != "base"
-        else sb.methods.reducible_loss(0.5, reference="base")
-    )
-    loader = make_loader(model.eval(), method)
+    loader = make_loader(model.eval(), sb.selective_backprop(0.5, scoring=scoring))
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     take(loader, 3)
     assert same(weights, dict(model.named_parameters())), "not converted for inference either"

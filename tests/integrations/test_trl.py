@@ -323,29 +323,6 @@ def test_batches_by_tokens_are_refused(tmp_path):
 # ---- adapters
 
 
-def test_the_base_models_loss_is_that_without_the_adapter(tmp_path, calls):
-    trainer = sft(
-        tmp_path, sb.methods.reducible_loss(0.5, reference="base"), lora=True, num_train_epochs=3, learning_rate=5e-2
-    )
-    base = texts.make_model()
-    trained(trainer)
-    assert calls[False] == 8 * 3 + 8, "the base model's loss is computed in the first epoch, then known"
-    scorer = trainer.selective_loader.scorer
-    row = trainer.documents[5]
-    batch = {name: torch.tensor([row[name]]) for name in ("input_ids", "labels")}
-    with torch.no_grad():
-        expected = float(base(**batch).loss)
-    assert float(scorer.state_dict()["base_losses"][5]) == pytest.approx(expected, rel=1e-4)
-    assert all(p.requires_grad == ("lora" in name) for name, p in trainer.model.named_parameters())
-
-
-def test_without_an_adapter_there_is_no_base(tmp_path):
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM has none: wrap it by peft.get_peft_model"):
-        sft(tmp_path, sb.methods.reducible_loss(0.5, reference="base")).train()
-    with pytest.raises(ValueError, match="or 'base', the model without its adapter; got 'bass'"):
-        sb.methods.reducible_loss(reference="bass")
-
-
 def test_advice_says_what_adapters_and_checkpointing_do(tmp_path):
     printed = str(sft(tmp_path, sb.ledger_backprop(), lora=True).advise(seconds=0.05))
     assert "of the parameters are trained, and frozen ones need no gradients)" in printed

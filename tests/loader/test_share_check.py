@@ -35,7 +35,7 @@ def shares_of_epochs(method, num_epochs=3, count=1200, batch_size=32):
         sb.selective_backprop(1 / 3),
         sb.selective_backprop(1 / 3, unbiased=True),
         sb.selective_backprop(1 / 3, fixed_size=True),
-        by_class(sb.selective_backprop(1 / 3), digits(1200).tensors[1]),
+        by_class(sb.selective_backprop(1 / 3, fixed_size=True), digits(1200).tensors[1]),
         sb.stale_selective_backprop(1 / 3),
         sb.methods.predicted_selective_backprop(1 / 3),
         sb.top_k(1 / 3),

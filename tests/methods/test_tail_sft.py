@@ -55,22 +55,6 @@ def test_the_quarter_that_fell_most_is_dropped():
     assert fall[~trained].min() > fall[trained].max()
 
 
-def test_reference_losses_save_an_epoch():
-    reference = torch.full((NUM,), 3.0)
-    _, history = run(sb.methods.tail_sft(0.5, reference=reference))
-    assert history[0][1].all()
-    before, trained = history[1]
-    assert 0.4 * NUM < int(trained.sum()) < 0.7 * NUM
-    assert before.loss[trained].mean() > before.loss[~trained].mean(), "with one loss for all, the lowest fell most"
-
-
-def test_fresh_scores_drop_from_the_first_epoch_on():
-    torch.manual_seed(0)
-    loader, history = run(sb.methods.tail_sft(0.75, fresh=True, reference=nn.Linear(6, 3)))
-    assert loader.stats.selectivity == pytest.approx(0.75, abs=0.05)  # those that wait are not offered again
-    assert not history[0][1].all()
-
-
 def test_nothing_dropped_is_plain_training():
     plain, _ = run(sb.traditional())
     tail, _ = run(sb.methods.tail_sft(1.0))
@@ -81,17 +65,9 @@ def test_nothing_dropped_is_plain_training():
     ("options", "kind", "message"),
     [
         ({"selectivity": 0}, ValueError, r"selectivity must be in \(0, 1\], got 0"),
-        ({"fresh": True}, ValueError, "pass reference="),
-        ({"reference": nn.Linear(2, 2)}, TypeError, "pass fresh=True"),
-        ({"reference": torch.full((3,), float("nan"))}, ValueError, "must be finite"),
         ({"max_age": 0}, ValueError, "max_age must be at least 1"),
     ],
 )
 def test_bad_input_is_a_clear_error(options, kind, message):
     with pytest.raises(kind, match=message):
         sb.methods.tail_sft(**options)
-
-
-def test_reference_losses_of_another_data_set_are_refused():
-    with pytest.raises(ValueError, match="the reference losses are for 7 ids, but the data set has 120"):
-        run(sb.methods.tail_sft(reference=torch.ones(7)))

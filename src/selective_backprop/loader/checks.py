@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from selective_backprop.batches.padding import PadToLongest
@@ -129,11 +129,6 @@ def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any
     is_pruned = isinstance(source, IndexedSource) and source.is_pruned
     if source.num_batches == 0 and (ranks.size == 1 or not is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
-    if method.groups is not None and not isinstance(method.groups, Tensor) and method.plans_epochs:
-        raise ValueError(
-            f"{method.name} decides before loading, so a function of a batch cannot tell it the classes: pass them as "
-            "a tensor with one value per id"
-        )
     too_long = isinstance(source, IndexedSource) and not source.can_be_planned
     if too_long and method.scorer.needs.ids and method.plans_epochs:
         count = num_candidates(source.user_loader)
@@ -145,7 +140,7 @@ def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any
             "as selective_backprop"
         )
     for name, values in {"keep": method.keep, "classes": method.groups}.items():
-        if isinstance(values, Tensor):
+        if values is not None:
             require_one_each(f"{method.name} has {name}", len(values), source.num_examples)
 
 

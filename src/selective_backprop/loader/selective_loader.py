@@ -78,7 +78,7 @@ class SelectiveLoader(LoaderAttributes):
         transform: called on each batch when it is on the device, before it is scored; for example augmentation. The
             batch that is scored is the one that is trained on. If the transform has a state_dict, it is saved with the
             loader's state. If it has a true attribute takes_ids, it is called with (batch, ids, epoch), so that the
-            view of an example can follow from its id; see `functional.random_by_id`.
+            view of an example can follow from its id.
         pad: for examples of different lengths, such as `pad_to_longest({"input_ids": 0})`. It gives examples of
             different candidate batches the same shape, so that they can share a training batch.
         device: where batches are given out. The default is the device of the model's parameters when an epoch begins.

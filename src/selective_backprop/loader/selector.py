@@ -64,7 +64,7 @@ class Selector:
         # Checked only after the other ranks have these scores: if this rank raised earlier, they would wait forever.
         require_finite(scores, candidates.ids, self._parts.score_is)
         self._team.require_finite(everyone, meeting.sizes)
-        groups = self._parts.groups_of(candidates.data, candidates.ids, candidates.size)
+        groups = self._parts.groups_of(candidates.ids)
         if groups is not None:
             groups = self._team.pool(groups, meeting.sizes)
         share = self._team.divide(self._parts.select(everyone, groups, own=scores, ids=candidates.ids), meeting.sizes)

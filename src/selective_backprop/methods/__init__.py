@@ -38,6 +38,7 @@ from selective_backprop.methods.passless import (
     repeated_random,
     second_difference,
     seta,
+    tail_sft,
     traditional,
 )
 from selective_backprop.methods.pruned import diet
@@ -48,7 +49,6 @@ from selective_backprop.methods.selective import (
     selective_backprop,
     stale_selective_backprop,
 )
-from selective_backprop.methods.tail import tail_sft
 
 __all__ = [
     "composer_backprop",

@@ -123,7 +123,7 @@ def diverse(
 def reducible_loss(
     selectivity: float = 0.1,
     *,
-    reference: nn.Module | Tensor | Literal["base"],
+    reference: nn.Module | Tensor,
     scoring: Scoring = "eval",
     **schedule: Unpack[ScheduleOptions],
 ) -> Method:
@@ -134,8 +134,7 @@ def reducible_loss(
 
     Args:
         selectivity: the share of each candidate batch to keep. The default is the paper's: a tenth of large batches.
-        reference: a model trained on held-out data; or its loss of each example, by id; or "base", if you train an
-            adapter (PEFT, LoRA): the loss of your model with the adapter disabled, computed once per example.
+        reference: a model trained on held-out data, or its loss of each example, by id.
         scoring, schedule: as for `selective_backprop`.
 
     >>> reducible_loss(reference=nn.Linear(2, 2)).policy.selectivity

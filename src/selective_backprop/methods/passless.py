@@ -24,6 +24,7 @@ from selective_backprop.schedules import NEVER, Schedule
 from selective_backprop.scorers import (
     AuditedLossScorer,
     ConstantScorer,
+    FallScorer,
     LeastSelectedScorer,
     RecordedScorer,
     SecondDifferenceScorer,
@@ -250,3 +251,23 @@ def seta(
     """
     policy = SlidingWindowPolicy(prune=prune, groups=groups, window=window, until=until)
     return Method("seta", TrainingLossScorer(), policy, Schedule(**schedule))
+
+
+def tail_sft(selectivity: float = 0.75, *, max_age: int | None = 10, **schedule: Unpack[ScheduleOptions]) -> Method:
+    """Leave out the examples whose loss fell most since the start: they are fitted already.
+
+    It is made for fine-tuning for a few epochs. Use a loss per token and `reducer="mean"`, so that long texts and short
+    ones compare; `SelectiveTrainer` does so by itself.
+
+    The losses of training decide before an epoch is loaded, at no cost. The first two epochs train on everything,
+    because two losses make a fall. To score candidates anew, use `reducible_loss` with a copy of the model as it was.
+
+    Args:
+        selectivity: share of the examples to keep in an epoch.
+        max_age: train on every example at least once in this many epochs; None for no limit.
+        schedule: as for `selective_backprop`.
+
+    >>> tail_sft(0.9).policy.selectivity
+    0.9
+    """
+    return Method("tail_sft", FallScorer(max_age=max_age), TopKPolicy(selectivity=selectivity), Schedule(**schedule))

@@ -12,12 +12,7 @@ from selective_backprop.method import Method
 from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, percentile_method
 from selective_backprop.policies import ClippedScorePolicy, ExpectedPolicy
 from selective_backprop.schedules import Schedule
-from selective_backprop.scorers import (
-    PredictedScorer,
-    Scoring,
-    StoredScorer,
-    scorer_from,
-)
+from selective_backprop.scorers import Scoring, StoredScorer, scorer_from
 
 
 def selective_backprop(
@@ -89,7 +84,7 @@ def predicted_selective_backprop(
     2
     """
     first_epoch = math.ceil(options.get("warmup_epochs", 0))
-    scorer = PredictedScorer(
+    scorer = StoredScorer(
         scorer_from(scoring), every=every, first_epoch=first_epoch, decay=decay, past_scores=past_scores
     )
     return percentile_method("predicted_selective_backprop", scorer, selectivity, options)

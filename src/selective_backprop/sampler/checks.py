@@ -99,11 +99,6 @@ def check_method(method: Any, num_examples: int, *, batch_size: int | None, num_
         raise ValueError("interrupt= counts batches of candidates: pass batch_size= to SelectiveSampler")
     if method.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
-    if method.groups is not None and not isinstance(method.groups, Tensor):
-        raise ValueError(
-            f"{method.name} decides before loading, so a function of a batch cannot tell it the classes: pass them as "
-            "a tensor with one value per id"
-        )
     scorer.check_run(num_examples, num_epochs)
     lengths: dict[str, Any] = {"keep": method.keep, "classes": method.groups}
     for name, length in [(name, len(values)) for name, values in lengths.items() if values is not None]:

@@ -82,22 +82,10 @@ class Parts:
         except NegativeScoresError:
             require_not_negative(scores, ids, self.score_is)
 
-    def groups_of(self, data: Any, ids: Tensor | None, size: int) -> Tensor | None:
-        """Return the group of each of `size` examples, by their ids or by the user's function of the batch."""
+    def groups_of(self, ids: Tensor | None) -> Tensor | None:
+        """Return the group of each example, by its id. None if the method has no groups."""
         groups = self.method.groups
-        if groups is None:
-            return None
-        if isinstance(groups, Tensor):
-            return groups[NO_IDS if ids is None else ids]
-        if not size:
-            return NO_IDS
-        found = torch.as_tensor(groups(data)).to("cpu", torch.int64)
-        if found.shape != (size,):
-            raise ValueError(
-                f"your function of classes returned a tensor of shape {tuple(found.shape)} for {size} examples: it "
-                f"must return one whole number per example, of shape ({size},)"
-            )
-        return found
+        return None if groups is None else groups[NO_IDS if ids is None else ids]
 
     def state_dict(self) -> dict[str, Any]:
         return {

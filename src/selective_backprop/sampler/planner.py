@@ -130,7 +130,7 @@ class Planner:
         parts, team = self._parts, self._team
         with team.failing_together("could not plan this epoch"):
             require_finite(scores, ids, parts.score_is)
-            groups = parts.groups_of(None, ids, len(ids))
+            groups = parts.groups_of(ids)
         counts = team.count(len(scores))
         everyone = team.pool(scores, counts)
         if groups is not None:

@@ -183,7 +183,7 @@ class SelectiveSampler(Sampler[int]):
     def group_stats(self) -> dict[int, GroupStats]:
         """Return the statistics of each group, by its number. With several ranks, all must call this."""
         groups = self._groups if self._groups is not None else self.method.groups
-        if not isinstance(groups, Tensor):
+        if groups is None:
             raise RuntimeError("there are no groups: pass groups=, one whole number per example, to SelectiveSampler")
         self._learn()
         return stats_by_group(groups, self.ledger.whole())

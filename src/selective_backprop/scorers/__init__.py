@@ -4,16 +4,19 @@ from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.scorers.constant import ConstantScorer
 from selective_backprop.scorers.diverse import DiverseScorer
-from selective_backprop.scorers.fall import FallScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
-from selective_backprop.scorers.predicted import PredictedScorer
 from selective_backprop.scorers.proxies import ProxyScorer, proxy
 from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.reducible import ReducibleLossScorer
 from selective_backprop.scorers.stored import StoredScorer
-from selective_backprop.scorers.training import LeastSelectedScorer, SecondDifferenceScorer, TrainingLossScorer
+from selective_backprop.scorers.training import (
+    FallScorer,
+    LeastSelectedScorer,
+    SecondDifferenceScorer,
+    TrainingLossScorer,
+)
 from selective_backprop.types import Scorer
 
 __all__ = [
@@ -25,7 +28,6 @@ __all__ = [
     "FreshScorer",
     "LeastSelectedScorer",
     "PipelinedScorer",
-    "PredictedScorer",
     "ProxyScorer",
     "RecordedScorer",
     "ReducibleLossScorer",

@@ -12,9 +12,6 @@ from selective_backprop.types import Candidates, Scorer, Task
 class ConstantScorer(Scorer):
     """Gives every candidate the score 0, which is known before loading."""
 
-    def plans(self, epoch: int) -> bool:
-        return True
-
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return torch.zeros(len(ids))
 

@@ -34,9 +34,6 @@ class PromptScorer(Scorer):
         self.half_life, self.right_at = half_life, right_at
         self.needs = Needs(ids=True, rewards=True, columns=prompt_column(half_life=half_life, right_at=right_at))
 
-    def plans(self, epoch: int) -> bool:
-        return True
-
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         prompts = PromptRows.of(rows)
         if epoch >= 2 and len(ids) and not bool(prompts.is_seen.any()):

@@ -32,8 +32,5 @@ class RecordedScorer(Scorer):
         if num_epochs is not None and num_epochs > len(self.record):
             raise ValueError(f"the record is of a run of {len(self.record)} epochs, got num_epochs={num_epochs}")
 
-    def plans(self, epoch: int) -> bool:
-        return True
-
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return self.record.mask(epoch)[ids].to(torch.float32)

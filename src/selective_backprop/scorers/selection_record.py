@@ -37,8 +37,6 @@ class SelectionRecord(Described):
 
     Args:
         num_examples: M.
-        view_seed: the seed from which the views of examples followed, by `functional.random_by_id`, if they did. A run
-            that repeats the selection can then repeat the views, too. It is kept and saved for that run to read.
 
     >>> record = SelectionRecord(5)
     >>> record.add_ids(torch.tensor([4, 0, 4]))
@@ -46,12 +44,10 @@ class SelectionRecord(Described):
     [True, False, False, False, True]
     """
 
-    def __init__(self, num_examples: int, view_seed: int | None = None) -> None:
+    def __init__(self, num_examples: int) -> None:
         if not isinstance(num_examples, int) or num_examples < 1:
             raise ValueError(f"num_examples must be a whole number >= 1, got {num_examples!r}")
-        if view_seed is not None and (isinstance(view_seed, bool) or not isinstance(view_seed, int)):
-            raise ValueError(f"view_seed must be a whole number or None, got {view_seed!r}")
-        self.num_examples, self.view_seed = num_examples, view_seed
+        self.num_examples = num_examples
         self._masks: list[Tensor] = []  # one bit per example, one tensor per epoch
         self._counts = torch.zeros(num_examples, dtype=torch.int32)  # the ledger's `selected` at the last call of add
 
@@ -106,15 +102,14 @@ class SelectionRecord(Described):
         with the record that was saved together with it.
         """
         masks = torch.stack(self._masks) if self._masks else torch.zeros(0, -(-self.num_examples // 8))
-        state = {"masks": masks.to(torch.uint8), "counts": self._counts, "view_seed": self.view_seed}
-        write_sealed(path, _KIND, state)
+        write_sealed(path, _KIND, {"masks": masks.to(torch.uint8), "counts": self._counts})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SelectionRecord:
         """Read a record that `save` wrote. Raises ValueError if the file is damaged."""
         with read_sealed(path, _KIND) as state:
             masks, counts = state["masks"], state["counts"]
-            record = cls(len(counts), state["view_seed"])
+            record = cls(len(counts))
             record.add_ids(torch.empty(0, dtype=torch.int64))
             if masks.shape[1:] != record._masks[0].shape or masks.dtype != torch.uint8:
                 raise ValueError("it has no bit for each example and epoch")

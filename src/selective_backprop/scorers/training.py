@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.functional import loss_above_smallest, mean_of_easiest
-from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, shift
+from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, first, shift
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.scorers.remembering import MemoryCheck
 from selective_backprop.types import Needs, Scorer
@@ -45,9 +45,6 @@ class TrainingLossScorer(Scorer):
         self._memory = MemoryCheck()
         if most_rise is not None:
             self.needs = dataclasses.replace(self.needs, columns=_LOSS_BEFORE)
-
-    def plans(self, epoch: int) -> bool:
-        return True
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         losses = rows.loss
@@ -113,13 +110,30 @@ class SecondDifferenceScorer(TrainingLossScorer):
         return differences.nanmean(1).masked_fill(differences[:, 0].isnan(), float("nan"))
 
 
+class FallScorer(TrainingLossScorer):
+    """Scores each example by its last training loss minus its first one, so that the largest fall is lowest.
+
+    An example that was trained on only once has no score, so it is trained on again.
+
+    Args:
+        max_age: number of epochs after which a loss no longer counts; None for no limit.
+    """
+
+    score_name = "loss since the start"
+    needs = dataclasses.replace(TrainingLossScorer.needs, columns={"first_loss": Column("loss", first)})
+
+    def __init__(self, *, max_age: int | None = None) -> None:
+        super().__init__(max_age=max_age)
+
+    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
+        losses = super().recall(ids, rows, epoch)
+        return (losses - rows.first_loss).masked_fill(rows.loss == rows.first_loss, float("nan"))
+
+
 class LeastSelectedScorer(Scorer):
     """Scores examples higher the fewer times they were selected, so that all are trained on before any comes again."""
 
     needs = Needs(ids=True)
-
-    def plans(self, epoch: int) -> bool:
-        return True
 
     def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         return -rows.selected.to(torch.float32)
