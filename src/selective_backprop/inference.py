@@ -8,9 +8,9 @@ import logging
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,41 @@ def _converting(model: nn.Module) -> list[nn.Module]:
     bitsandbytes: Any = sys.modules.get("bitsandbytes")  # if it is not imported, the model has none of its layers
     kind = getattr(getattr(bitsandbytes, "nn", None), "Linear4bit", None)
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+class Call(NamedTuple):
+    """A call of a layer in a forward pass."""
+
+    name: str
+    inputs: Any
+    """The first argument."""
+    outputs: Any
+
+
+@contextmanager
+def calls_of(layers: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
+    """Note every call of these layers within the block, in their order. layers: by name.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> with calls_of({"last": layer}) as calls:
+    ...     _ = layer(torch.ones(4, 3))
+    >>> [(call.name, tuple(call.inputs.shape), tuple(call.outputs.shape)) for call in calls]
+    [('last', (4, 3), (4, 2))]
+    """
+    calls: list[Call] = []
+
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        calls.append(Call(name, next(iter((*args, *kwargs.values())), None), outputs))
+
+    hooks = [
+        layer.register_forward_hook(lambda _, *call, name=name: note(name, *call), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def wait_for(device: torch.device) -> None:

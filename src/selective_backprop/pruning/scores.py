@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from selective_backprop.batches.layout import move
 from selective_backprop.functional import softmax_distance
-from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap
+from selective_backprop.inference import NoTrace, calls_of, device_of, preserved_rng, unwrap
 from selective_backprop.loader.source import IndexedSource
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, untouched_generators
 from selective_backprop.losses import default_forward, require_finite
@@ -85,19 +84,9 @@ def score_examples(
         raise ValueError(f"measure must be 'el2n' or 'grand', got {measure!r}")
     model = unwrap(model)
     layer = _find_last_layer(model, last_layer) if measure == "grand" else None
-    scores: list[Tensor] = []
-
-    def compute(data: Any) -> Tensor:
-        return _measure(model, data, layer, forward or default_forward)
-
-    def store(ids: Tensor, found: Tensor, num_examples: int) -> None:
-        require_finite(found, ids, f"the {measure} score")
-        if not scores:
-            scores.append(torch.full((num_examples,), float("nan")))
-        scores[0][ids] = found
-
-    _run_all(model, loader, compute, store, "score")
-    return scores[0]
+    return _by_id(
+        model, loader, lambda data: _measure(model, data, layer, forward or default_forward), f"{measure} score"
+    )
 
 
 def last_features(
@@ -124,47 +113,36 @@ def last_features(
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
     model = unwrap(model)
-    layer, rows = _find_last_layer(model, last_layer, "last_features"), list[Tensor]()
+    layer = _find_last_layer(model, last_layer, "last_features")
 
     def compute(data: Any) -> Tensor:
-        with _calls_of(layer) as calls:
+        with calls_of({"last_layer": layer}) as calls:
             (forward or default_forward)(model, data)
         if not calls:
             raise ValueError(f"{layer} was not called in the forward pass: pass last_layer=, the layer that is")
-        found, _ = calls[-1]
+        found = calls[-1].inputs
         return found.flatten(1, -2).mean(1) if found.dim() > 2 else found
 
-    def store(ids: Tensor, found: Tensor, num_examples: int) -> None:
-        if not rows:
-            rows.append(torch.full((num_examples, found.shape[1]), float("nan")))
-        rows[0][ids] = found
-
-    _run_all(model, loader, compute, store, "find features")
-    if len(missing := rows[0].isnan().any(1).nonzero().flatten()):
+    features = _by_id(model, loader, compute, "sum of features")
+    if len(missing := features.isnan().any(1).nonzero().flatten()):
         raise ValueError(
-            f"{len(missing):,} of {len(rows[0]):,} examples have no features, such as id {int(missing[0])}: the loader "
-            "must offer every example (no sampler, no drop_last), and features must not be NaN"
+            f"{len(missing):,} of {len(features):,} examples have no features, such as id {int(missing[0])}: the "
+            "loader must offer every example (no sampler, no drop_last)"
         )
-    return rows[0]
+    return features
 
 
-def _run_all(
-    model: nn.Module,
-    loader: Iterable[Any],
-    compute: Callable[[Any], Tensor],
-    store: Callable[[Tensor, Tensor, int], None],
-    what: str,
-) -> None:
-    """Run every batch through `compute` without leaving a trace, and store what it finds.
+def _by_id(model: nn.Module, loader: Iterable[Any], compute: Callable[[Any], Tensor], what: str) -> Tensor:
+    """Run every batch through `compute` without leaving a trace: (M, ...) float32 what it finds, by id, or NaN.
 
-    store: called with the ids of a batch, what was found on the CPU, and the size of the data set.
+    what: what it computes, for the error if it is not finite.
     """
     if not has_ids(loader):
         raise ValueError(
             "scores are stored by id, and only a DataLoader over a map-style data set, with automatic batching, has "
             f"ids: this {type(loader).__name__} has none"
         )
-    no_trace, device, is_empty = NoTrace(model), device_of(model), True
+    no_trace, device, result = NoTrace(model), device_of(model), torch.empty(0)
     source = IndexedSource(loader, device, None, Stats())  # type: ignore[arg-type]
     with untouched_generators(generator_owners(loader)), preserved_rng(device):  # loading draws too
         source.begin(map(IdBatch, source.candidate_batches()), 0, None)
@@ -176,11 +154,15 @@ def _run_all(
             if len(found) != len(ids):
                 raise ValueError(f"the model gave {len(found)} outputs for a batch of {len(ids)} examples")
             # Waits for the GPU once a batch, to name a bad example at once.
-            store(ids, found.to("cpu", torch.float32), source.num_examples)
-            is_empty = False
+            found = found.to("cpu", torch.float32)
+            require_finite(found if found.dim() == 1 else found.sum(1), ids, f"the {what}")
+            if not len(result):
+                result = torch.full((source.num_examples, *found.shape[1:]), float("nan"))
+            result[ids] = found
         source.end()
-    if is_empty:
-        raise ValueError(f"the loader is empty: it offered no batch to {what}")
+    if not len(result):
+        raise ValueError("the loader is empty: it offered no batch to score")
+    return result
 
 
 def average_scores(
@@ -235,7 +217,7 @@ def average_scores(
 
 
 def _measure(model: nn.Module, data: Any, layer: nn.Linear | None, forward: Forward) -> Tensor:
-    with _calls_of(layer) as calls:
+    with calls_of({} if layer is None else {"last_layer": layer}) as calls:
         outputs, targets = forward(model, data)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         raise TypeError(
@@ -244,24 +226,12 @@ def _measure(model: nn.Module, data: Any, layer: nn.Linear | None, forward: Forw
         )
     if layer is None:
         return el2n(outputs, targets)
-    if [shape for _, shape in calls] != [outputs.shape]:
+    if [call.outputs.shape for call in calls] != [outputs.shape]:
         raise ValueError(
             f"grand needs the layer that gives the outputs, of shape {tuple(outputs.shape)}, in one call; {layer} gave "
-            f"{[tuple(shape) for _, shape in calls]} in the forward pass: pass last_layer="
+            f"{[tuple(call.outputs.shape) for call in calls]} in the forward pass: pass last_layer="
         )
-    return grand(outputs, targets, calls[0][0], bias=layer.bias is not None)
-
-
-@contextmanager
-def _calls_of(layer: nn.Module | None) -> Iterator[list[tuple[Tensor, torch.Size]]]:
-    """Note the input of each call of the layer, and the shape of its output."""
-    calls: list[tuple[Tensor, torch.Size]] = []
-
-    def remember(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
-        calls.append(((*args, *kwargs.values())[0], output.shape))
-
-    with layer.register_forward_hook(remember, with_kwargs=True) if layer is not None else nullcontext():
-        yield calls
+    return grand(outputs, targets, calls[0].inputs, bias=layer.bias is not None)
 
 
 def _find_last_layer(model: nn.Module, last_layer: nn.Linear | None, what: str = "grand") -> nn.Linear:

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.inference import NoTrace, ScoringMode
+from selective_backprop.inference import Call, NoTrace, ScoringMode, calls_of
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.types import Candidates, Task
 
@@ -62,7 +60,7 @@ class DiverseScorer(FreshScorer):
         if self._guard is None or self._guard.model is not task.model:
             self._guard, self._found = NoTrace(task.model, self.mode), self.layer
         with self._guard():
-            with self._watched(task.model) as calls:
+            with calls_of(self._layers(task.model)) as calls:
                 outputs, targets = task.forward(task.model, candidates.data)
             inputs = self._inputs_of_last(calls, outputs, candidates.size)
             gram = _gram(_output_gradients(outputs, targets, candidates.size, task), inputs)
@@ -74,50 +72,36 @@ class DiverseScorer(FreshScorer):
         scores[torch.from_numpy(order)] = 1 - torch.arange(count) / candidates.size
         return scores
 
-    @contextmanager
-    def _watched(self, model: nn.Module) -> Iterator[list[tuple[str, nn.Module, Any]]]:
-        """Note the inputs of the last layer. Before it is known, note those of every linear layer."""
+    def _layers(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the last layer by its name. Before it is known, return every linear layer."""
         named = dict(model.named_modules())
-        if self._found is not None and self._found not in named:
+        if self._found is None:
+            return {name: part for name, part in named.items() if isinstance(part, nn.Linear)}
+        if self._found not in named:
             raise ValueError(
                 f"your model has no layer {self._found!r}: layer= must be one of model.named_modules(), such as "
                 f"{', '.join(list(named)[-3:])}"
             )
-        layers = {name: part for name, part in named.items() if isinstance(part, nn.Linear)}
-        if self._found is not None:
-            layers = {self._found: named[self._found]}
-        calls: list[tuple[str, nn.Module, Any]] = []
-        hooks = [
-            part.register_forward_pre_hook(
-                lambda module, inputs, name=name: calls.append((name, module, inputs[0] if inputs else None))
-            )
-            for name, part in layers.items()
-        ]
-        try:
-            yield calls
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return {self._found: named[self._found]}
 
-    def _inputs_of_last(self, calls: list[tuple[str, nn.Module, Any]], outputs: Any, size: int) -> Tensor:
+    def _inputs_of_last(self, calls: list[Call], outputs: Any, size: int) -> Tensor:
         if not calls:
             which = f"layer {self._found!r}" if self._found is not None else "any nn.Linear"
             raise ValueError(
                 f"diverse needs the inputs of the last layer, but your model's forward pass does not call {which}: "
                 "pass layer=, the name of the last layer in model.named_modules()"
             )
-        self._found, layer, inputs = calls[-1]
-        if not isinstance(outputs, Tensor) or not isinstance(inputs, Tensor):
+        self._found, inputs, made = calls[-1]
+        if not isinstance(outputs, Tensor) or not isinstance(inputs, Tensor) or not isinstance(made, Tensor):
             raise TypeError(
                 f"diverse needs a model whose outputs and whose last layer's inputs are tensors, got "
                 f"{type(outputs).__name__} and {type(inputs).__name__}: pass forward= to return the logits"
             )
-        width = getattr(layer, "out_features", outputs.shape[-1])
-        if outputs.dim() < 2 or inputs.shape[:-1] != outputs.shape[:-1] or width != outputs.shape[-1]:
+        if outputs.dim() < 2 or inputs.shape[:-1] != outputs.shape[:-1] or made.shape[-1] != outputs.shape[-1]:
             raise ValueError(
-                f"layer {self._found!r} takes inputs of shape {tuple(inputs.shape)} and has {width} outputs, which do "
-                f"not fit the model's outputs of shape {tuple(outputs.shape)}: pass layer=, the name of the layer that "
-                "makes them"
+                f"layer {self._found!r} takes inputs of shape {tuple(inputs.shape)} and has {made.shape[-1]} outputs, "
+                f"which do not fit the model's outputs of shape {tuple(outputs.shape)}: pass layer=, the name of the "
+                "layer that makes them"
             )
         if len(inputs) != size:
             raise ValueError(f"layer {self._found!r} takes {len(inputs)} inputs for {size} candidates")
