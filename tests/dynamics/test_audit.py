@@ -153,12 +153,6 @@ def test_sequences_have_statistics_of_losses():
 def test_other_data_are_refused(noisy, tmp_path):
     images, labels, *_ = noisy
     dynamics = trained(sb.traditional(), labels, images, epochs=1).dynamics
-    with pytest.raises(ValueError, match="the run was made with other data"):
-        sb.audit(dynamics, labels[:5])
-    with pytest.raises(ValueError, match="not those that the run was trained with, such as id 0"):
-        sb.audit(dynamics, (labels + 1) % 10)
-    with pytest.raises(TypeError, match="whole numbers"):
-        sb.audit(dynamics, labels.float())
     with pytest.raises(ValueError, match="they are of other data"):
         sb.audit(dynamics, features=torch.zeros(3, 2))
     with pytest.raises(TypeError, match="got int"):
@@ -169,7 +163,7 @@ def test_other_data_are_refused(noisy, tmp_path):
         sb.audit(tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no"):
         sb.audit(tmp_path / "nothing")
-    assert len(sb.audit(dynamics, labels)) == len(labels)
+    assert len(sb.audit(dynamics)) == len(labels)
 
 
 # ---- what others read

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,12 +132,7 @@ class Audit:
         write_table(file, {name: column.tolist() for name, column in self.columns().items()})
 
 
-def audit(
-    source: Any,
-    labels: Sequence[int] | Tensor | Array | None = None,
-    *,
-    features: Tensor | Array | None = None,
-) -> Audit:
+def audit(source: Any, *, features: Tensor | Array | None = None) -> Audit:
     """Say what a run learned about each example: its kind, and whether its label is probably wrong.
 
     Selection skips examples, and what is skipped has no fresh loss. AUM, confidence and mean loss count such an epoch
@@ -149,7 +143,6 @@ def audit(
     Args:
         source: a `SelectiveLoader` with `audit=True`, its `dynamics`, the folder of a run or a file that
             `Dynamics.save` wrote.
-        labels: the labels of the run, one per example. By default those that the run recorded.
         features: (M, D) features of the examples, such as `sb.pruning.last_features` finds with one forward pass. The
             labels of an example's nearest neighbours then help to judge its own.
 
@@ -176,10 +169,11 @@ def audit(
             f"features must have one row per example, but there are {len(features):,} rows for {len(source):,} "
             "examples: they are of other data"
         )
-    return _audit(source, _labels(source, labels), features)
+    return _audit(source, features)
 
 
-def _audit(dynamics: Dynamics, labels: Array, features: Tensor | Array | None) -> Audit:
+def _audit(dynamics: Dynamics, features: Tensor | Array | None) -> Audit:
+    labels = dynamics.labels.astype(np.int64)
     losses, margins = dynamics.matrix("loss"), dynamics.matrix("margin")
     confidences, others = dynamics.matrix("confidence"), dynamics.matrix("other")
     num_epochs, has_classes, notes = len(losses), not np.isnan(margins).all(), []
@@ -241,29 +235,6 @@ def _kinds(confidence: Array, spread: Array) -> Array:
     kinds = np.where(confidence >= 0.5, _EASY, _HARD)
     kinds = np.where((spread > limit) & known, _AMBIGUOUS, kinds)
     return np.where(known, kinds, _UNKNOWN)
-
-
-def _labels(dynamics: Dynamics, labels: Any) -> Array:
-    recorded = dynamics.labels.astype(np.int64)
-    if labels is None:
-        return recorded
-    given = np.asarray(labels)
-    if given.shape != recorded.shape:
-        raise ValueError(
-            f"labels must be one per example, ({len(recorded)},), got shape {given.shape}: the run was made with other "
-            "data"
-        )
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"labels must be whole numbers, the classes from 0 on, got {given.dtype}")
-    differs = np.flatnonzero((recorded >= 0) & (recorded != given))
-    if len(differs):
-        id = differs[0]
-        raise ValueError(
-            f"the labels of {len(differs):,} examples are not those that the run was trained with, such as id {id}: "
-            f"{given[id]} now, {recorded[id]} then. The audit is about the labels of the run: leave labels out, or "
-            "train again with these"
-        )
-    return given.astype(np.int64)
 
 
 def _from_path(path: Path) -> Dynamics:
