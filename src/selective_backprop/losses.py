@@ -239,11 +239,6 @@ class PerExampleLoss:
         }
 
     @property
-    def costs_extra(self) -> bool:
-        """Whether computing both the losses per example and the user's own reduced loss takes two calls."""
-        return self._has_reduction and not self._is_pure and self.token_share is None
-
-    @property
     def module(self) -> nn.Module | None:
         """The user's loss, if it is a module that may have a state."""
         return None if self._is_pure else self._module
@@ -333,7 +328,8 @@ class PerExampleLoss:
                 return loss, loss.detach()
             losses = self._reduce(loss.detach() if isinstance(loss, Tensor) else loss, targets, num_examples)
             return loss.mean(), losses
-        if weights is None and not record and self.costs_extra:
+        takes_two_calls = self._has_reduction and not self._is_pure and self.token_share is None
+        if weights is None and not record and takes_two_calls:
             loss = self.loss_fn(outputs, targets)
             return (loss if loss.dim() == 0 else loss.mean()), None
         found = self.evaluate(outputs, targets, num_examples)
@@ -447,14 +443,11 @@ def _is_close(one: Tensor, other: Tensor, size: Tensor) -> Tensor:
     return (one - other).abs() <= min(100 * coarse, 0.03) * size
 
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _is_integer(targets: Any) -> bool:
-    return isinstance(targets, Tensor) and targets.dtype in (
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    )
+    return isinstance(targets, Tensor) and targets.dtype in _INTEGERS
 
 
 def _not_ignored(losses: Tensor, targets: Tensor) -> Tensor:
@@ -528,7 +521,7 @@ def _ratio(own: Tensor, raw: Tensor) -> Tensor:
 def _has_reduction(loss_fn: Callable[..., Tensor]) -> bool:
     """Whether the loss can be called without its reduction."""
     is_module = isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction")
-    return is_module or "reduction" in _parameters(loss_fn)
+    return is_module or "reduction" in _signature(loss_fn).parameters
 
 
 def _is_torchs_own(loss_fn: Callable[..., Tensor]) -> bool:
@@ -588,7 +581,7 @@ def _device_of(outputs: Any) -> torch.device:
 
 def _ignore_index(loss_fn: Callable[..., Tensor]) -> int | None:
     """Return the target whose loss does not count: an attribute of the loss module, or the function's default."""
-    parameter = _parameters(loss_fn).get("ignore_index")
+    parameter = _signature(loss_fn).parameters.get("ignore_index")
     default = parameter.default if parameter is not None else None
     found = getattr(loss_fn, "ignore_index", default)
     return found if isinstance(found, int) else None
@@ -605,16 +598,13 @@ def _class_weights(loss_fn: Callable[..., Tensor]) -> Tensor | None:
 
 def _takes_mask(reducer: Reducer) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in _parameters(reducer).values() if p.kind in positional and p.default is p.empty]
+    required = [p for p in _signature(reducer).parameters.values() if p.kind in positional and p.default is p.empty]
     return len(required) > 1
 
 
 def _require_two_arguments(loss_fn: Callable[..., Tensor]) -> None:
     """Raise if a loss cannot be called with the outputs and the targets."""
-    try:
-        signature = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return
+    signature = _signature(loss_fn)
     try:
         signature.bind(None, None)
     except TypeError as error:
@@ -626,11 +616,11 @@ def _require_two_arguments(loss_fn: Callable[..., Tensor]) -> None:
         ) from None
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
-        return inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return {}
+        return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):  # some callables written in C have no signature: they may take anything
+        return inspect.signature(lambda *args, **kwargs: None)
 
 
 def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
