@@ -29,7 +29,7 @@ def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
     ("one", "other", "difference"),
     [
         (sb.selective_backprop(0.5), sb.selective_backprop(0.25), "policy.selectivity: 0.5 and 0.25"),
-        (sb.selective_backprop(), sb.selective_backprop(scoring="bf16"), "scorer.precision: None and bf16"),
+        (sb.selective_backprop(), sb.selective_backprop(scoring="train"), "scorer.mode: eval and train"),
         (sb.selective_backprop(), sb.selective_backprop(scoring="pipelined"), "scorer: ForwardScorer.* and Pipelined"),
         (sb.selective_backprop(), by_class(sb.selective_backprop(), LABELS), "groups: None and <6 values"),
         (sb.ledger_backprop(classes=LABELS), sb.ledger_backprop(classes=1 - LABELS), "groups.checksum"),
@@ -120,7 +120,7 @@ def test_no_addresses_in_what_is_printed(name):
             sb.diet(method=sb.stale_selective_backprop(0.5, every=2), scores=torch.arange(1000.0)),
             "diet(stale_selective_backprop(selectivity=0.5, every=2), keep=<750 of 1,000>)",
         ),
-        (sb.top_k(0.5, scoring="bf16"), "top_k(selectivity=0.5, scoring=ForwardScorer(precision='bf16'))"),
+        (sb.top_k(0.5, scoring="train"), "top_k(selectivity=0.5, scoring=ForwardScorer(mode='train'))"),
     ],
 )
 def test_a_method_is_printed_as_a_call(method, printed):

@@ -6,7 +6,7 @@ import torch
 
 from selective_backprop import methods
 from selective_backprop.method import Method
-from selective_backprop.scorers import ForwardScorer, PipelinedScorer
+from selective_backprop.scorers import PipelinedScorer
 from selective_backprop.scorers.proxies import proxy
 from selective_backprop.scorers.selection_record import SelectionRecord
 from tests.helpers import NUM_DIGITS, by_class, make_model
@@ -34,7 +34,6 @@ METHODS = {
     "selective_backprop": some("selective_backprop"),
     "selective_backprop, scoring in train mode": some("selective_backprop", scoring="train"),
     "selective_backprop, proxy trained before": some("selective_backprop", scoring=proxy(make_model(seed=8), 0)),
-    "selective_backprop, bf16": some("selective_backprop", scoring=ForwardScorer(precision="bf16")),
     "selective_backprop, warm-up and interrupt": some("selective_backprop", warmup_epochs=1, interrupt=3),
     "selective_backprop, window": some("selective_backprop", start=0.3, end=0.8),
     "selective_backprop, unbiased": some("selective_backprop", unbiased=True, max_weight=5),

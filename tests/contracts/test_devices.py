@@ -25,7 +25,6 @@ SELDOM = {
     "/scorers/base.py": "every hundredth batch is scored by the large model too",
 }
 OTHERS_THAN_ON_THE_CPU = {
-    "bf16": "the toy has no autocast",
     "proxy": "it trains with dropout, which draws in another way there",
     "kath18": "the schedule learns losses some steps later where reading them at once would wait",
 }

@@ -116,7 +116,6 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
     [
         sb.scorers.ForwardScorer(),
         sb.scorers.ForwardScorer("train"),
-        sb.scorers.ForwardScorer(precision="bf16"),
         sb.scorers.ConstantScorer(),
         sb.scorers.StoredScorer(sb.scorers.ForwardScorer(), every=2),
         sb.scorers.ForwardScorer(measure=sb.functional.softmax_distance),

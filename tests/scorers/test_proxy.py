@@ -257,7 +257,7 @@ def test_a_proxy_that_diverges_is_named():
         (
             lambda: sb.scorers.proxy(small(), scoring=sb.scorers.ConstantScorer()),
             TypeError,
-            "must make a selection pass, such as 'eval' or 'bf16', got ConstantScorer",
+            "must make a selection pass, such as 'eval' or 'train', got ConstantScorer",
         ),
     ],
 )

@@ -234,7 +234,7 @@ def _check(method: Method, *, batches_per_epoch: int | None, num_epochs: int | N
     """Raise if the method cannot select within a training pass, or if it needs to know the length of the run."""
     require_method(method)
     scorer, schedule = method.scorer, method.schedule
-    is_plain = type(scorer) is ForwardScorer and scorer.scale_factor == 1 and scorer.precision is None
+    is_plain = type(scorer) is ForwardScorer and scorer.scale_factor == 1
     refused = {
         f"gets its scores from {short(scorer)}": not is_plain,
         "has groups of examples": method.groups is not None,

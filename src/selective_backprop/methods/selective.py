@@ -26,9 +26,9 @@ def selective_backprop(
     Args:
         selectivity: share of candidates trained on; 1/3 if neither selectivity nor beta is given. The paper uses 0.33
             for CIFAR-10, 0.5 for CIFAR-100 and 0.25 for SVHN.
-        scoring: how the selection pass is made: "eval", "train" (with statistics frozen), "bf16" or "fp16" (in
-            lower precision), or "pipelined" in the background. Or pass your own scorer. To select within
-            the training pass, without a selection pass, see `forward_reuse.SelectiveLoss`.
+        scoring: how the selection pass is made: "eval", "train" (with statistics frozen), or "pipelined" in the
+            background. Or pass your own scorer. To select within the training pass, without a selection pass, see
+            `forward_reuse.SelectiveLoss`.
         options: options of `PercentilePolicy` (beta, history_size, fixed_size, unbiased, max_weight, paper) and of
             `Schedule` (warmup_epochs, start, end, interrupt).
 

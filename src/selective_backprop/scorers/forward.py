@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 from selective_backprop.functional import shrink
-from selective_backprop.inference import NoTrace, ScoringMode, device_of
-from selective_backprop.scorers.base import FidelityCheck, FreshScorer
+from selective_backprop.inference import NoTrace, ScoringMode
+from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.types import Candidates, Measure, Task
-
-_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ForwardScorer(FreshScorer):
@@ -26,51 +23,29 @@ class ForwardScorer(FreshScorer):
         measure: a score other than the loss: a function from (outputs, targets) to one number per example.
         scale_factor: if below 1, inputs are shrunk by this factor along all their axes (length; height and width;
             depth). This needs batches that are pairs, and a network that takes smaller inputs.
-        precision: "bf16" or "fp16" runs the forward pass under torch.autocast; losses are computed in float32. A CPU
-            without these types emulates them, at a thirtieth of the speed.
 
-    >>> ForwardScorer(precision="fp8")
+    >>> ForwardScorer(scale_factor=2)
     Traceback (most recent call last):
-    ValueError: precision must be one of bf16, fp16, got 'fp8'
+    ValueError: scale_factor must be <= 1 and above 0, got 2
     """
 
-    def __init__(
-        self,
-        mode: ScoringMode = "eval",
-        *,
-        measure: Measure | None = None,
-        scale_factor: float = 1,
-        precision: str | None = None,
-    ) -> None:
+    def __init__(self, mode: ScoringMode = "eval", *, measure: Measure | None = None, scale_factor: float = 1) -> None:
         if mode not in ("eval", "train"):
             raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
         if not 0 < scale_factor <= 1:
             raise ValueError(f"scale_factor must be <= 1 and above 0, got {scale_factor}")
-        if precision is not None and precision not in _PRECISIONS:
-            raise ValueError(f"precision must be one of {', '.join(_PRECISIONS)}, got {precision!r}")
         self.mode = mode
         self.measure = measure
         self.scale_factor = scale_factor
-        self.precision = precision
         self.score_name = "loss" if measure is None else "score"
-        exact = scale_factor == 1 and precision is None
-        self._check = None if exact else FidelityCheck(ForwardScorer(mode, measure=measure))
         self._guard: NoTrace | None = None
         self._loss_works = False
-
-    @property
-    def fidelity(self) -> float:
-        """Rank correlation of the scores with exact ones, on the last sample; NaN before the first one."""
-        return 1.0 if self._check is None else self._check.fidelity
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         if self._guard is None or self._guard.model is not task.model:
             self._guard = NoTrace(task.model, self.mode)
         with self._guard():
-            scores = self._measured(candidates, task)
-        if self._check is not None:
-            self._check(scores, candidates, task)
-        return scores
+            return self._measured(candidates, task)
 
     def score_copy(self, candidates: Candidates, task: Task) -> Tensor:
         """Return the same scores in a background thread, with a copy of the model that need not be left as it was."""
@@ -80,10 +55,7 @@ class ForwardScorer(FreshScorer):
     def _measured(self, candidates: Candidates, task: Task) -> Tensor:
         if self.scale_factor != 1:
             candidates = replace(candidates, data=_shrink_pair(candidates.data, self.scale_factor))
-        if self.scale_factor == 1 or self._loss_works:
-            outputs, targets = self._forward(candidates, task)
-        else:
-            outputs, targets = self._first_forward(candidates, task)
+        outputs, targets = self._forward(candidates, task)
         if self.measure is not None and self._loss_works:
             return self.measure(outputs, targets)
         losses = task.loss.per_example(outputs, targets, candidates.size)
@@ -91,29 +63,16 @@ class ForwardScorer(FreshScorer):
         return losses if self.measure is None else self.measure(outputs, targets)
 
     def _forward(self, candidates: Candidates, task: Task) -> tuple[Any, Any]:
-        if self.precision is None:
-            return task.forward(task.model, candidates.data)
-        dtype = _PRECISIONS[self.precision]
-        with torch.autocast(device_of(task.model).type, dtype=dtype):
-            outputs, targets = task.forward(task.model, candidates.data)
-        return _pytree.tree_map_only(Tensor, lambda x: x.float() if x.dtype == dtype else x, outputs), targets
-
-    def _first_forward(self, candidates: Candidates, task: Task) -> tuple[Any, Any]:
-        """Make the first pass over smaller inputs, and explain the error if the network does not take them."""
+        """Run the model. If the first pass over smaller inputs fails, explain why."""
         try:
-            return self._forward(candidates, task)
+            return task.forward(task.model, candidates.data)
         except Exception as error:  # a network may raise any error for inputs of another size
+            if self.scale_factor == 1 or self._loss_works:
+                raise
             raise ValueError(
                 f"your model does not take inputs at scale_factor {self.scale_factor}: score at full size, or end its "
                 f"convolutions with global pooling. Its error was: {error}"
             ) from error
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self._check is None else {"check": self._check.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._check is not None:
-            self._check.load_state_dict(state["check"])
 
 
 def _shrink_pair(batch: Any, scale_factor: float) -> tuple[Tensor, Any]:

@@ -9,14 +9,12 @@ from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.types import Measure, Scorer
 
 Scoring = str | Scorer
-"""A scorer, or the name of one, such as "eval" or "bf16"."""
+"""A scorer, or the name of one, such as "eval" or "pipelined"."""
 
 # Functions, because every method needs a scorer of its own.
 _NAMED: dict[str, Callable[[Measure | None], Scorer]] = {
     "eval": lambda measure: ForwardScorer(measure=measure),
     "train": lambda measure: ForwardScorer("train", measure=measure),
-    "bf16": lambda measure: ForwardScorer(measure=measure, precision="bf16"),
-    "fp16": lambda measure: ForwardScorer(measure=measure, precision="fp16"),
     "pipelined": lambda measure: PipelinedScorer(ForwardScorer(measure=measure)),
 }
 

@@ -73,7 +73,7 @@ class ProxyScorer(FreshScorer):
         fresh = scorer_from(scoring)
         if not isinstance(fresh, FreshScorer):
             raise TypeError(
-                f"the scoring= of a proxy must make a selection pass, such as 'eval' or 'bf16', got "
+                f"the scoring= of a proxy must make a selection pass, such as 'eval' or 'train', got "
                 f"{type(fresh).__name__}"
             )
         self.model = unwrap(model)

@@ -24,7 +24,7 @@ def _check_scorer(scorer: Scorer, name: str) -> None:
             raise ValueError(f"{name} in Keras takes the reference model's losses by id, not a torch module")
         _check_scorer(scorer.fresh, name)
     elif isinstance(scorer, ForwardScorer):
-        exact = scorer.mode == "eval" and scorer.scale_factor == 1 and scorer.precision is None
+        exact = scorer.mode == "eval" and scorer.scale_factor == 1
         if not exact or scorer.measure is not None:
             what = "scoring='eval'" if not exact else "the loss for a score"
             raise ValueError(f"{name} in Keras works with {what} only: other selection passes are written in torch")
