@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_NOT_COMPARED = ("device", "clock")  # options that do not change what a part does
+_NOT_COMPARED = ("device",)  # options that do not change what a part does
 _KEPT_AS = {"scoring": "fresh"}  # options whose attribute has another name
 _OF_OPTIMIZERS = ("lr", "momentum", "betas", "weight_decay")
 

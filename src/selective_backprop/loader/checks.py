@@ -19,9 +19,9 @@ from selective_backprop.inference import is_sharded
 from selective_backprop.loader.source import AnySource, IndexedSource
 from selective_backprop.loader.user_samplers import num_candidates
 from selective_backprop.method import Method, require_method
-from selective_backprop.sampler.checks import check_saved_by
+from selective_backprop.sampler.checks import check_saved_by, check_sizes
 from selective_backprop.scorers import ForwardScorer
-from selective_backprop.scorers.base import fresh_of, require_one_each
+from selective_backprop.scorers.base import fresh_of
 
 STATE_VERSION = 1
 
@@ -139,9 +139,7 @@ def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any
             "num_samples=len(data)), and train for several epochs; or use a method that decides batch by batch, such "
             "as selective_backprop"
         )
-    for name, values in {"keep": method.keep, "classes": method.groups}.items():
-        if values is not None:
-            require_one_each(f"{method.name} has {name}", len(values), source.num_examples)
+    check_sizes(method, source.num_examples)
 
 
 def check_audit(audit: Any, source: AnySource) -> None:

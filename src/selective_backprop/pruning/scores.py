@@ -120,7 +120,7 @@ def last_features(
             (forward or default_forward)(model, data)
         if not calls:
             raise ValueError(f"{layer} was not called in the forward pass: pass last_layer=, the layer that is")
-        found = calls[-1].inputs
+        found: Tensor = calls[-1].inputs
         return found.flatten(1, -2).mean(1) if found.dim() > 2 else found
 
     features = _by_id(model, loader, compute, "sum of features")

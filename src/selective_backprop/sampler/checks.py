@@ -16,6 +16,7 @@ from selective_backprop.distributed.team import Team
 from selective_backprop.files.signing import is_signed
 from selective_backprop.method import Method, require_method
 from selective_backprop.scorers.audited import AuditedLossScorer
+from selective_backprop.scorers.base import require_one_each
 
 STATE_VERSION = 1
 
@@ -100,13 +101,14 @@ def check_method(method: Any, num_examples: int, *, batch_size: int | None, num_
     if method.needs_num_epochs and num_epochs is None:
         raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
     scorer.check_run(num_examples, num_epochs)
-    lengths: dict[str, Any] = {"keep": method.keep, "classes": method.groups}
-    for name, length in [(name, len(values)) for name, values in lengths.items() if values is not None]:
-        if length != num_examples:
-            raise ValueError(
-                f"{method.name} has {name} for {length} ids, but the data set has {num_examples} examples: there must "
-                "be one entry per example, in the order of the data set"
-            )
+    check_sizes(method, num_examples)
+
+
+def check_sizes(method: Method, num_examples: int | None) -> None:
+    """Raise if what the method knows by id does not fit a data set of this size."""
+    for name, values in {"keep": method.keep, "classes": method.groups}.items():
+        if values is not None:
+            require_one_each(f"{method.name} has {name}", len(values), num_examples)
 
 
 def checked_ids(source: Iterable[Any], num_examples: int) -> Tensor:
