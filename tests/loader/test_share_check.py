@@ -106,7 +106,6 @@ def test_the_paper_s_rule_is_one_option_of_every_method_by_percentile():
         sb.stale_selective_backprop(1 / 3, paper=True),
         sb.methods.predicted_selective_backprop(1 / 3, paper=True),
         sb.methods.ledger_percentile(1 / 3, paper=True),
-        sb.methods.expected_selective_backprop(1 / 3, paper=True),
     ]
     assert all(method.policy.paper for method in methods)
     with pytest.raises(ValueError, match="paper must be true or false, got 'yes'"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from selective_backprop.policies.percentile import PercentilePolicy
-from selective_backprop.types import Policy, Selection
+from selective_backprop.types import Selection
 
 
-class ExpectedPolicy(Policy):
+class ExpectedPolicy(PercentilePolicy):
     """Keep everything, and weight each candidate by the probability with which `PercentilePolicy` would keep it.
 
     Weights are probability / selectivity, with a mean of 1. In batches that are 1 / selectivity times larger, the mean
@@ -24,21 +22,12 @@ class ExpectedPolicy(Policy):
     [0.5, 1.5]
     """
 
-    weighting = "biased"
-    selectivity: float
-
     def __init__(self, *, selectivity: float) -> None:
-        self._coins = PercentilePolicy(selectivity=selectivity)
-        self.selectivity = selectivity
+        super().__init__(selectivity=selectivity)
+        self.weighting = "biased"
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        chance = self._coins.chances(scores, self._coins.debt.share_for(len(scores)))
-        self._coins.debt.count_kept(len(scores), float(chance.sum()))
+        chance = self.chances(scores, self.debt.share_for(len(scores)))
+        self.debt.count_kept(len(scores), float(chance.sum()))
         weights = (chance / self.selectivity).to(torch.float32)
         return Selection(torch.arange(len(scores)), weights, torch.ones(len(scores), dtype=torch.float64))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._coins.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._coins.load_state_dict(state)

@@ -78,11 +78,9 @@ class LossSharePolicy(Policy):
         return 0 if self.cap == float("inf") else int(functional.is_outlier(ordered, ordered=ordered).count_nonzero())
 
     def _fraction_of(self, ordered: Tensor) -> float:
-        fraction = functional.count_for_loss_share(ordered, self.loss_share, self.cap) / max(1, len(ordered))
-        return self._worth_it(max(fraction, self.keep_at_least))
-
-    def _worth_it(self, fraction: float) -> float:
         """The fraction to keep, or everything if too few could be left out."""
+        fraction = functional.count_for_loss_share(ordered, self.loss_share, self.cap) / max(1, len(ordered))
+        fraction = max(fraction, self.keep_at_least)
         if fraction <= 1 - self.skip_at_least:
             self._why_all = None
             return fraction
