@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 _NOT_COMPARED = ("device",)  # options that do not change what a part does
-_KEPT_AS = {"scoring": "fresh"}  # options whose attribute has another name
 _OF_OPTIMIZERS = ("lr", "momentum", "betas", "weight_decay")
 
 
@@ -98,9 +97,8 @@ def checksum(tensor: Tensor) -> int:
 def _options(part: object) -> Iterator[tuple[str, Any]]:
     """Yield names and values of the constructor's arguments, if the part kept them as attributes."""
     for name, _ in _parameters(part):
-        kept = name if hasattr(part, name) else _KEPT_AS.get(name, name)
-        if name not in _NOT_COMPARED and hasattr(part, kept):
-            yield kept, getattr(part, kept)
+        if name not in _NOT_COMPARED and hasattr(part, name):
+            yield name, getattr(part, name)
 
 
 def _parameters(part: object) -> list[tuple[str, Any]]:

@@ -249,16 +249,6 @@ def test_a_proxy_that_diverges_is_named():
             "optimizer must be a function from parameters to an Optimizer, .* got SGD",
         ),
         (lambda: sb.scorers.proxy(small(), optimizer=list), TypeError, "must return a torch.optim.Optimizer, got list"),
-        (
-            lambda: sb.scorers.proxy(small(), scoring="tests"),
-            ValueError,
-            "scoring must be a scorer or one of .* got 'tests'",
-        ),
-        (
-            lambda: sb.scorers.proxy(small(), scoring=sb.scorers.ConstantScorer()),
-            TypeError,
-            "must make a selection pass, such as 'eval' or 'train', got ConstantScorer",
-        ),
     ],
 )
 def test_bad_parameters(make, error, message):

@@ -15,7 +15,6 @@ from selective_backprop.batches.layout import Layout, take_rows
 from selective_backprop.inference import device_of, seeded_rng, unwrap
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
-from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.types import Candidates, Task
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -50,7 +49,6 @@ class ProxyScorer(FreshScorer):
             selectivity of a `top_k`, it learns from its own selection.
         optimizer: makes the proxy's optimizer from its parameters, such as `torch.optim.AdamW`. The default is SGD with
             learning rate 0.1, Nesterov momentum 0.9 and weight decay 5e-4.
-        scoring: how the proxy makes its selection pass, as for `selective_backprop`.
     """
 
     score_name = "loss of the proxy"
@@ -62,7 +60,6 @@ class ProxyScorer(FreshScorer):
         train_every: int = 4,
         train_share: float = 1.0,
         optimizer: MakeOptimizer = _sgd,
-        scoring: Scoring = "eval",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"a proxy must be a torch.nn.Module, got {type(model).__name__}")
@@ -70,16 +67,10 @@ class ProxyScorer(FreshScorer):
             raise ValueError(f"train_every must be a whole number of candidate batches >= 0, got {train_every!r}")
         if not 0 < train_share <= 1:
             raise ValueError(f"train_share must be in (0, 1], got {train_share}")
-        fresh = scorer_from(scoring)
-        if not isinstance(fresh, FreshScorer):
-            raise TypeError(
-                f"the scoring= of a proxy must make a selection pass, such as 'eval' or 'train', got "
-                f"{type(fresh).__name__}"
-            )
         self.model = unwrap(model)
         self.train_every, self.train_share = train_every, train_share
         self.optimizer = _optimizer_of(self.model, optimizer) if train_every else None
-        self.fresh = fresh
+        self._pass = ForwardScorer()
         self._check = FidelityCheck(ForwardScorer())
         self._batches = 0
 
@@ -111,7 +102,7 @@ class ProxyScorer(FreshScorer):
 
     def _score(self, candidates: Candidates, task: Task) -> Tensor:
         try:
-            return self.fresh.score(candidates, Task(self.model, task.forward, task.loss))
+            return self._pass.score(candidates, Task(self.model, task.forward, task.loss))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if self._batches:
                 raise
@@ -139,16 +130,15 @@ class ProxyScorer(FreshScorer):
 
     def state_dict(self) -> dict[str, Any]:
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else None
-        parts = {"fresh": self.fresh.state_dict(), "check": self._check.state_dict()}
         own = {"model": self.model.state_dict(), "optimizer": optimizer, "batches": self._batches}
-        return copy.deepcopy(own | parts)  # a copy, because the proxy's next step changes its tensors
+        # A copy, because the proxy's next step changes its tensors.
+        return copy.deepcopy(own) | {"check": self._check.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._batches = state["batches"]
-        self.fresh.load_state_dict(state["fresh"])
         self._check.load_state_dict(state["check"])
 
 

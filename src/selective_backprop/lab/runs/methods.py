@@ -266,15 +266,13 @@ def make_method(
     2
     """
     name, given = full_name(name), dict(options or {})
-    if isinstance(given.get("scoring"), float):
-        given["scoring"] = str(given["scoring"])  # a scale factor, such as 0.875
     _check_options(name, given)
     told = ",".join(f"{key}={value}" for key, value in given.items()) or "its defaults"
     of_proxy = {key: given.pop(key) for key in _OF_PROXY if key in given}
     if "proxy" in of_proxy:
-        network = make_network(of_proxy.pop("proxy"))
-        scoring = {"scoring": given.pop("scoring")} if "scoring" in given else {}
-        given["scoring"] = sb.scorers.proxy(network, **of_proxy, **scoring)
+        if "scoring" in given:
+            raise ValueError(f"a proxy scores in a way of its own: leave out scoring={given['scoring']}")
+        given["scoring"] = sb.scorers.proxy(make_network(of_proxy.pop("proxy")), **of_proxy)
     elif of_proxy:
         raise ValueError(f"{' and '.join(of_proxy)} needs a proxy to learn: give proxy=MODEL too")
     if name == "reducible_loss":
