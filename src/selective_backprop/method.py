@@ -45,7 +45,7 @@ class Method:
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r}")
         if self.groups is not None and not isinstance(self.policy, GroupedPolicy):
             raise TypeError(f"groups need a GroupedPolicy, which selects within each group, got {self.policy!r}")
-        if self.plans_epochs and self.schedule.observes_losses:
+        if self.plans_epochs and not self.schedule.known_ahead:
             raise ValueError(
                 f"{self.name} cannot have {short(self.schedule)}, which decides from one candidate batch to the next: "
                 f"{short(self.scorer)} decides about a whole epoch before it is loaded. Use a Schedule, or a scorer "

@@ -32,8 +32,7 @@ class Schedule:
     interrupt: int = 0
     """Every `interrupt`-th candidate batch of an epoch is trained on as a whole; 0 for none."""
     observes_losses: ClassVar[bool] = False
-    """Whether `observe_losses` uses training losses, so that the user's loop must report them. Then `is_on` cannot be
-    asked about a whole epoch before it begins."""
+    """Whether `observe_losses` uses training losses, so that the user's loop must report them."""
 
     def __post_init__(self) -> None:
         if not self.warmup_epochs >= 0:  # also if it is NaN
@@ -53,6 +52,12 @@ class Schedule:
     @property
     def never_on(self) -> bool:
         return self.end == 0 or self.interrupt == 1
+
+    @property
+    def known_ahead(self) -> bool:
+        """Whether `is_on` can be asked about a whole epoch before it begins. Not if batches change the schedule."""
+        own = type(self)
+        return own.advance is Schedule.advance and own.observe is Schedule.observe
 
     def is_on(self, epochs_done: float, batch_idx: int, num_epochs: int | None = None) -> bool:
         """Whether to select from the candidate batch that begins `epochs_done` epochs into the run.

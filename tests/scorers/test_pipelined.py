@@ -375,7 +375,6 @@ def test_selection_that_is_switched_off_for_a_batch_ahead():
     """A schedule may decide when the batch has its turn: what was scored for nothing is dropped."""
 
     class TwoOnTwoOff(sb.schedules.Schedule):
-        known_ahead = False
         count = 0
 
         def advance(self, *place):
