@@ -23,8 +23,9 @@ def test_progress_counts_epochs():
     done = made_up_run("traditional, 2 epochs", [0.2, 0.1])
     under_way = made_up_run("sb, 4 epochs", [0.3], epochs=4)
     (sentence,) = progress(TimeLeft(planned), [done, under_way]).parts
-    assert "Estimated time left: **unknown**" in sentence.words
-    assert "**3 of 14 epochs** are done, and 1 of 4 runs are finished." in sentence.words
+    ((_, _, words),) = sentence.items
+    assert "Estimated time left: **unknown**" in words
+    assert "**3 of 14 epochs** are done, and 1 of 4 runs are finished." in words
 
 
 def test_the_page_is_written_after_epochs_but_not_all_the_time(experiment, tmp_path, monkeypatch):

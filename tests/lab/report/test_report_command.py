@@ -31,10 +31,10 @@ def test_figures_and_tables_are_exported(tmp_path):
     assert [(row["run"], float(row["error"])) for row in rows] == [
         (label, error) for label, values in errors.items() for error in values
     ]
-    table = list(csv.reader((tmp_path / "speed-up-compute-c0.csv").read_text().splitlines()))
+    table = list(csv.reader((tmp_path / "speed-up-seconds-c0.csv").read_text().splitlines()))
     assert [row[:2] for row in table[1:]] == [["traditional", "10.00%"], ["<b>sb</b>", "10.00%"]]
     matrix = list(csv.reader((tmp_path / "multipliers.csv").read_text().splitlines()))
-    assert [row[0] for row in matrix] == ["method", "traditional", "<b>sb</b>"]
+    assert [row[0] for row in matrix] == ["method", "traditional plain training", "<b>sb</b>"]
     assert "&lt;b&gt;sb" in (tmp_path / "error-by-compute-c0.svg").read_text()
     assert len(files) == len(list(tmp_path.iterdir()))
 

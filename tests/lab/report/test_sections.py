@@ -5,7 +5,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.report import find_runs
 from selective_backprop.lab.report.build import build_report
 from selective_backprop.lab.report.charts import Palette
@@ -13,8 +17,9 @@ from selective_backprop.lab.report.comparisons import compare_runs
 from selective_backprop.lab.report.errors import curve_rows
 from selective_backprop.lab.report.figures import Figure
 from selective_backprop.lab.report.headline import speed_table
-from selective_backprop.lab.report.images import thumbnail
+from selective_backprop.lab.report.images import Examples, thumbnail
 from selective_backprop.lab.report.logs import Log, combined_rank, overlaps, times_used
+from selective_backprop.lab.report.material import Material
 from selective_backprop.lab.report.pruning import Ranking, pruned_parts
 from selective_backprop.lab.report.seconds import (
     epoch_rows,
@@ -32,12 +37,12 @@ from selective_backprop.lab.report.selection import (
     loss_rows,
     with_would_be_chances,
 )
-from selective_backprop.lab.report.sensitivity import sensitivity, varied_lines, varied_rows
+from selective_backprop.lab.report.sensitivity import configurations_of, sensitivity, settings_rows, varied_rows
 from selective_backprop.lab.runs.ledger_log import LedgerHistory
 from tests.lab.report.conftest import small_digits
 from tests.lab.report.made_up import SECONDS, made_up_run
 
-PALETTE = Palette({"traditional": "traditional", "sb": "selective_backprop"}, [""])
+MATERIAL = Material(Palette({"traditional": "traditional", "sb": "selective_backprop"}))
 
 
 def traditional(*errors, **more):
@@ -61,15 +66,15 @@ def test_the_reference_is_the_longest_traditional_and_of_several_the_best():
 
 def test_runs_under_way_are_shown_and_not_counted():
     comparison = only([traditional(), made_up_run("sb", [0.01, 0.01], epochs=3)])
-    assert [row[0] for row in speed_table(comparison, "compute").cells] == ["traditional"]
+    assert [row[0] for row in speed_table(comparison, "traditional").cells] == ["traditional"]
     assert [row["epoch"] for row in curve_rows(comparison) if row["run"] == "sb"] == [1, 2]
 
 
 def test_arms_with_other_seeds_are_left_out_of_speed_ups():
     runs = [traditional(), *(made_up_run("sb", [0.4, 0.1, 0.1], seed=seed) for seed in (0, 1))]
-    assert [row[0] for row in speed_table(only(runs), "compute").cells] == ["traditional"]
+    assert [row[0] for row in speed_table(only(runs), "traditional").cells] == ["traditional"]
     fast = only([traditional(), made_up_run("sb", [0.4, 0.1, 0.1])])
-    assert speed_table(fast, "compute").cells[1][3].startswith("1.50")
+    assert speed_table(fast, "traditional").cells[1][3].startswith("1.50")
 
 
 def test_phases_end_at_the_target():
@@ -99,8 +104,8 @@ def test_a_diet_is_dropped_before_training():
 def test_the_projection_is_the_formula():
     runs = [traditional(), made_up_run("sb", [0.4, 0.2, 0.1], trained=30, scored=100)]
     comparison = only(runs)
-    assert measured_ratio(comparison) == pytest.approx(2)
-    passes, reference = (passes_to_target(comparison, label) for label in ("sb", "traditional"))
+    assert measured_ratio(comparison.runs) == pytest.approx(2)
+    passes, reference = (passes_to_target(comparison, label, 1.2) for label in ("sb", "traditional"))
     assert (passes, reference) == ((300, 90), (0, 300))
     # 1 + 3 x 0.3 against 3.
     assert projected_speed_up(passes, reference, 2) == pytest.approx(3 / 1.9)
@@ -112,16 +117,16 @@ def test_a_setting_that_is_varied_gets_a_line_per_method_and_other_settings():
         for share, rate, error in ((0.2, 0.1, 0.4), (0.5, 0.1, 0.3), (0.2, 0.2, 0.2), (0.5, 0.2, 0.1))
         for seed in (0, 1)
     ]
-    found = varied_lines(runs)
+    found = varied_rows(runs)
     assert set(found) == {"selectivity", "lr"}
-    assert {(row["value"], row["error"], row["line"]) for row in varied_rows("selectivity", found["selectivity"])} == {
-        (0.2, 0.4, "sb, lr=0.1"),
-        (0.5, 0.3, "sb, lr=0.1"),
-        (0.2, 0.2, "sb, lr=0.2"),
-        (0.5, 0.1, "sb, lr=0.2"),
+    assert {(row["value"], row["error"], row["budget"]) for row in found["selectivity"]} == {
+        (0.2, 0.4, "lr=0.1"),
+        (0.5, 0.3, "lr=0.1"),
+        (0.2, 0.2, "lr=0.2"),
+        (0.5, 0.1, "lr=0.2"),
     }
-    assert all(row["seeds"] == 2 for row in varied_rows("lr", found["lr"]))
-    assert varied_lines([traditional(), made_up_run("sb", [0.1], recipe={"lr": 0.5})]) == {}
+    assert all((row["method"], row["seeds"]) == ("sb", 2) for row in found["lr"])
+    assert varied_rows([traditional(), made_up_run("sb", [0.1], recipe={"lr": 0.5})]) == {}
 
 
 def made_up_log(loss, probability=None, selected=None):
@@ -136,7 +141,7 @@ def made_up_log(loss, probability=None, selected=None):
 
 def test_rows_of_a_ledger():
     log = made_up_log([[1, 2], [0.5, np.nan]], [[np.nan, 1], [0.25, 0.5]], [[1, 0], [2, 0]])
-    assert [(row["example"], row["epoch"], row["chance"]) for row in chance_rows("sb", log, [0, 1])] == [
+    assert [(row["example"], row["epoch"], row["chance"]) for row in chance_rows("sb", log)] == [
         (0, 2, 0.25),
         (1, 1, 1.0),
         (1, 2, 0.5),
@@ -175,8 +180,7 @@ def test_images_of_digits_alone_are_shown_unasked(experiment):
 
     def pictures(**more):
         section = next(s for s in build_report(runs, **more).sections if s.id == "data")
-        return [p for part in section.parts if hasattr(part, "rows") and isinstance(part.rows, dict)
-                for row in part.rows.values() for p in row]  # fmt: skip
+        return [cell for table in section.parts for row in table.cells for cell in row[1:]]
 
     assert all(picture.image for picture in pictures(load=lambda run: data))
     assert not any(picture.image for picture in pictures(load=lambda run: other))
@@ -207,9 +211,9 @@ def test_a_target_is_reached_when_the_error_stays_below_it():
 def test_the_chance_is_the_percentile_to_the_power_of_beta():
     runs = [traditional(), made_up_run("sb", [0.1], method="selective_backprop", selectivity=0.25)]
     rows = formula_rows(only(runs))
-    assert {row["beta"] for row in rows if row["run"] == "sb"} == {3}
-    assert {row["beta"] for row in rows if not row["run"]} == {0.5, 1}, "others are not too near"
-    assert all(row["chance"] == pytest.approx(row["percentile"] ** row["beta"], abs=1e-6) for row in rows)
+    assert {row["beta"] for row in rows} == {"0.5", "1", "2", "3 sb", "5"}
+    powers = [row["percentile"] ** float(row["beta"].split()[0]) for row in rows]
+    assert [row["chance"] for row in rows] == pytest.approx(powers, abs=1e-6)
     assert formula_rows(only([traditional()])) == []
 
 
@@ -224,16 +228,18 @@ def test_plain_training_has_the_chances_that_sb_would_give():
     assert with_would_be_chances("sb", chosen, {})[0] == "sb"
 
 
-def test_staleness_has_forward_passes_on_its_axis():
+def test_staleness_is_told_by_forward_passes():
     runs = [
         made_up_run(f"stale every={n}", [0.2, 0.1], method="stale", trained=50, scored=100 // n, options={"every": n})
         for n in (1, 2)
     ]
-    figure = next(part for part in sensitivity(runs, PALETTE).parts if part.id == "curves-every-0")
-    assert {(row["value"], row["epoch"]): row["forward passes"] for row in figure.rows} == {
-        (1, 1): 150, (1, 2): 300, (2, 1): 100, (2, 2): 200
+    assert {(row["budget"], row["epoch"]): row["passes"] for row in curve_rows(only(runs))} == {
+        ("every=1", 1): 150, ("every=1", 2): 300, ("every=2", 1): 100, ("every=2", 2): 200
     }  # fmt: skip
-    assert [param["value"] for param in figure.spec["params"]] == ["stale", "forward passes"]
+    (report,) = (section for section in build_report(runs).sections if section.id == "errors")
+    figure = next(part for part in report.parts if part.id == "error-by-passes-c0")
+    dashes = figure.spec["layer"][1]["encoding"]["strokeDash"]["scale"]
+    assert dashes["domain"] == ["every=1", "every=2"] and dashes["range"][0] != dashes["range"][1]
 
 
 def test_settings_that_no_other_beats_are_named():
@@ -248,13 +254,28 @@ def test_settings_that_no_other_beats_are_named():
         )
         for (share, kind), values in errors.items()
     ]
-    parts = {part.id: part for part in sensitivity(runs, PALETTE).parts}
+    runs = [dataclasses.replace(run, environment={"threads": i}) for i, run in enumerate(runs)]  # so by compute
+    parts = {part.id: part for part in sensitivity(runs, MATERIAL).parts}
     assert [row[:2] + row[4:] for row in parts["best-settings-0"].cells[:2]] == [
         ["sb", "selectivity=0.5, decay=linear", "10.00%"],
         ["sb", "selectivity=0.2, decay=linear", "20.00%"],
     ]
-    best = {row["settings"] for row in parts["settings-0"].rows if row["on compute"]}
-    assert best >= {"selectivity=0.5, decay=linear", "selectivity=0.2, decay=linear"}
+    best = {(row["settings"], row["epoch"]) for row in parts["settings-0"].rows if row["best"]}
+    assert best == {
+        ("selectivity=0.2, decay=linear", 1),
+        ("selectivity=0.2, decay=linear", 2),
+        ("selectivity=0.5, decay=linear", 2),
+    }
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_the_best_settings_are_what_no_other_dominates(errors):
+    runs = [made_up_run("sb", one, selectivity=i, trained=10 + i) for i, one in enumerate(errors)]
+    rows = settings_rows(configurations_of(runs), "compute")
+    for row in rows:
+        others = [(other["compute"], other["error"]) for other in rows]
+        cost, error = row["compute"], row["error"]
+        assert row["best"] == (not any(c <= cost and e <= error and (c, e) != (cost, error) for c, e in others))
 
 
 def test_several_machines_stand_side_by_side():
@@ -269,18 +290,18 @@ def test_several_machines_stand_side_by_side():
 
 
 def test_classes_that_lose_most_are_told():
+    images, labels = small_digits().train_images[:200], torch.tensor([0] * 40 + [1] * 160)
+    examples = Examples(ImageSet("other", images, labels, images, labels, ("cat", "dog")), labels.numpy())
     scores = np.concatenate([np.linspace(0, 0.4, 40), np.linspace(0.3, 1, 160)])
-    names = ["cat"] * 40 + ["dog"] * 160
-    parts = pruned_parts("c0", Ranking("el2n", scores), 0.25, lambda id: names[id], lambda id: "")
-    assert re.search(r"but \d\d% of cat\.", parts[0].words)
-    figure = parts[-1]
-    shares = {row["run"]: row["share"] for row in figure.rows}
+    warning, _, figure = pruned_parts(Ranking("el2n", scores), 0.25, examples)
+    assert re.search(r"but \d\d% of cat\.", warning.items[0][2])
+    shares = {row["run"]: row["left out"] for row in figure.rows}
     assert (40 * shares["cat"] + 160 * shares["dog"]) / 200 == pytest.approx(0.25)
     assert list(shares) == ["cat", "dog"]
     uniform = Ranking("el2n", np.random.default_rng(0).random(200))
-    even = pruned_parts("c0", uniform, 0.25, lambda id: names[id], lambda id: "")
-    assert [type(part).__name__ for part in even] == ["Figure"], "nothing to warn of"
-    assert pruned_parts("c0", Ranking("el2n", scores), 0.25, lambda id: "", lambda id: "") == []
+    even = pruned_parts(uniform, 0.25, examples)
+    assert [type(part).__name__ for part in even] == ["Table", "Figure"], "nothing to warn of"
+    assert pruned_parts(Ranking("el2n", scores), 0.25, Examples()) == []
 
 
 def test_odd_settings_and_records_are_drawn_all_the_same():
@@ -300,4 +321,4 @@ def test_odd_settings_and_records_are_drawn_all_the_same():
     ids = [part.id for section in report.sections for part in section.parts if isinstance(part, Figure)]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"[\w-]+", id) for id in ids)
-    assert {"curves--odd-name-0", "curves--odd-name-0-more", "curves--0"} <= set(ids)
+    assert {"sensitivity--odd-name-0", "sensitivity--odd-name-0-more", "sensitivity--0"} <= set(ids)

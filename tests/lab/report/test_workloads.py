@@ -10,14 +10,8 @@ from selective_backprop.lab.report import build_report, find_runs
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import apart, compare_runs
 from selective_backprop.lab.report.errors import arm_rows, frontiers
-from selective_backprop.lab.report.headline import (
-    alerts_of,
-    all_arms,
-    finding,
-    matrix_columns,
-    matrix_rows,
-    methods_table,
-)
+from selective_backprop.lab.report.headline import alerts_of, all_arms, finding, multipliers_table
+from selective_backprop.lab.report.material import Material
 from tests.lab.report.made_up import made_up_run
 
 
@@ -28,6 +22,11 @@ def traditional(*errors, **more):
 def only(runs):
     (comparison,) = compare_runs(runs)
     return comparison
+
+
+def cells(comparisons):
+    """By method: its cells in the first table, without its name."""
+    return {row[0].text: row[1:] for row in multipliers_table(comparisons).cells}
 
 
 def fingerprint(name, examples=100):
@@ -151,7 +150,11 @@ def test_seconds_are_compared_on_the_same_hardware_alone():
     assert same.arms[-1].seconds is not None
     assert other.arms[-1].seconds is None and other.standings.others[0].plain
     assert any("hardware" in sentence for sentence in alerts_of(other))
-    assert [methods_table(one).heading[-1].startswith("M in seconds") for one in (same, other)] == [True, False]
+    assert [multipliers_table([one]).heading[-1].more for one in (same, other)] == [
+        "in seconds, at 20.50% error",
+        "at 30.10% error",
+    ]
+    assert cells([same])["traditional"][-1].text.endswith(" seconds")
     assert ["seconds" in all_arms(one).heading for one in (same, other)] == [True, False]
 
 
@@ -161,15 +164,15 @@ def test_seconds_are_compared_on_the_same_hardware_alone():
 def test_the_matrix_has_multipliers_at_stated_errors():
     runs = [*PLAIN, *RANDOM, *method("ledger, 4 epochs", 0.3), *method("ledger, 8 epochs", 0.2, epochs=8)]
     comparison = only(runs)
-    assert [column.more for column in matrix_columns([comparison])] == ["at 20.50% error", "at 30.10% error"]
-    rows = matrix_rows([comparison])
+    assert [cell.more for cell in multipliers_table([comparison]).heading[1:3]] == ["at 20.50% error", "at 30.10% error"]
+    rows = cells([comparison])
     assert list(rows) == ["traditional", "repeated_random", "ledger"]
     cell = rows["ledger"][1]
-    assert cell.kind == "better" and cell.value == "2.00x"  # 0.3 takes plain training 4 epochs, and ledger 4 halves
+    assert cell.kind == "better" and cell.text == "2.00x"  # 0.3 takes plain training 4 epochs, and ledger 4 halves
     assert cell.hint == "lowest error 20.10% ± 0.10 with 4.00 epochs of compute"
     cell = rows["traditional"][1]
-    assert (cell.value, cell.more, cell.kind) == ("4.00 epochs", "that of plain training at its middle length", "")
-    assert [cell.kind for cell in rows["repeated_random"]] == ["", ""], "a baseline gets no verdict"
+    assert (cell.text, cell.more, cell.kind) == ("4.00 epochs", "that of plain training at its middle length", "")
+    assert {cell.kind for cell in rows["repeated_random"]} == {""}, "a baseline gets no verdict"
 
 
 def lengths(name, trained, full_name="ledger_backprop"):
@@ -185,9 +188,9 @@ def lengths(name, trained, full_name="ledger_backprop"):
     ("trained", "kind", "value"), [(50, "better", "2.00x"), (100, "same", "1.00x"), (200, "worse", "0.50x")]
 )
 def test_cells_are_coloured_by_the_number_in_them(trained, kind, value):
-    cell = matrix_rows([only([*PLAIN, *RANDOM, *lengths("ledger", trained)])])["ledger"][1]
-    assert (cell.kind, cell.value) == (kind, value)
-    unchecked = matrix_rows([only([*PLAIN, *lengths("ledger", trained)])])["ledger"][1]
+    cell = cells([only([*PLAIN, *RANDOM, *lengths("ledger", trained)])])["ledger"][1]
+    assert (cell.kind, cell.text) == (kind, value)
+    unchecked = cells([only([*PLAIN, *lengths("ledger", trained)])])["ledger"][1]
     assert unchecked.kind == ("worse" if kind == "worse" else "unknown"), "nobody ran random subsets"
     assert unchecked.more == "random subsets were not run"
 
@@ -200,15 +203,14 @@ def test_the_sentence_names_plain_training_where_it_wins():
 
 def test_what_cannot_be_compared_is_a_sentence_and_no_number():
     short = [*PLAIN, *RANDOM, *method("ledger", 0.6, trained=10)]
-    cell, _ = matrix_rows([only(short)])["ledger"]
-    assert (cell.value, cell.more, cell.kind) == ("not reached", "at best 60.10%", "unknown")
-    row = next(row for row in methods_table(only(short)).cells if row[0] == "ledger")
-    assert row[-2] == "not reached"
-    without = matrix_rows([only(method("ledger", 0.3))])["ledger"][0]
-    assert (without.value, without.more) == ("not checked", "plain training was not run")
+    cell, *_ = cells([only(short)])["ledger"]
+    assert (cell.text, cell.more, cell.kind) == ("not reached", "at best 60.10%", "unknown")
+    without = cells([only(method("ledger", 0.3))])["ledger"][0]
+    assert (without.text, without.more) == ("not checked", "plain training was not run")
     assert finding(only(method("ledger", 0.3))) == "Nothing can be said: plain training was not run."
     two = compare_runs([*PLAIN, *method("ledger", 0.3), *plain(4, 0.2, recipe={"dataset": "mnist"})])
-    assert [cell.value for cell in matrix_rows(two)["ledger"]] == ["not reached", "2.00x", "not run"]
+    assert [cell.text for cell in cells(two)["ledger"][:2]] == ["not reached", "2.00x"]
+    assert cells(two)["ledger"][-1].text == "not run"
     one_length = only([*plain(4, 0.3), *method("ledger", 0.2)])
     assert any("one length only" in sentence for sentence in alerts_of(one_length))
 
@@ -233,12 +235,10 @@ def test_the_frontier_has_one_point_for_every_arm():
     rows = arm_rows(comparison)
     assert [row["compute"] for row in rows if row["plain"]] == [2, 4, 8]
     assert len(rows) == 7
-    palette = Palette(
-        {"traditional": "traditional", "repeated_random": "repeated_random", "ledger": "ledger_backprop"}, [""]
-    )
-    (figure,) = frontiers([comparison], palette).parts
-    words = {value["words"] for layer in figure.spec["layer"] for value in layer.get("data", {}).get("values", [])}
-    assert words == {"traditional", "repeated_random", "ledger"}, "each line has its name at its end"
+    names = {"traditional": "traditional", "repeated_random": "repeated_random", "ledger": "ledger_backprop", "sb": "sb"}
+    (figure,) = frontiers([comparison], Material(Palette(names))).parts
+    legends = [layer["encoding"]["color"]["legend"]["values"] for layer in figure.spec["layer"]]
+    assert legends == [["traditional", "repeated_random", "ledger"]] * 4, "of what is there"
 
 
 # ---- what is stored, what is missing, what is damaged
@@ -275,6 +275,6 @@ def test_labels_of_a_comparison_by_epochs_are_read():
     runs = [*PLAIN, *method("repeated_random, 4 epochs of compute", 0.3, name="repeated_random", trained=100)]
     runs += [*method("EL2N + SB, 4 epochs", 0.3, name="diet")]
     comparison = only(runs)
-    assert list(matrix_rows([comparison])) == ["traditional", "repeated_random", "EL2N + SB"]
+    assert list(cells([comparison])) == ["traditional", "repeated_random", "EL2N + SB"]
     assert comparison.reference == "traditional, 8 epochs"
     assert comparison.standings.random.name == "repeated_random"

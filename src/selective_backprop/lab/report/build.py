@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.report.audits import your_data
+from selective_backprop.lab.report import audits, data, errors, headline, probes, seconds, selection
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import Comparison, compare_runs, order_of
-from selective_backprop.lab.report.data import about_data
-from selective_backprop.lab.report.errors import errors, frontiers
-from selective_backprop.lab.report.figures import Section
-from selective_backprop.lab.report.headline import headline, numbers
+from selective_backprop.lab.report.figures import Part, Section
 from selective_backprop.lab.report.images import LoadData
-from selective_backprop.lab.report.left_out import LeftOut
-from selective_backprop.lab.report.logs import read_logs
+from selective_backprop.lab.report.material import Material
 from selective_backprop.lab.report.page import render
-from selective_backprop.lab.report.probes import confidence, gradient_fidelity
 from selective_backprop.lab.report.provenance import provenance
 from selective_backprop.lab.report.runs import Run, find_runs, method_and_budget
-from selective_backprop.lab.report.seconds import machines, where_time_went
-from selective_backprop.lab.report.selection import selection
 from selective_backprop.lab.report.sensitivity import sensitivity
+
+SECTIONS: tuple[tuple[str, str, str, Callable[[Comparison, Material], list[Part]]], ...] = (
+    ("numbers", "Numbers", headline.NUMBERS, headline.numbers),
+    ("errors", "Error in the course of training", errors.CURVES, errors.errors),
+    ("seconds", "Where the time went", seconds.READING, seconds.where_time_went),
+    ("selection", "What was selected", selection.READING, selection.selection),
+    ("gradients", "Gradient fidelity", probes.GRADIENTS, probes.gradient_fidelity),
+    ("confidence", "Confidence on the test set", probes.CONFIDENCE, probes.confidence),
+    ("audit", "Your data", audits.READING, audits.your_data),
+    ("data", "The data", data.READING, data.about_data),
+)
+"""Sections of a workload: id, title, a sentence on how to read it, and what makes its figures and tables."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +63,7 @@ def build_report(
 
     Args:
         runs: as `find_runs` gives them.
-        load, images, scores: for the section on the data, see `about_data`.
+        load, images, scores: see `Material`.
     """
     comparisons = compare_runs(runs)
     labels = sorted({run.label for comparison in comparisons for run in comparison.runs}, key=order_of)
@@ -66,28 +71,21 @@ def build_report(
     methods: dict[str, str] = {}
     for label in labels:
         methods.setdefault(method_and_budget(label)[0], full_names[label])
-    palette = Palette(methods, sorted({method_and_budget(label)[1] for label in labels}))
-    left_out = LeftOut()
+    palette = Palette(methods, list(dict.fromkeys(method_and_budget(label)[1] for label in labels)))
+    material = Material(palette, load, images, scores)
     for run in (run for run in runs if run.problem):
-        left_out.add(f"environment of {run.label}, seed {run.seed}", run.problem)
-    logs = {comparison.id: read_logs(comparison, left_out) for comparison in comparisons}
-    sections = [
-        headline(comparisons),
-        frontiers(comparisons, palette),
-        numbers(comparisons),
-        errors(comparisons, palette),
-        where_time_went(comparisons, palette),
-        selection(comparisons, logs, palette),
-        gradient_fidelity(comparisons, left_out),
-        confidence(comparisons, palette, left_out),
-        sensitivity(runs, palette),
-        machines(runs),
-        your_data(comparisons, left_out, load=load, images=images),
-        about_data(comparisons, logs, left_out, load=load, images=images, scores=scores),
-        provenance(comparisons),
-    ]
-    sections.insert(1, left_out.section())  # near the top: a reader must not take what is missing for what is not so
-    return Report(comparisons, palette, [section for section in sections if section.parts], left_out.notes)
+        material.leave_out(f"environment of {run.label}, seed {run.seed}", run.problem)
+    sections = [headline.headline(comparisons), errors.frontiers(comparisons, material)]
+    for id, title, reading, make in SECTIONS:
+        parts = [
+            replace(part, id=f"{part.id}-{comparison.id}", comparison=comparison.id)
+            for comparison in comparisons
+            for part in make(comparison, material)
+        ]
+        sections.append(Section(id, title, reading, parts))
+    sections += [sensitivity(runs, material), seconds.machines(runs), provenance(comparisons)]
+    sections.insert(1, material.section())  # near the top: a reader must not take what is missing for what is not so
+    return Report(comparisons, palette, [section for section in sections if section.parts], material.left_out)
 
 
 def write_report(

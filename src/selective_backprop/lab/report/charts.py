@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,38 +14,50 @@ HIDDEN = {"name": "hidden", "value": []}
 """Methods and budgets that the reader has switched off; the page sets it in every chart."""
 
 PERCENT = ".3~p"
-PLOT_HEIGHT = 260
+_DASHES = [[1, 0], [6, 3], [2, 2], [10, 3, 2, 3], [10, 5], [1, 4], [5, 1], [3, 6]]
 
 
 class Palette:
-    """The same colour and marker for a method in every chart of every page, the same dashes for a budget.
+    """The same colour and marker for a method in every chart of every page, and dashes for its budgets.
 
     Args:
         methods: by the name that the page shows, the method's full name, which has the colour.
-        budgets: in the order of their dashes.
+        budgets: all budgets on the page.
     """
 
-    def __init__(self, methods: Mapping[str, str], budgets: Sequence[str]) -> None:
+    def __init__(self, methods: Mapping[str, str], budgets: Sequence[str] = ()) -> None:
         self.full_names, self.methods = list(methods.values()), list(methods)
-        self.budgets = ["", *(budget for budget in budgets if budget)]
+        self.budgets = [budget for budget in budgets if budget]
 
-    def color(self, **more: Any) -> Spec:
-        """Colour by method. The colours come from the theme, light or dark."""
-        return {"field": "method", "type": "nominal", "scale": {"domain": self.methods}, "legend": None} | more
+    def color(self, rows: Sequence[Row]) -> Spec:
+        """Colour by method, with a legend of the methods in these rows. The colours come from the theme."""
+        present = {row["method"] for row in rows}
+        legend = {"values": [name for name in self.methods if name in present]}
+        return {"field": "method", "type": "nominal", "scale": {"domain": self.methods}, "legend": legend}
 
-    def shape(self) -> Spec:
-        """By method."""
-        scale = {"domain": self.methods, "range": [shape_of(name) for name in self.full_names]}
-        return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+    def shape(self, rows: Sequence[Row]) -> Spec:
+        """Marker by method."""
+        shapes = [shape_of(name) for name in self.full_names]
+        return self.color(rows) | {"scale": {"domain": self.methods, "range": shapes}}
 
-    def dash(self) -> Spec:
-        """By budget; the whole line is the method as such."""
-        dashes = [DASHES[i % len(DASHES)] for i in range(len(self.budgets))]
-        scale = {"domain": self.budgets, "range": dashes}
-        return {"field": "budget", "type": "nominal", "scale": scale, "legend": None}
+    def dash(self, rows: Sequence[Row]) -> Spec:
+        """Dashes by the budgets in these rows; the whole line is the method as such."""
+        budgets = sorted({row["budget"] for row in rows}, key=self.place_of)
+        scale = {"domain": budgets, "range": [_DASHES[i % len(_DASHES)] for i in range(len(budgets))]}
+        legend = {"values": [budget for budget in budgets if budget], "symbolType": "stroke", "symbolSize": 500}
+        return {"field": "budget", "type": "nominal", "scale": scale, "legend": legend if len(budgets) > 1 else None}
 
+    def place_of(self, budget: str) -> int:
+        """Order of budgets: none first, then as on the page."""
+        return self.budgets.index(budget) if budget in self.budgets else -1
 
-DASHES = [[1, 0], [6, 3], [2, 2], [10, 3, 2, 3], [10, 5], [1, 4], [5, 1], [3, 6]]
+    def lines(self, rows: Sequence[Row], x: Spec, y: Spec) -> list[Spec]:
+        """Layers with a line for every run, and a marker at each of its points."""
+        shared = {"x": x, "y": y, "detail": {"field": "run"}, "color": self.color(rows)}
+        return [
+            layer("line", shared | {"strokeDash": self.dash(rows)}),
+            layer("point", shared | {"shape": self.shape(rows)}),
+        ]
 
 
 def axis(field: str, title: str, **more: Any) -> Spec:
@@ -57,6 +67,15 @@ def axis(field: str, title: str, **more: Any) -> Spec:
         scale["type"] = scale.pop("scale_type")
     channel: Spec = {"field": field, "type": "quantitative", "title": title, "axis": more}
     return channel | ({"scale": scale} if scale else {})
+
+
+def share_axis(field: str, title: str) -> Spec:
+    """Axis from 0 to 100%."""
+    return axis(field, title, format=".0%", domain=[0, 1])
+
+
+_WHOLE = "datum.value % 1 ? '' : datum.label"
+EPOCH: Spec = axis("epoch", "epoch", labelExpr=_WHOLE, format="d", zero=False, nice=False)
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -73,8 +92,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     return inside
 
 
-def log_axis(field: str, title: str, low: float, high: float, **more: Any) -> Spec:
-    """Logarithmic axis of a quantity from `low` to `high`, or a plain one if the quantity can be zero."""
+def log_axis(field: str, title: str, values: Sequence[float], **more: Any) -> Spec:
+    """Logarithmic axis of a quantity that has these values, or a plain one if it can be zero."""
+    low, high = min(values), max(values)
     if low <= 0:
         return axis(field, title, domain=[0, high * 1.06 or 1], nice=False, **more)
     domain = [low * 0.94, high * 1.06]
@@ -82,10 +102,16 @@ def log_axis(field: str, title: str, low: float, high: float, **more: Any) -> Sp
     return axis(field, title, scale_type="log", domain=domain, nice=False, **more)
 
 
-def colors(field: str, names: Sequence[Any], range_: Sequence[str] | None = None, **more: Any) -> Spec:
+def error_axis(rows: Sequence[Row], *columns: str) -> Spec:
+    """Axis of errors that has room for these columns, by default for the error itself."""
+    values = [row[name] for row in rows for name in columns or ("error",)]
+    return log_axis("error", "test error", values, format=PERCENT)
+
+
+def colors(field: str, names: Sequence[Any], range_: Sequence[str] | None = None, **legend: Any) -> Spec:
     """Colour by a field other than the method; without a range, from the scheme dark2."""
     scale = {"domain": list(names)} | ({"scheme": "dark2"} if range_ is None else {"range": list(range_)})
-    return {"field": field, "type": "nominal", "scale": scale, "legend": {}} | more
+    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 
 
 def layer(mark: str, encoding: Spec, *where: str | Spec, **style: Any) -> Spec:
@@ -94,34 +120,18 @@ def layer(mark: str, encoding: Spec, *where: str | Spec, **style: Any) -> Spec:
     return {"mark": {"type": mark} | style, "encoding": encoding} | ({"transform": transform} if transform else {})
 
 
-def of_methods(
-    layers: Sequence[Spec], *, height: int = PLOT_HEIGHT, params: Sequence[Spec] = (), where: Sequence[Spec] = ()
-) -> Spec:
+def of_methods(layers: Sequence[Spec], *, params: Sequence[Spec] = (), where: Sequence[Spec] = ()) -> Spec:
     """A chart whose methods the reader can hide."""
-    return {"params": [HIDDEN, *params], "transform": [SHOWN, *where], "height": height, "layer": list(layers)}
+    return {"params": [HIDDEN, *params], "transform": [SHOWN, *where], "layer": list(layers)}
 
 
-def of_one(
-    labels: Sequence[str], encoding: Spec, layers: Sequence[Spec], *, field: str = "run", params: Sequence[Spec] = ()
-) -> Spec:
-    """A chart of one method, which the reader chooses from a list below it."""
-    where = [{"filter": f"datum.{field} === chosen"}]
-    chosen = choice("chosen", labels, "method")
-    return {"params": [chosen, *params], "transform": where, "encoding": encoding, "layer": list(layers)}
-
-
-def tooltip(**fields: str) -> list[Spec]:
-    """Tooltip from titles to fields, or to field|format for numbers.
-
-    >>> tooltip(run="label", error="error|.2%")[1]
-    {'field': 'error', 'title': 'error', 'type': 'quantitative', 'format': '.2%'}
-    """
-    rows = []
-    for title, text in fields.items():
-        name, _, number_format = text.partition("|")
-        row: Spec = {"field": name, "title": title.replace("_", " "), "type": "nominal"}
-        rows.append(row | ({"type": "quantitative", "format": number_format} if number_format else {}))
-    return rows
+def of_one(labels: Sequence[str], encoding: Spec, *marks: str) -> Spec:
+    """Lines of one method, or other marks, which the reader chooses from a list below the chart."""
+    return {
+        "params": [choice("chosen", labels, "method")],
+        "transform": [{"filter": "datum.run === chosen"}],
+        "layer": [layer(mark, encoding) for mark in marks or ("line",)],
+    }
 
 
 def choice(name: str, options: Sequence[Any], title: str, chosen: Any = None) -> Spec:
@@ -139,99 +149,27 @@ def is_flat(rows: Sequence[Row], *fields: str) -> bool:
     return all(len({rounded(row.get(name)) for row in rows} - {None}) < 2 for name in fields)
 
 
-WIDEST = 22
-"""Characters in a line of a label; longer ones have several."""
-
-
-def wrapped(label: str, width: int = WIDEST) -> str:
-    """The whole of a label, in lines.
-
-    >>> wrapped("repeated_random, 12 epochs of compute")
-    'repeated_random, 12\\nepochs of compute'
-    """
-    return "\n".join(textwrap.wrap(label, width)) or label
-
-
-def bars(
-    labels: Sequence[str], encoding: Spec, *layers: Spec, params: Sequence[Spec] = (), where: Sequence[Spec] = ()
-) -> Spec:
-    """Horizontal bars, one for each label, which is never cut. Without layers, they are plain bars."""
-    lines = {label: wrapped(label) for label in labels}
-    values = [{"run": label, "lines": text} for label, text in lines.items()]
-    lookup = {"lookup": "run", "from": {"data": {"values": values}, "key": "run", "fields": ["lines"]}}
-    looks = {"title": None, "ticks": False, "domain": False, "labelLineHeight": _LINE}
-    y = {"field": "lines", "type": "nominal", "sort": list(lines.values()), "axis": looks}
-    most = max((text.count("\n") + 1 for text in lines.values()), default=1)
-    height = max(22, most * _LINE + 6) * len(lines)
-    shape: Spec = {"layer": list(layers)} if layers else {"mark": "bar"}
-    return {
-        "params": list(params),
-        "transform": [*where, lookup],
-        "height": height,
-        "encoding": {"y": y} | encoding,
-    } | shape
-
-
 _LINE = 13  # pixels
-_MOST_LABELS = 16
 
 
-def label_ends(ends: Sequence[Row], x: Spec, y: Spec, palette: Palette, *, name: str = "run") -> tuple[list[Spec], int]:
-    """Layers with the name of each line at the right edge, none above another, and what they need of room.
+def bars(rows: Sequence[Row], x: Spec, color: Spec | None = None, *, where: Sequence[Spec] = (), **more: Spec) -> Spec:
+    """Horizontal bars, one for each run. A name has a line for each part of it.
 
     Args:
-        ends: the last row of each line.
-        x, y: channels of the chart; y has its domain.
-        name: field with the words.
-
-    Returns:
-        The layers, and the height of the chart. Many lines get no names: nobody could read them.
+        rows: all rows of the figure.
+        x: axis of the bars' length.
+        color: colour of the parts of a bar, which are stacked in its order; None: bars have no parts.
+        where: filters of the rows.
+        more: more channels.
     """
-    field: str = y["field"]
-    low, high = y["scale"]["domain"]
-    if not ends or len(ends) > _MOST_LABELS:
-        return [], PLOT_HEIGHT
-    lines = [wrapped(str(row[name])).count("\n") + 1 for row in ends]
-    height = max(PLOT_HEIGHT, sum(lines) * _LINE + 24)
-    is_log = y["scale"].get("type") == "log"
-    scale = math.log if is_log else float
-    span = scale(high) - scale(low) or 1.0
-    pixels = [height * (scale(high) - scale(min(max(row[field], low), high))) / span for row in ends]
-    placed = _spread_out(pixels, [count * _LINE for count in lines], height)
-    values = []
-    for row, place, count in zip(ends, placed, lines, strict=True):
-        own = {key: rounded(row.get(key)) for key in ("method", "budget", x["field"], field)}
-        # Vega has the first line at the place of a text, the others below it.
-        for key, pixel in (("label y", place), ("text y", place - (count - 1) * _LINE / 2)):
-            level = scale(high) - pixel / height * span
-            own[key] = rounded(math.exp(level) if is_log else level)
-        values.append(own | {"words": wrapped(str(row[name]))})
-    at_edge = {"x": {"value": "width"}, "y": y | {"field": "text y"}}
-    of_method = {"color": palette.color(), "shape": palette.shape()}
-    leader = {"x": x, "x2": {"value": "width"}, "y": y, "y2": {"field": "label y"}, "color": palette.color()}
-    words, style = {"text": {"field": "words"}}, {"align": "left", "baseline": "middle", "dx": 16, "lineHeight": _LINE}
-    layers = [
-        layer("rule", leader, strokeWidth=1, opacity=0.35),
-        layer("point", at_edge | of_method, size=36, opacity=1, xOffset=9, clip=False),
-        layer("text", at_edge | words, clip=False, **style),
-    ]
-    return [{"data": {"values": values}, "transform": [SHOWN], "layer": layers}], height
-
-
-def _spread_out(places: Sequence[float], sizes: Sequence[float], height: float) -> list[float]:
-    """Centres moved apart until none is on another, in the same order and within the height.
-
-    >>> _spread_out([10.0, 12.0, 90.0], [10, 10, 10], 100)
-    [10.0, 20.0, 90.0]
-    """
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = list(places)
-    edge = 0.0
-    for i in order:
-        moved[i] = max(moved[i], edge + sizes[i] / 2)
-        edge = moved[i] + sizes[i] / 2
-    edge = height
-    for i in reversed(order):
-        moved[i] = min(moved[i], edge - sizes[i] / 2)
-        edge = moved[i] - sizes[i] / 2
-    return moved
+    labels = list(dict.fromkeys(row["run"] for row in rows))
+    most = max(label.count(", ") + 1 for label in labels)
+    looks = {"title": None, "ticks": False, "domain": False, "labelExpr": "split(datum.label, ', ')"}
+    y = {"field": "run", "type": "nominal", "sort": labels, "axis": looks | {"labelLineHeight": _LINE}}
+    transform, encoding = [*where], {"x": x, "y": y} | more
+    if color is not None:
+        order = f"indexof({color['scale']['domain']}, datum['{color['field']}'])"
+        transform.append({"calculate": order, "as": "order"})
+        encoding |= {"color": color, "order": {"field": "order", "type": "quantitative"}}
+    height = {"step": max(22, most * _LINE + 6)}
+    return {"mark": "bar", "height": height, "transform": transform, "encoding": encoding}

@@ -72,6 +72,11 @@ class Comparison:
         """Every method against plain training and random subsets."""
         return standings(self.arms)
 
+    @cached_property
+    def standings_in_seconds(self) -> Standings | None:
+        """The same by seconds; None if they cannot be compared."""
+        return standings(self.arms, seconds=True) if self.same_hardware else None
+
 
 def _comparable(runs: list[Run]) -> list[Run]:
     finished = [run for run in runs if run.finished]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.build import Report
 from selective_backprop.lab.report.charts import Palette
-from selective_backprop.lab.report.figures import Figure, Matrix, Row, Spec, Table, as_csv, columns_of, rounded
+from selective_backprop.lab.report.figures import Figure, Spec, Table, as_csv, columns_of, rounded
 
 
 def export(report: Report, folder: Path) -> list[Path]:
@@ -20,15 +18,13 @@ def export(report: Report, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     titles = {comparison.id: comparison.title for comparison in report.comparisons}
     files: dict[Path, bytes] = {}
-    parts = [(section, part) for section in report.sections for part in section.parts]
-    for section, part in parts:
-        if isinstance(part, Figure):
-            made = _figure(part, titles.get(part.comparison, section.title), report.palette)
-            files |= {folder / name: content for name, content in made.items()}
-        elif isinstance(part, Table):
-            files[folder / f"{part.id}.csv"] = as_csv(*(part.exported or (part.heading, part.cells))).encode()
-        elif isinstance(part, Matrix):
-            files[folder / f"{part.id}.csv"] = as_csv(*part.exported).encode()
+    for section in report.sections:
+        for part in section.parts:
+            if isinstance(part, Figure):
+                made = _figure(part, titles.get(part.comparison, section.title), report.palette)
+                files |= {folder / name: content for name, content in made.items()}
+            elif isinstance(part, Table):
+                files[folder / f"{part.id}.csv"] = as_csv(part.heading, part.cells).encode()
     write_whole(files)
     return sorted(files)
 
@@ -52,26 +48,9 @@ def _smaller(png: bytes) -> bytes:
 
 
 def standalone(figure: Figure, palette: Palette, subtitle: str = "") -> Spec:
-    """The chart with its data, title and legend: in the page, the last two are outside of it."""
+    """The chart with its data and title, which in the page is outside of it."""
     rows = [{name: rounded(value) for name, value in row.items()} for row in figure.rows]
     title = {"text": figure.title, "subtitle": subtitle, "offset": 14}
-    look = {"width": 480, "height": 260, "title": title, "background": theme.PAPER["light"], "padding": 12}
-    spec: Spec = look | _with_legends(figure.spec, rows)
-    return spec | {
-        "data": {"name": "rows", "values": rows},
-        "config": theme.config("light", palette.full_names) | {"background": "white"},
-    }
-
-
-def _with_legends(spec: Any, rows: Sequence[Row]) -> Any:
-    if isinstance(spec, list):
-        return [_with_legends(part, rows) for part in spec]
-    if not isinstance(spec, dict):
-        return spec
-    if spec.get("field") in ("method", "budget") and "legend" in spec and spec["legend"] is None:
-        present = {row.get(spec["field"]) for row in rows}
-        names = [name for name in spec["scale"]["domain"] if name in present and name]
-        # Without a title, legends of colour and shape are one.
-        symbol = {"symbolType": "stroke", "symbolSize": 500} if spec["field"] == "budget" else {"symbolOpacity": 1}
-        return spec | {"legend": {"orient": "right", "values": names} | symbol if names else None}
-    return {key: _with_legends(value, rows) for key, value in spec.items()}
+    look = {"width": 480, "height": 260, "title": title, "padding": 12}
+    config = theme.config("light", palette.full_names) | {"background": "white"}
+    return look | figure.spec | {"data": {"name": "rows", "values": rows}, "config": config}

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,131 +20,67 @@ class Figure:
     """A chart.
 
     Args:
-        id: unique in the page; names its files when exported.
+        id: unique in its section; names its files when exported.
         title: what is shown.
-        alt: the main numbers in words, for readers who cannot see the chart.
         spec: specification of the chart.
         rows: its data. Figures that share a list share it in the page too.
-        comparison: the comparison it belongs to, for readers who filter by comparison.
         note: how to read it, if the section's sentence does not say so.
+        comparison: the workload it belongs to.
     """
 
     id: str
     title: str
-    alt: str
     spec: Spec
     rows: list[Row]
-    comparison: str = ""
     note: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A table of words. The first column is the heading of its row.
-
-    Args:
-        note: how to read it.
-        exported: heading and cells of its CSV file, if that has more than the page.
-    """
-
-    id: str
-    title: str
-    heading: list[str]
-    cells: list[list[str]]
-    comparison: str = ""
-    note: str = ""
-    exported: tuple[list[str], list[list[Any]]] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """An example with its image, as a data URI if there is one."""
-
-    id: int
-    title: str
-    image: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Gallery:
-    """Pictures in rows, each row under its heading."""
-
-    id: str
-    title: str
-    rows: dict[str, list[Picture]]
-    comparison: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """A paragraph of findings. The page shows text between ** and ** in bold."""
-
-    words: str
     comparison: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """What the matrix says of a method on a workload.
+    """A cell that is more than a word.
 
     Args:
-        value: the number, or why there is none.
-        more: its interval.
-        hint: the arm it is of, for who points at it.
-        kind: "better", "same", "worse" or "unknown"; "" where there is nothing to judge.
+        text: what it says.
+        more: said below it in smaller letters.
+        kind: its colour, one of the kinds in the table's legend.
+        hint: shown to readers who point at it.
+        image: shown above the text, as a data URI.
+        link: id of the workload that it leads to.
     """
 
-    value: str
+    text: str
     more: str = ""
     kind: str = ""
     hint: str = ""
+    image: str = ""
+    link: str = ""
+
+    def __str__(self) -> str:
+        """What a CSV file has of it."""
+        return f"{self.text} {self.more}".strip() + (f" ({self.hint})" if self.hint else "")
+
+
+Line = list[str | Cell]
+"""A row of a table."""
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
-    """A column of the matrix: a workload at an error.
+class Table:
+    """A table. The first column is the heading of its row.
 
     Args:
-        comparison: id of the workload.
-        title: title of the workload.
-        more: the error, in words.
-        target: its name; "" where there is none.
-    """
-
-    comparison: str
-    title: str
-    more: str
-    target: str
-
-
-@dataclass(frozen=True, eq=False)
-class Matrix:
-    """Methods by workloads.
-
-    Args:
-        rows: a cell for each column, by method.
-        also: another name for some of the methods.
+        note: how to read it.
         legend: words for each kind of cell.
     """
 
     id: str
     title: str
-    columns: list[Column]
-    rows: dict[str, list[Cell]]
-    legend: dict[str, str]
-    also: dict[str, str] = field(default_factory=dict)
+    heading: Sequence[str | Cell]
+    cells: Sequence[Sequence[str | Cell]]
     note: str = ""
+    legend: Mapping[str, str] = field(default_factory=dict)
     comparison: str = ""
-
-    @property
-    def exported(self) -> tuple[list[str], list[list[Any]]]:
-        """Heading and cells of its CSV file."""
-        cells = [
-            [f"{cell.value} {cell.more}".strip() + (f" ({cell.hint})" if cell.hint else "") for cell in row]
-            for row in self.rows.values()
-        ]
-        heading = ["method", *(f"{column.title} {column.more}".strip() for column in self.columns)]
-        return heading, [[name, *row] for name, row in zip(self.rows, cells, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +94,7 @@ class Notes:
     comparison: str = ""
 
 
-Part = Figure | Table | Gallery | Text | Matrix | Notes
+Part = Figure | Table | Notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +108,7 @@ class Section:
     id: str
     title: str
     reading: str
-    parts: list[Part]
+    parts: Sequence[Part]
     overview: bool = False
 
 
@@ -196,7 +132,7 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def as_csv(heading: Sequence[str], cells: Sequence[Sequence[Any]]) -> str:
+def as_csv(heading: Sequence[Any], cells: Sequence[Sequence[Any]]) -> str:
     """Write a table as CSV. A cell that a spreadsheet would take for a formula gets an apostrophe before it.
 
     >>> print(as_csv(["id", "name"], [[1, "a, b"], [-2, "=1+1"], [3, "-4.5%"]]), end="")
@@ -206,14 +142,13 @@ def as_csv(heading: Sequence[str], cells: Sequence[Sequence[Any]]) -> str:
     3,-4.5%
     """
     writer = csv.writer(lines := io.StringIO(), lineterminator="\n")
-    writer.writerow(map(_no_formula, heading))
-    writer.writerows(map(_no_formula, row) for row in cells)
+    writer.writerows(map(_no_formula, row) for row in (heading, *cells))
     return lines.getvalue()
 
 
 def _no_formula(cell: Any) -> Any:
-    is_formula = isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(cell)
-    return f"'{cell}" if is_formula else cell
+    text = str(cell) if isinstance(cell, (str, Cell)) else ""
+    return f"'{text}" if text[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(text) else text or cell
 
 
 _NUMBER = re.compile(r"[-+][\d.,]+ ?[%x]?")

@@ -1,4 +1,4 @@
-"""Images of training examples, small enough to be part of a page, and the data that they come from."""
+"""Training examples of runs: their labels, and images that are small enough to be part of a page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.lab.data.datasets import ImageSet, load_images, split_validation
+from selective_backprop.lab.data.datasets import ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.data.decoding import import_extra
+from selective_backprop.lab.report.figures import Cell
 from selective_backprop.lab.report.runs import Run
 
 LoadData = Callable[[Run], ImageSet]
@@ -72,44 +75,47 @@ def quoted_text(row: Tensor, most: int = 200) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """How the training examples of a run are shown: as pictures, as texts, or not at all."""
+class Examples:
+    """What the page knows and shows of the training examples of a run."""
 
-    data: ImageSet | None
+    data: ImageSet | None = None
     """None if the data are not on this machine."""
+    labels: NDArray[np.int64] | None = None
+    """Labels that were trained on, with those that the run made wrong."""
     visible: bool = False
     """Whether the page may show examples."""
 
     @classmethod
-    def of(cls, run: Run, size: int, load: LoadData | None, images: bool | None) -> Shown:
-        """Load the data of a run with so many examples.
-
-        images: whether to show examples; None: only of data that anybody may pass on.
-        """
+    def of(cls, run: Run, size: int, load: LoadData | None, images: bool | None) -> Examples:
+        """Load the data of a run with so many examples; `load` and `images` as in `Material`."""
         try:
             data = load(run) if load is not None else None
         except (ValueError, OSError, ImportError):
             data = None  # the run was made on another machine
         if data is None or len(data.train_labels) != size:
-            return cls(None)
+            return cls()
+        noise, labels = float(run.config.get("label_noise", 0)), data.train_labels
+        if noise:
+            labels, _ = flip_labels(labels, noise, data.num_classes, seed=run.seed)
         # A folder may have one of these names, too: then the run names its path.
         is_free = data.name in ("digits", "wordnet") and run.recipe["dataset"] == data.name
-        return cls(data, is_free if images is None else images)
+        return cls(data, labels.numpy(), is_free if images is None else images)
 
     def class_name(self, label: int) -> str:
+        """Name of a class, or its number where the data are not known."""
         known = self.data is not None and 0 <= label < self.data.num_classes
         return self.data.classes[label] if known and self.data is not None else str(label)
 
-    def image(self, id: int) -> str:
-        """Image of an example as a data URI; "" if it is not to be shown or a text."""
-        return (
-            "" if not self.visible or self.data is None or self.data.is_text else thumbnail(self.data.train_images[id])
-        )
+    def label_of(self, id: int) -> str:
+        """Name of the label that the example was trained with; "" if it is not known."""
+        return "" if self.labels is None else self.class_name(int(self.labels[id]))
 
-    @property
-    def columns(self) -> dict[str, Callable[[int], str]]:
-        """The column of a table that shows examples, if they are to be shown."""
-        if self.data is None or not self.visible:
-            return {}
-        images = self.data.train_images
-        return {"text": lambda id: quoted_text(images[id])} if self.data.is_text else {"image": self.image}
+    def show(self, id: int, words: str = "") -> Cell:
+        """A cell with the example's id, and its image or text if it may be shown; `words` is said of it on pointing."""
+        hint = f"labelled {self.label_of(id)}{words}" if self.labels is not None else words
+        if not self.visible or self.data is None:
+            return Cell(str(id), hint=hint)
+        example = self.data.train_images[id]
+        if self.data.is_text:
+            return Cell(str(id), more=quoted_text(example), hint=hint)
+        return Cell(str(id), image=thumbnail(example), hint=hint)

@@ -11,7 +11,7 @@ from pathlib import Path
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.report.build import Report, build_report, write_report
-from selective_backprop.lab.report.figures import Section, Text
+from selective_backprop.lab.report.figures import Notes, Section
 from selective_backprop.lab.report.page import render
 from selective_backprop.lab.report.runs import Run, find_runs
 from selective_backprop.lab.runs.experiment import Entry, Show
@@ -89,4 +89,4 @@ def progress(left: TimeLeft, runs: Sequence[Run]) -> Section:
         f"**{sum(done.values())} of {epochs} epochs** are done, and {ended} of {len(left.planned)} runs are finished. "
         f"Estimated time left: **{left}**."
     )
-    return Section("progress", "Progress", READING, [Text(words)], overview=True)
+    return Section("progress", "Progress", READING, [Notes("done", "", [("", "", words)])], overview=True)

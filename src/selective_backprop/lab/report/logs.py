@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.left_out import LeftOut
+from selective_backprop.lab.report.material import Material
 from selective_backprop.lab.report.runs import Run
 from selective_backprop.lab.runs.ledger_log import LedgerHistory, read_ledger_log
 from selective_backprop.lab.study.agreement import overlap
@@ -40,17 +39,16 @@ class Log:
         return int(self.history.loss.shape[0])
 
 
-def read_logs(comparison: Comparison, left_out: LeftOut) -> dict[str, Log]:
+def read_logs(comparison: Comparison, material: Material) -> dict[str, Log]:
     """Logs by label, without baselines. Takes the first seed that has a log, since seeds may have other examples."""
-    logs: dict[str, Log] = {}
+    if comparison.id in material.logs:
+        return material.logs[comparison.id]
+    logs = material.logs[comparison.id] = {}
     for label, runs in comparison.by_label.items():
-        if len(logs) == MOST_LOGS:
-            break
-        for run in runs if not runs[0].is_baseline else ():
+        for run in runs if not runs[0].is_baseline and len(logs) < MOST_LOGS else ():
             if not any((run.path / "ledger").glob("epoch-*.pt")):
                 continue
-            what = f"ledger of {label}, seed {run.seed}"
-            history = left_out.unless_damaged(what, functools.partial(read_ledger_log, run.path))
+            history = material.read(f"ledger of {label}, seed {run.seed}", read_ledger_log, run.path)
             if history is not None:
                 logs[label] = Log(run, history)
                 break

@@ -14,13 +14,13 @@ from selective_backprop.files.locks import locked_folder
 from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
-from selective_backprop.lab.report.charts import DASHES, Palette
+from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Figure, Row, Section, columns_of, rounded
+from selective_backprop.lab.report.figures import Cell, Figure, Row, Section, columns_of, rounded
 from selective_backprop.lab.report.runs import method_and_budget
 
 _FOLDER = Path(__file__).parent / "template"
-_MOST_BUDGETS = 6  # more would be a legend that nobody reads
+_MOST_BUDGETS = 12  # more would be a legend that nobody reads
 
 
 def render(
@@ -39,8 +39,7 @@ def render(
         sections=[section for section in sections if not section.overview],
         methods=palette.methods,
         budgets=palette.budgets if 1 < len(palette.budgets) <= _MOST_BUDGETS else [],
-        dashes=[" ".join(map(str, dash)) for dash in DASHES],
-        place_of=lambda label: _place(palette, label),
+        place_of=lambda cell: _place(palette, cell),
         themes=theme,
         full_names=palette.full_names,
         data=_data(comparisons, sections, palette),
@@ -79,9 +78,9 @@ def _summary(comparisons: Sequence[Comparison]) -> str:
     return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counted)
 
 
-def _place(palette: Palette, label: str) -> tuple[int, str, str] | None:
+def _place(palette: Palette, cell: str | Cell) -> tuple[int, str, str] | None:
     """If it is the label of a run: which of the page's colours it has, the method's name, and the budget."""
-    name, budget = method_and_budget(label)
+    name, budget = method_and_budget(cell.text if isinstance(cell, Cell) else cell)
     return (palette.methods.index(name), name, budget) if name in palette.methods else None
 
 
@@ -93,9 +92,8 @@ def _data(comparisons: Sequence[Comparison], sections: Sequence[Section], palett
     """Specs and rows for the page's script; lists of rows that figures share are in it once."""
     titles = {comparison.id: comparison.title for comparison in comparisons}
     found = [(part, section) for section in sections for part in section.parts if isinstance(part, Figure)]
-    figures = [figure for figure, _ in found]
     tables: dict[int, dict[str, Any]] = {}
-    for figure in figures:
+    for figure, _ in found:
         tables.setdefault(id(figure.rows), _compact(figure.rows))
     places = {key: number for number, key in enumerate(tables)}
     return {

@@ -36,7 +36,7 @@ def provenance(comparisons: Sequence[Comparison]) -> Section:
         Table("commands", "Commands", ["command", "runs"], [[text, str(count)] for text, count in commands.items()]),
         Table("environment", "Versions and hardware", [*keys, "runs"], [[*m, str(n)] for m, n in machines.items()]),
     ]
-    return Section("provenance", "How it was made", READING, list(parts))
+    return Section("provenance", "How it was made", READING, parts)
 
 
 def command_of(environment: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from selective_backprop.lab.runs.records import read_records
 from selective_backprop.lab.runs.training import Record
 from selective_backprop.lab.study.curves import Curve
 
-_SWEPT = re.compile(r"(?P<name>\S+) [\w.]+=\S*(?: [\w.]+=\S*)*")
+_SWEPT = re.compile(r"(?P<name>\S+) (?P<settings>[\w.]+=\S*(?: [\w.]+=\S*)*)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +53,7 @@ class Run:
     @property
     def is_baseline(self) -> bool:
         """Whether the run is a baseline with the budget of another method."""
-        budget = method_and_budget(self.label)[1]
-        return bool(budget) and not re.fullmatch(r"[\d.]+ epochs?", budget)
+        return self.label.partition(", ")[2].endswith("compute")
 
     @property
     def epochs(self) -> int:
@@ -200,13 +199,15 @@ def _require_number(value: object, what: str, *, least: float = 0) -> None:
 
 
 def method_and_budget(label: str) -> tuple[str, str]:
-    """The method's name, which has a colour, and the budget it was given, which has its dashes.
+    """The method's name, which has a colour, and what else tells the run from others of it, which has its dashes.
 
     >>> method_and_budget("ledger, 4 epochs"), method_and_budget("sb selectivity=0.2 every=3"), method_and_budget("sb")
-    (('ledger', '4 epochs'), ('sb', ''), ('sb', ''))
+    (('ledger', '4 epochs'), ('sb', 'selectivity=0.2 every=3'), ('sb', ''))
     """
     name, _, budget = label.partition(", ")
-    return (match["name"] if (match := _SWEPT.fullmatch(name)) else name), budget
+    if match := _SWEPT.fullmatch(name):
+        return match["name"], ", ".join(filter(None, [match["settings"], budget]))
+    return name, budget
 
 
 def names_of(label: str) -> dict[str, str]:
@@ -233,3 +234,8 @@ def running_means(runs: Sequence[Run], value: Callable[[Record], float]) -> list
     columns = [list(accumulate(map(value, run.records))) for run in runs]
     length = min(map(len, columns))
     return [fmean(values) for values in zip(*(column[-length:] for column in columns), strict=True)]
+
+
+def forward_passes(record: Record) -> float:
+    """Examples sent forward through the network in an epoch, to score them or to train on them."""
+    return float(record["scored"] + record["trained"])

@@ -1,33 +1,20 @@
-"""What settings do: the final error by one setting, curves for its values, and which settings no other beats."""
+"""What settings do: the final error by one setting, and which settings no other beats."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.lab.report.charts import (
-    HIDDEN,
-    PERCENT,
-    PLOT_HEIGHT,
-    SHOWN,
-    Palette,
-    axis,
-    choice,
-    label_ends,
-    layer,
-    of_methods,
-    of_one,
-    tooltip,
-)
-from selective_backprop.lab.report.errors import error_axis
+from selective_backprop.lab.report.charts import HIDDEN, SHOWN, axis, error_axis, layer, of_methods
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec, Table
-from selective_backprop.lab.report.runs import Run, method_and_budget, running_means
-from selective_backprop.lab.runs.training import Record
-from selective_backprop.lab.study.curves import AXES, Curve, pareto_frontier
+from selective_backprop.lab.report.material import Material
+from selective_backprop.lab.report.runs import Run, method_and_budget
+from selective_backprop.lab.study.curves import Curve
 
 READING = (
     "Each line joins runs of a method that differ in one setting alone, bars span the seeds, and a flat line is a "
@@ -36,35 +23,32 @@ READING = (
 _WORDS = {
     "every": "staleness: scores renewed every n epochs",
     "label_noise": "share of wrong labels",
-    "selectivity": "selectivity",
     "model": "architecture",
     "decay": "learning-rate schedule",
     "lr": "learning rate",
 }
 
 
-def sensitivity(runs: Sequence[Run], palette: Palette) -> Section:
+def sensitivity(runs: Sequence[Run], material: Material) -> Section:
     """Charts for every setting that runs differ in, and one of all settings together."""
     finished = [run for run in runs if run.finished and not run.is_baseline]
     datasets = dict.fromkeys(str(run.recipe["dataset"]) for run in finished)
-    parts: list[Figure] = []
+    parts: list[Part] = []
     for number, dataset in enumerate(datasets):
         mine = [run for run in finished if str(run.recipe["dataset"]) == dataset]
-        for setting, lines in varied_lines(mine).items():
+        for setting, rows in varied_rows(mine).items():
             words = _WORDS.get(setting, setting.replace("_", " ")) or "a setting without a name"
             heading = f"{dataset}: {words}" if len(datasets) > 1 else words[0].upper() + words[1:]
-            id = f"{re.sub(r'[^a-z_]+', '-', setting.lower())[:40]}-{number}"  # names files when exported
-            while any(part.id == f"curves-{id}" for part in parts):
+            id = f"sensitivity-{re.sub(r'[^a-z_]+', '-', setting.lower())[:40]}-{number}"  # names files when exported
+            while any(part.id == id for part in parts):
                 id += "-more"
-            parts.append(_by_value(f"sensitivity-{id}", setting, lines, heading, palette))
-            parts.append(_curves(f"curves-{id}", f"{heading}, in the course of training", setting, lines))
-    return Section("sensitivity", "Sensitivity to settings", READING, [*parts, *_all_settings(finished, palette)])
+            parts.append(_by_value(id, heading, words, rows, material))
+    return Section("sensitivity", "Sensitivity to settings", READING, [*parts, *_all_settings(finished, material)])
 
 
 # ---- runs by their settings
 
 _NOT_VARIED = ("seed", "label", "length", "method", "recipe.method", "recipe.selectivity", "recipe.source")
-COSTS = ("forward passes", "compute", "seconds")
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -87,18 +71,6 @@ def _plain(key: str, value: Any) -> Any:
     return value if isinstance(value, (int, float, str)) else json.dumps(value)
 
 
-def words_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What sets each of these apart from the others.
-
-    >>> words_of([{"lr": 0.1, "every": 2}, {"lr": 0.1, "every": 3}])
-    ['every=2', 'every=3']
-    """
-    return [
-        ", ".join(f"{key}={value}" for key, value in own.items() if any(other.get(key) != value for other in settings))
-        for own in settings
-    ]
-
-
 @dataclass(frozen=True, eq=False)
 class Configuration:
     """Runs of a method with the same settings, by seed."""
@@ -107,25 +79,14 @@ class Configuration:
     settings: dict[str, Any]
     runs: list[Run]
 
-    @property
-    def curve(self) -> Curve:
-        return Curve.mean([run.curve for run in self.runs])
-
-    def rows(self, **more: Any) -> list[Row]:
-        """A row per epoch with what was spent, and the error; means over seeds."""
-        curve, passes = self.curve, running_means(self.runs, forward_passes)
-        costs = zip(curve.errors, passes, curve.compute, curve.seconds, strict=True)
-        return [
-            {"method": self.method, "budget": "", "epoch": epoch + 1, "error": error, "seeds": len(self.runs)}
-            | dict(zip(COSTS, spent, strict=True))
-            | more
-            for epoch, (error, *spent) in enumerate(costs)
-        ]
-
-
-def forward_passes(record: Record) -> float:
-    """Examples sent forward through the network in an epoch, to score them or to train on them."""
-    return float(record["scored"] + record["trained"])
+    def words(self, others: Sequence[Configuration], without: str = "") -> str:
+        """What sets it apart from other configurations of its method, apart from one setting."""
+        alike = [one.settings for one in others if one.method == self.method]
+        return ", ".join(
+            f"{key}={value}"
+            for key, value in self.settings.items()
+            if key != without and any(settings.get(key) != value for settings in alike)
+        )
 
 
 def configurations_of(runs: Sequence[Run]) -> list[Configuration]:
@@ -137,114 +98,47 @@ def configurations_of(runs: Sequence[Run]) -> list[Configuration]:
     return [Configuration(method_and_budget(mine[0].label)[0], settings_of(mine[0]), mine) for mine in groups.values()]
 
 
-def varied_lines(runs: Sequence[Run]) -> dict[str, dict[str, list[Configuration]]]:
-    """By setting: lines of configurations that differ in it alone, by a name that tells lines apart."""
+# ---- one setting
+
+
+def varied_rows(runs: Sequence[Run]) -> dict[str, list[Row]]:
+    """By setting: the final error at each of its values, in lines of configurations that differ in it alone.
+
+    A line is known by its method, and by the other settings in which it differs from lines of that method.
+    """
     configurations = configurations_of(runs)
     names = dict.fromkeys(name for one in configurations for name in one.settings)
     names.pop("epochs", None)  # the charts of error against compute show what the length does
-    found: dict[str, dict[str, list[Configuration]]] = {}
+    found: dict[str, list[Row]] = {}
     for name in names:
         lines: dict[str, list[Configuration]] = {}
         for one in configurations:
             if name in one.settings:
                 others = {key: value for key, value in one.settings.items() if key != name}
                 lines.setdefault(json.dumps([one.method, others], sort_keys=True), []).append(one)
-        kept = [line for line in lines.values() if len({str(one.settings[name]) for one in line}) > 1]
-        if kept:
-            found[name] = dict(zip(_names(kept, name), kept, strict=True))
+        kept = [one for line in lines.values() if len({str(one.settings[name]) for one in line}) > 1 for one in line]
+        for one in kept:
+            errors = [run.records[-1]["test_error"] for run in one.runs]
+            row = {"method": one.method, "budget": one.words(kept, name), "value": one.settings[name]}
+            spread = {"error": fmean(errors), "lowest": min(errors), "highest": max(errors), "seeds": len(errors)}
+            found.setdefault(name, []).append(row | spread)
     return found
 
 
-def _names(lines: Sequence[Sequence[Configuration]], setting: str) -> list[str]:
-    """Name each line by its method, and by the other settings in which it differs from lines of that method."""
-    names = []
-    for line in lines:
-        of_method = [other for other in lines if other[0].method == line[0].method]
-        others = [{key: value for key, value in one[0].settings.items() if key != setting} for one in of_method]
-        words = words_of(others)[of_method.index(line)]
-        names.append(f"{line[0].method}, {words}" if words else line[0].method)
-    return names
-
-
-# ---- one setting
-
-
-def varied_rows(setting: str, lines: Mapping[str, Sequence[Configuration]]) -> list[Row]:
-    """The final error at each value of a setting, for each line."""
-    rows: list[Row] = []
-    for line, configurations in lines.items():
-        for one in configurations:
-            errors = [run.records[-1]["test_error"] for run in one.runs]
-            row = {"method": one.method, "budget": "", "line": line, "value": one.settings[setting]}
-            spread = {"error": fmean(errors), "lowest": min(errors), "highest": max(errors), "seeds": len(errors)}
-            rows.append(row | spread | {"compute": fmean(run.curve.compute[-1] for run in one.runs)})
-    return rows
-
-
-def _by_value(
-    id: str, setting: str, lines: Mapping[str, Sequence[Configuration]], heading: str, palette: Palette
-) -> Figure:
-    rows = varied_rows(setting, lines)
-    numeric = all(isinstance(row["value"], (int, float)) for row in rows)
-    title = _WORDS.get(setting, setting.replace("_", " "))
-    if numeric:
+def _by_value(id: str, heading: str, words: str, rows: list[Row], material: Material) -> Figure:
+    if all(isinstance(row["value"], (int, float)) for row in rows):
         step = 1 if all(isinstance(row["value"], int) for row in rows) else 0
-        x = axis("value", title, zero=False, nice=False, padding=16, format=",.3~f", tickMinStep=step)
+        x = axis("value", words, zero=False, nice=False, padding=16, format=",.3~f", tickMinStep=step)
     else:
-        x = {"field": "value", "type": "nominal", "title": title, "axis": {"labelAngle": 0}}
-    low, high = min(row["lowest"] for row in rows), max(row["highest"] for row in rows)
-    room = 0.06 * (high - low) or 0.01
-    y = axis("error", "final test error", format=PERCENT, domain=[max(0.0, low - room), high + room], nice=False)
-    shared = {"x": x, "y": y, "color": palette.color()}
-    tips = tooltip(line="line", value="value", error="error|.2%", compute="compute|.2f", seeds="seeds")
-    ends = {row["line"]: row for row in sorted(rows, key=lambda row: float(row["value"]))} if numeric else {}
-    names, height = label_ends(list(ends.values()), x, y, palette, name="line") if numeric else ([], PLOT_HEIGHT)
+        x = {"field": "value", "type": "nominal", "title": words, "axis": {"labelAngle": 0}}
+    y, palette = error_axis(rows, "lowest", "highest"), material.palette
+    shared = {"x": x, "y": y, "color": palette.color(rows), "detail": {"field": "budget"}}
     layers = [
-        layer("line", shared | {"detail": {"field": "line"}}),
+        layer("line", shared | {"strokeDash": palette.dash(rows)}),
         layer("rule", shared | {"y": y | {"field": "lowest"}, "y2": {"field": "highest"}}, strokeWidth=1.5),
-        layer("point", shared | {"shape": palette.shape(), "tooltip": tips}, size=50),
+        layer("point", shared | {"shape": palette.shape(rows)}, size=50),
     ]
-    best = min(rows, key=lambda row: float(row["error"]))
-    alt = f"Lowest error {best['error']:.2%}, by {best['line']} at {best['value']}."
-    return Figure(id, heading, alt, of_methods([*layers, *names], height=height), rows)
-
-
-def _against(first: str, costs: Sequence[str], runs: Sequence[Run]) -> Spec:
-    """A list of costs to choose from. Seconds are left out where runs were made on several machines."""
-    offered = [cost for cost in costs if cost != "seconds" or len({run.hardware for run in runs}) == 1]
-    return choice("against", offered, "against", first)
-
-
-_AGAINST: Spec = {"calculate": "datum[against]", "as": "cost"}
-_X: Spec = axis("cost", "cost, as chosen below", format="~s")
-
-
-def _curves(id: str, title: str, setting: str, lines: Mapping[str, Sequence[Configuration]]) -> Figure:
-    """Error in the course of training, a line for each value of a setting; the reader chooses the method."""
-    rows = [
-        row
-        for line, configurations in lines.items()
-        for one in configurations
-        for row in one.rows(line=line, value=one.settings[setting])
-    ]
-    values = list(dict.fromkeys(row["value"] for row in rows))
-    numeric = all(isinstance(value, (int, float)) for value in values)
-    color: Spec = {
-        "field": "value",
-        "type": "ordinal" if numeric else "nominal",
-        "scale": {"domain": sorted(values) if numeric else values, "scheme": "viridis" if numeric else "dark2"},
-        "legend": {"title": setting, "titleOrient": "left", "columns": 5},
-    }
-    costs = {cost: f"{cost}|,.4~g" for cost in COSTS}
-    tips = tooltip(line="line", value="value", epoch="epoch", error="error|.2%", **costs)
-    runs = [run for configurations in lines.values() for one in configurations for run in one.runs]
-    against = _against("forward passes" if setting == "every" else "compute", COSTS, runs)
-    layers = [{"mark": "line"}, layer("point", {"tooltip": tips})]
-    spec = of_one(list(lines), {"x": _X, "y": error_axis(rows), "color": color}, layers, field="line", params=[against])
-    spec["transform"].append(_AGAINST)
-    first, shown = next(iter(lines.items()))
-    final = "; ".join(f"{one.settings[setting]} {one.curve.errors[-1]:.2%}" for one in shown)
-    return Figure(id, title, f"Final errors of {first}: {final}.", spec, rows)
+    return Figure(id, heading, of_methods(layers), rows)
 
 
 # ---- all settings together
@@ -254,7 +148,7 @@ _LISTED = 12
 _SHOWN_FROM = 3.0  # times the lowest error: points above are of the first epochs
 
 
-def _all_settings(runs: Sequence[Run], palette: Palette) -> list[Part]:
+def _all_settings(runs: Sequence[Run], material: Material) -> list[Part]:
     """Every epoch of every configuration, for each set of data and network that has several settings of a method.
 
     Runs with other learning rates, schedules or lengths are in one chart: the question is which settings to choose.
@@ -268,50 +162,46 @@ def _all_settings(runs: Sequence[Run], palette: Palette) -> list[Part]:
         configurations = configurations_of(mine)
         if len(configurations) > max(2, len({one.method for one in configurations})):
             about = f"{mine[0].recipe['dataset']}, {mine[0].recipe['model']}: " if len(subjects) > 1 else ""
-            parts += _settings(configurations, mine, palette, number, about)
+            cost = "seconds" if len({run.hardware for run in mine}) == 1 else "compute"
+            parts += _settings(settings_rows(configurations, cost), cost, number, about, material)
     return parts
 
 
-def _settings(
-    configurations: Sequence[Configuration], runs: Sequence[Run], palette: Palette, number: int, about: str
-) -> list[Part]:
-    curves = {str(i): one.curve for i, one in enumerate(configurations)}
-    best = min(error for curve in curves.values() for error in curve.errors)
-    on_it = {by: set(pareto_frontier(curves, by)) for by in AXES}
+def settings_rows(configurations: Sequence[Configuration], cost: str) -> list[Row]:
+    """A row per epoch of each configuration, without those of high errors; "best" where nothing cheaper is better."""
     rows: list[Row] = []
-    for i, one in enumerate(configurations):
-        of_method = [other for other in configurations if other.method == one.method]
-        words = words_of([other.settings for other in of_method])[of_method.index(one)]
-        rows += [
-            row | {f"on {by}": (str(i), row[by], row["error"]) in on_it[by] for by in AXES}
-            for row in one.rows(settings=words or "as in the recipe")
-            if row["error"] <= max(_SHOWN_FROM * best, best + 0.02)
-        ]
-    named = sorted((row for row in rows if row["on compute"]), key=lambda row: row["error"])[:_LISTED]
+    for one in configurations:
+        curve = Curve.mean([run.curve for run in one.runs])
+        row: Row = {"method": one.method, "budget": "", "settings": one.words(configurations) or "as in the recipe"}
+        spent = curve.seconds if cost == "seconds" else curve.compute
+        for epoch, (error, paid) in enumerate(zip(curve.errors, spent, strict=True)):
+            rows.append(row | {"epoch": epoch + 1, cost: paid, "error": error})
+    lowest = math.inf
+    for row in sorted(rows, key=lambda row: (row[cost], row["error"])):
+        row["best"] = row["error"] < lowest
+        lowest = min(lowest, row["error"])
+    return [row for row in rows if row["error"] <= max(_SHOWN_FROM * lowest, lowest + 0.02)]
+
+
+def _settings(rows: list[Row], cost: str, number: int, about: str, material: Material) -> list[Part]:
+    best = sorted((row for row in rows if row["best"]), key=lambda row: row["error"])[:_LISTED]
     cells = [
-        [row["method"], row["settings"], str(row["epoch"]), f"{row['compute']:.3g}", f"{row['error']:.2%}"]
-        for row in named
+        [row["method"], row["settings"], str(row["epoch"]), f"{row[cost]:.3g}", f"{row['error']:.2%}"] for row in best
     ]
-    place = {"x": _X, "y": error_axis(rows)}
-    tips = tooltip(method="method", settings="settings", epoch="epoch", error="error|.2%", compute="compute|,.4~g")
-    points = place | {"color": palette.color(), "shape": palette.shape(), "tooltip": tips}
-    on, off = "datum['on ' + against]", "!datum['on ' + against]"
+    place: Spec = {"x": axis(cost, cost, format="~s"), "y": error_axis(rows)}
+    points = place | {"color": material.palette.color(rows), "shape": material.palette.shape(rows)}
+    points |= {"detail": [{"field": "settings"}, {"field": "epoch"}]}
     layers = [
-        layer("line", place, on, interpolate="step-after", strokeWidth=1, color="#8a94a3"),
-        layer("point", points, SHOWN, off, opacity=0.3, size=16),
-        layer("point", points, SHOWN, on, opacity=1, size=80),
+        layer("line", place, "datum.best", interpolate="step-after", strokeWidth=1, color="#8a94a3"),
+        layer("point", points, SHOWN, "!datum.best", opacity=0.3, size=16),
+        layer("point", points, SHOWN, "datum.best", size=80),
     ]
-    against = _against("compute", AXES, runs)
-    spec: Spec = {"params": [HIDDEN, against], "height": 340, "transform": [_AGAINST], "layer": layers}
-    alt = "Settings on the frontier of error and compute: " + "; ".join(
-        dict.fromkeys(f"{row['method']}, {row['settings']}" for row in named)
-    )
+    spec: Spec = {"params": [HIDDEN], "height": 340, "layer": layers}
     note = (
         "A point per epoch, those of high errors left out. Large ones, in the table below: nothing cheaper is better."
     )
     title, table = "All settings, and those that no other beats", "Settings that no other beats, the lowest error first"
-    heading = ["method", "settings", "epoch", "compute", "error"]
     return [
-        Figure(f"settings-{number}", about + title, f"{alt}.", spec, rows, note=note),
-        Table(f"best-settings-{number}", about + table, heading, cells),
+        Figure(f"settings-{number}", about + title, spec, rows, note),
+        Table(f"best-settings-{number}", about + table, ["method", "settings", "epoch", cost, "error"], cells),
     ]

@@ -109,9 +109,11 @@ def config(theme: str, methods: Sequence[str]) -> Spec:
             "titlePadding": 0,
         },
         "legend": label
-        | {"orient": "top", "offset": 30, "title": None, "labelFontSize": 12, "labelLimit": 0, "symbolStrokeWidth": 2},
+        | {"orient": "top", "offset": 30, "title": None, "labelFontSize": 12, "labelLimit": 0, "symbolStrokeWidth": 2}
+        | {"columns": 4, "symbolOpacity": 1, "layout": {"top": {"direction": "vertical", "anchor": "start"}}},
         "line": {"strokeWidth": 2},
-        "point": {"filled": True, "size": 28},
+        "point": {"filled": True, "size": 28, "opacity": 1, "tooltip": True},
+        "bar": {"color": PHASES[2], "tooltip": True},
         "rule": {"color": quiet},
         "text": {"color": ink, "font": FONT, "fontSize": 11},
         "title": {"color": ink, "font": FONT, "anchor": "start", "fontSize": 14, "subtitleColor": quiet},

@@ -122,6 +122,8 @@ class Standings:
     targets: Mapping[str, float]
     """By name, those of `TARGETS` that plain training has; empty where it was not run."""
     methods: tuple[Standing, ...]
+    unit: str = "epochs of compute"
+    """What costs are counted in."""
 
     @property
     def plain(self) -> Standing | None:
@@ -213,6 +215,7 @@ def standings(found: Sequence[LabelledRuns], *, seconds: bool = False) -> Standi
             )
             for name, budgets in sorted(by_name.items(), key=lambda item: (item[0] != PLAIN, item[0] != RANDOM))
         ),
+        "seconds" if seconds else "epochs of compute",
     )
 
 

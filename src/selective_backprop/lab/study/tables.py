@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from selective_backprop.lab.study.comparison import Curves
-from selective_backprop.lab.study.curves import AXES, FACTORS, Axis, Curve, speed_up
+from selective_backprop.lab.study.curves import FACTORS, Curve, speed_up
 from selective_backprop.lab.study.standing import LabelledRuns, Standing, Standings, error_of
 
 
@@ -76,20 +76,19 @@ def arms_table(found: Sequence[LabelledRuns], targets: Mapping[str, float]) -> T
     return TextTable(["method", "error", "compute", *(["seconds"] if clock else []), "seeds", "lossless"], rows)
 
 
-def speed_up_table(curves: Curves, reference: str, axis: Axis) -> TextTable:
-    """The paper's Table 1: final error, cost, and speed-up to multiples of the reference's final error.
+def speed_up_table(curves: Curves, reference: str) -> TextTable:
+    """The paper's Table 1: final error, seconds, and speed-up to multiples of the reference's final error.
 
     Args:
         curves: by label; of each label by seed.
         reference: label of the plain run that all are measured against.
-        axis: what is to be saved, seconds or compute.
     """
     rows = [
-        [label, final_error(by_seed), cost(by_seed, axis)]
-        + [str(speed_up(curves[reference], by_seed, factor, axis)) for factor in FACTORS]
+        [label, final_error(by_seed), f"{Curve.mean(by_seed).seconds[-1]:.1f}"]
+        + [speed_up(curves[reference], by_seed, factor) for factor in FACTORS]
         for label, by_seed in curves.items()
     ]
-    return TextTable(["method", "final error", axis, *(f"to {factor:g}x" for factor in FACTORS)], rows)
+    return TextTable(["method", "final error", "seconds", *(f"to {factor:g}x" for factor in FACTORS)], rows)
 
 
 def final_error(by_seed: Sequence[Curve]) -> str:
@@ -98,16 +97,14 @@ def final_error(by_seed: Sequence[Curve]) -> str:
     return f"{fmean(errors):.2f}%" + (f" ± {stdev(errors):.2f}" if len(errors) > 1 else "")
 
 
-def cost(by_seed: Sequence[Curve], axis: Axis) -> str:
-    """Cost of whole runs, as a mean over seeds."""
-    mean = Curve.mean(by_seed)
-    return f"{mean.seconds[-1]:.1f}" if axis == "seconds" else f"{mean.compute[-1]:.2f}"
-
-
 def sweep_table(curves: Curves) -> TextTable:
     """Final error and cost of every run of a sweep."""
-    rows = [[label, final_error(by_seed), *(cost(by_seed, axis) for axis in AXES)] for label, by_seed in curves.items()]
-    return TextTable(["run", "final error", *AXES], rows)
+    means = {label: Curve.mean(by_seed) for label, by_seed in curves.items()}
+    rows = [
+        [label, final_error(curves[label]), f"{mean.seconds[-1]:.1f}", f"{mean.compute[-1]:.2f}"]
+        for label, mean in means.items()
+    ]
+    return TextTable(["run", "final error", "seconds", "compute"], rows)
 
 
 READING = (

@@ -28,11 +28,13 @@ async function draw(element) {
   const spec = {width: "container", height: 260, description: chart.getAttribute("aria-label"), ...figure.spec,
     data: {name: "rows", values: shownRows(id)}};
   // Legends wrap by the room there is: bars have long names on their left, phones have little of it anyway.
-  const narrow = chart.clientWidth <= 420, bars = figure.spec.encoding?.y?.type === "nominal";
+  const room = chart.clientWidth * (figure.spec.mark === "bar" ? 0.65 : 0.9);
+  const fields = ["method", "phase", JSON.stringify(figure.spec).includes('"strokeDash":{') ? "budget" : "method"];
+  const longest = Math.max(...spec.data.values.flatMap(row => fields.map(field => String(row[field] ?? "").length)));
+  const columns = Math.max(1, Math.min(6, Math.floor(room / (30 + 7 * longest))));
   const config = {...theme,
-    axis: {...theme.axis, ...(narrow ? {tickCount: 4} : {})},
-    legend: {...theme.legend, ...(narrow ? {columns: bars ? 1 : 2, layout: {top: {direction: "vertical", anchor: "start"}}}
-      : bars ? {columns: 3} : {})}};
+    axis: {...theme.axis, ...(chart.clientWidth <= 420 ? {tickCount: 4} : {})},
+    legend: {...theme.legend, columns}};
   // What the reader had chosen below the chart stays chosen when it is drawn again, or loaded again.
   const before = drawn.get(id), signals = before ? before.getState().signals : restored?.signals[id] ?? {};
   const chosen = (figure.spec.params ?? []).filter(param => param.bind && param.name in signals
@@ -52,24 +54,12 @@ async function draw(element) {
   element.dataset.drawn = "yes";
 }
 
-// In the page, the title is above the chart and the legend at the top of the page: a file needs both in it.
-function withLegends(spec, rows) {
-  if (Array.isArray(spec)) return spec.map(part => withLegends(part, rows));
-  if (spec === null || typeof spec !== "object") return spec;
-  if (["method", "budget"].includes(spec.field) && spec.legend === null) {
-    const present = new Set(rows.map(row => row[spec.field]));
-    const values = spec.scale.domain.filter(name => name && present.has(name) && !hidden.has(name));
-    const symbol = spec.field === "budget" ? {symbolType: "stroke", symbolSize: 500} : {symbolOpacity: 1};
-    return {...spec, legend: values.length ? {orient: "right", values, ...symbol} : null};
-  }
-  return Object.fromEntries(Object.entries(spec).map(([key, value]) => [key, key === "data" ? value : withLegends(value, rows)]));
-}
-
+// In the page, the title is above the chart: a file needs it in it.
 async function picture(id, kind) {
   const figure = page.figures[id], rows = shownRows(id), view = drawn.get(id);
   const chosen = (figure.spec.params ?? []).filter(param => param.bind).map(param => `${param.bind.name}: ${view.signal(param.name)}`);
   const subtitle = [figure.subtitle, ...chosen].filter(Boolean).join(", ");
-  const spec = {width: 480, height: 260, padding: 12, ...withLegends(figure.spec, rows), background: "white",
+  const spec = {width: 480, height: 260, padding: 12, ...figure.spec, background: "white",
     title: {text: figure.title, subtitle, offset: 14}, data: {name: "rows", values: rows}};
   const {view: copy} = await vegaEmbed(document.createElement("div"), spec,
     {renderer: "svg", actions: false, config: {...page.themes.light, background: "white"}});
