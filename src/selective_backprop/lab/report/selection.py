@@ -83,10 +83,11 @@ def _formula(comparison: Comparison) -> Figure | None:
     rows = formula_rows(comparison)
     if not rows:
         return None
+    betas = list(dict.fromkeys(row["beta"] for row in rows))
     encoding = {
         "x": share_axis("percentile", "percentile of the loss among recent losses"),
         "y": share_axis("chance", "chance of selection"),
-        "color": colors("beta", list(dict.fromkeys(row["beta"] for row in rows)), title="beta", titleOrient="left", columns=6),
+        "color": colors("beta", betas, title="beta", titleOrient="left", columns=6),
     }
     note = "Lines are percentile ^ beta, by which a share of 1 / (beta + 1) is selected. Those of these runs are named."
     title = "Chance of selection by percentile of the loss"
