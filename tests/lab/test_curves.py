@@ -31,10 +31,10 @@ def test_a_target_that_one_seed_never_reaches_is_no_speed_up_of_all():
     assert speed_up(traditional, [curve(0.3), curve(0.3)], 1.1) == "never"
 
 
-def test_mean_of_unequal_lengths_ends_at_the_ends():
-    mean = Curve.mean([curve(0.5, 0.3, 0.1), curve(0.4, 0.2)])
-    assert mean.errors == pytest.approx([0.35, 0.15])
-    assert mean.seconds == pytest.approx([1.5, 2.5])
+def test_the_mean_is_taken_epoch_by_epoch():
+    mean = Curve.mean([curve(0.5, 0.3), curve(0.4, 0.2, pace=2.0)])
+    assert mean.errors == pytest.approx([0.45, 0.25])
+    assert mean.seconds == pytest.approx([1.5, 3.0])
 
 
 def test_evaluation_is_off_the_clock():

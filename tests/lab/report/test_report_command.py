@@ -17,6 +17,11 @@ from tests.lab.command_line import run, text_of
 from tests.lab.report.made_up import made_up_run
 
 
+def write_run(folder, made):
+    (folder / "config.json").write_text(json.dumps(made.config | {"label": made.label}))
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made.records))
+
+
 def test_figures_and_tables_are_exported(tmp_path):
     errors = {"traditional": [0.4, 0.2, 0.1], "<b>sb</b>": [0.3, 0.1, 0.1]}
     report = build_report([made_up_run(label, values) for label, values in errors.items()])
@@ -45,9 +50,7 @@ def test_hostile_labels_are_exported_as_plain_words(tmp_path):
     for number, label in enumerate(labels):
         path = tmp_path / "runs" / str(number)
         path.mkdir(parents=True)
-        run_of = made_up_run(label, [0.3, 0.1], method="sb")
-        (path / "config.json").write_text(json.dumps(run_of.config | {"label": label}))
-        (path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in run_of.records))
+        write_run(path, made_up_run(label, [0.3, 0.1], method="sb"))
     report = build_report(find_runs([tmp_path / "runs"]))
     some = [section for section in report.sections if section.id in ("numbers", "errors")]
     export(dataclasses.replace(report, sections=some), tmp_path / "exported")
@@ -66,6 +69,7 @@ def test_hostile_labels_are_exported_as_plain_words(tmp_path):
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged"),
         (lambda folder: (folder / "config.json").write_text("{}"), "does not hold a run"),
         (lambda folder: (folder / "config.json").write_text("[]"), "does not hold a run"),
+        (lambda folder: write_run(folder, made_up_run("sb", [0.1], trained=0)), "it cost no compute"),
     ],
 )
 def test_bad_folders_are_told(tmp_path, make, message):

@@ -59,7 +59,7 @@ def test_the_reference_is_the_longest_traditional_and_of_several_the_best():
         made_up_run("traditional every=1", [0.3, 0.2], method="traditional"),
         made_up_run("traditional every=2", [0.3, 0.1], method="traditional"),
         made_up_run("traditional, 1 epochs", [0.05], method="traditional"),
-        made_up_run("traditional, sb's compute", [0.01], method="traditional", length=1.0),
+        made_up_run("traditional, sb's compute", [0.01], method="traditional"),
     ]
     assert only(runs).reference == "traditional every=2"
 

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.lab.report.runs import Run, method_and_budget, with_folder, with_length
+from selective_backprop.lab.report.runs import Run, method_and_budget
 from selective_backprop.lab.study.curves import Curve
 from selective_backprop.lab.study.standing import PLAIN, LabelledRuns, Standings, standings
 
@@ -25,7 +26,7 @@ class Comparison:
 
     @cached_property
     def by_label(self) -> dict[str, list[Run]]:
-        """Finished runs of each label, by seed. If none is finished, all runs, cut to the shortest."""
+        """Finished runs of each label, by seed; if none is finished, all runs. They are cut to the shortest."""
         groups: dict[str, list[Run]] = {}
         for run in sorted(self.runs, key=lambda run: (order_of(run.label), run.seed)):
             groups.setdefault(run.label, []).append(run)
@@ -60,11 +61,10 @@ class Comparison:
 
     @cached_property
     def arms(self) -> list[LabelledRuns]:
-        """The finished runs of every label. Those that cost nothing are left out."""
+        """The finished runs of every label."""
         return [
             LabelledRuns.of(label, runs[0].method, [run.curve for run in runs], clock=self.same_hardware)
             for label, runs in self.finished.items()
-            if min(run.curve.compute[-1] for run in runs) > 0
         ]
 
     @cached_property
@@ -79,9 +79,9 @@ class Comparison:
 
 
 def _comparable(runs: list[Run]) -> list[Run]:
-    finished = [run for run in runs if run.finished]
-    shortest = min(len(run.records) for run in runs)
-    return finished or [replace(run, records=run.records[:shortest]) for run in runs]
+    chosen = [run for run in runs if run.finished] or runs
+    shortest = min(len(run.records) for run in chosen)
+    return [replace(run, records=run.records[:shortest]) for run in chosen]
 
 
 def order_of(label: str) -> tuple[int, str, float, str]:
@@ -112,7 +112,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def conditions(run: Run) -> dict[str, Any]:
-    """What must be equal for two runs to compete. A setting that an older version did not keep is unknown: absent."""
+    """What must be equal for two runs to compete."""
     found = {name: value for name, value in run.recipe.items() if name not in _NOT_COMPARED}
     others = {name: run.config.get(name, default) for name, default in _OTHERS.items()}
     return found | others
@@ -123,18 +123,15 @@ _OTHERS = {"label_noise": 0, "validation": 0}
 
 
 def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs on other data stay apart, unless it is the seed that splits the data. Unknown data go with any."""
-    hashes = {run.data_hash for run in runs} - {None}
-    if len(hashes) < 2:
-        return [list(runs)]
-    seeds = {(run.seed, run.data_hash) for run in runs if run.data_hash}
-    labels = [{run.label for run in runs if run.data_hash == data} for data in hashes]
-    sizes = {run.test_examples for run in runs if run.data_hash}
-    if len({seed for seed, _ in seeds}) == len(seeds) and set.intersection(*labels) and len(sizes) == 1:
-        return [list(runs)]
-    groups: dict[str | None, list[Run]] = {}
+    """Runs on other data stay apart, unless it is the seed that splits the data."""
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.data_hash, []).append(run)
+    seeds = {(run.seed, run.data_hash) for run in runs}
+    labels = [{run.label for run in group} for group in groups.values()]
+    sizes = {run.test_examples for run in runs}
+    if len({seed for seed, _ in seeds}) == len(seeds) and set.intersection(*labels) and len(sizes) == 1:
+        return [list(runs)]
     return list(groups.values())
 
 
@@ -143,19 +140,21 @@ def _collide(runs: Sequence[Run]) -> bool:
 
 
 def _by_experiment(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
-    """Keep two experiments under the same conditions apart. If labels still clash, add the folder's name."""
-    experiments: dict[Any, list[Run]] = {}
+    """Keep experiments under the same conditions apart: by the folder they are in, or else each run by itself."""
+    groups: dict[Path, list[Run]] = {}
     for run in runs:
-        experiments.setdefault(run.path.parent.parent, []).append(run)
-    if len(experiments) > 1 and not any(map(_collide, experiments.values())):
-        return [(group, f" ({folder.name})") for folder, group in experiments.items()]
-    return [([with_folder(run) for run in runs], "")]
+        groups.setdefault(run.path.parent.parent, []).append(run)
+    if any(map(_collide, groups.values())):
+        groups = {run.path: [run] for run in runs}
+    return [(group, f" ({folder.name})") for folder, group in groups.items()]
 
 
 def _by_length(runs: Sequence[Run]) -> list[Run]:
     """Runs under one label that are meant for different numbers of epochs are different arms."""
-    lengths = {label: {run.recipe["epochs"] for run in runs if run.label == label} for label in {r.label for r in runs}}
-    return [with_length(run) if len(lengths[run.label]) > 1 else run for run in runs]
+    lengths = {label: {run.epochs for run in runs if run.label == label} for label in {r.label for r in runs}}
+    return [
+        replace(run, label=f"{run.label}, {run.epochs} epochs") if len(lengths[run.label]) > 1 else run for run in runs
+    ]
 
 
 def _varied(runs: Sequence[Run]) -> dict[tuple[Any, Any], list[str]]:

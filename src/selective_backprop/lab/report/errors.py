@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selective_backprop.lab.report.charts import axis, error_axis, is_flat, layer, log_axis, of_methods
+from selective_backprop.lab.report.charts import axis, error_axis, layer, log_axis, of_methods
 from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Figure, Part, Row, Section, Spec
 from selective_backprop.lab.report.material import Material
@@ -59,7 +59,7 @@ def _frontier(comparison: Comparison, material: Material) -> Figure:
 
 _X = {
     "steps": ("Test error by training step", "training iterations"),
-    "passes": ("Test error by forward passes", "examples sent forward, to score them or to train on them"),
+    "passes": ("Test error by forward passes", "forward passes, in examples"),
     "seconds": ("Test error by time", "seconds of training"),
     "compute": ("Test error by compute", "compute, in epochs of plain training"),
 }
@@ -68,8 +68,6 @@ _X = {
 def errors(comparison: Comparison, material: Material) -> list[Part]:
     """Curves of a workload, against everything that a run spends."""
     rows = curve_rows(comparison)
-    if is_flat(rows, "error"):
-        return []
     y = error_axis(rows)
     # A seed with zero error has no place on a logarithmic axis, so the shade ends where the axis does.
     floor = {"calculate": f"max(datum.lowest, {y['scale']['domain'][0]})", "as": "floor"}
@@ -91,10 +89,8 @@ def curve_rows(comparison: Comparison) -> list[Row]:
     for label, runs in comparison.by_label.items():
         curve, steps = comparison.mean_curve(label), running_means(runs, lambda record: record["batches"])
         passes = running_means(runs, forward_passes)
-        length = len(curve.errors)
-        seeds = [run.curve.errors[-length:] for run in runs]
-        for i in range(length):
-            at = [errors[i] for errors in seeds]
+        for i in range(len(curve.errors)):
+            at = [run.curve.errors[i] for run in runs]
             costs = {"steps": steps[i], "passes": passes[i], "seconds": curve.seconds[i], "compute": curve.compute[i]}
             spread = {"error": curve.errors[i], "lowest": min(at), "highest": max(at), "seeds": len(runs)}
             rows.append(names_of(label) | {"epoch": i + 1} | costs | spread)

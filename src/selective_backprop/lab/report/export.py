@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 from selective_backprop.files.writing import write_whole
@@ -34,17 +33,10 @@ def _figure(figure: Figure, subtitle: str, palette: Palette) -> dict[str, bytes]
     columns = columns_of(figure.rows)
     cells = [[rounded(row.get(name)) for name in columns] for row in figure.rows]
     return {
-        f"{figure.id}.png": _smaller(converter.vegalite_to_png(spec, scale=2)),
+        f"{figure.id}.png": converter.vegalite_to_png(spec, scale=2),
         f"{figure.id}.svg": converter.vegalite_to_svg(spec).encode(),
         f"{figure.id}.csv": as_csv(columns, cells).encode(),
     }
-
-
-def _smaller(png: bytes) -> bytes:
-    """Reduce a PNG to 256 colours, which are enough for a chart, and so to a quarter of the bytes."""
-    image = import_extra("PIL.Image").open(io.BytesIO(png)).convert("RGB").quantize(256)
-    image.save(buffer := io.BytesIO(), format="PNG", optimize=True)
-    return buffer.getvalue()
 
 
 def standalone(figure: Figure, palette: Palette, subtitle: str = "") -> Spec:

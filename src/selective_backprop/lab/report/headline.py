@@ -32,8 +32,6 @@ def headline(comparisons: Sequence[Comparison]) -> Section:
     for comparison in comparisons:
         sentences = alerts_of(comparison)
         doubts += [(comparison.id, comparison.title, " ".join(sentences))] if sentences else []
-    if unknown := sum(run.data_hash is None for comparison in comparisons for run in comparison.runs):
-        doubts.append(("", "", f"{unknown} runs do not say which data they used."))
     parts: list[Part] = [
         multipliers_table(comparisons),
         Notes("findings", "Who won", findings),
@@ -105,9 +103,6 @@ def alerts_of(comparison: Comparison) -> list[str]:
     idle = [label for label, runs in comparison.finished.items() if not any(map(selected_anything, runs))]
     if idle:
         sentences.append(f"{' and '.join(idle)} never switched on: trained on every candidate, as plain training does.")
-    free = [label for label in comparison.finished if label not in {runs.label for runs in comparison.arms}]
-    if free:
-        sentences.append(f"Left out, as the records say that it cost nothing: {', '.join(free)}.")
     unfinished = [run for run in comparison.runs if not run.finished]
     if unfinished:
         sentences.append(f"{len(unfinished)} of {len(comparison.runs)} runs are not finished and not counted.")

@@ -57,7 +57,7 @@ def gradient_fidelity(comparison: Comparison, material: Material) -> list[Part]:
     """How well gradients of parts of batches agree with those of the whole batches."""
     rows = gradient_rows(comparison, material)
     labels = list(dict.fromkeys(row["run"] for row in rows))
-    legend = {"title": "after epoch", "titleOrient": "left", "symbolType": "stroke", "columns": 6}
+    legend = {"title": "after epoch", "titleOrient": "left", "symbolType": "stroke"}
     encoding: Spec = {
         "x": share_axis("fraction", "part of the batch"),
         "strokeDash": {"field": "epoch", "type": "nominal", "legend": legend},

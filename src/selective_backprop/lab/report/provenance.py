@@ -26,7 +26,7 @@ def provenance(comparisons: Sequence[Comparison]) -> Section:
     for comparison in comparisons:
         runs = comparison.runs
         columns: list[set[Any]] = [{run.seed for run in runs}, {run.epochs for run in runs if not run.is_baseline}]
-        columns += [{run.data_hash or "unknown" for run in runs}]
+        columns += [{run.data_hash for run in runs}]
         columns += [{str(run.recipe.get(name)) for run in runs} for name in ("batch_size", "lr")]
         rows.append([comparison.title, str(len(runs)), *(", ".join(map(str, sorted(column))) for column in columns)])
     heading = ["workload", "runs", "seeds", "epochs", "data (SHA-256)", "batch size", "learning rate"]
@@ -54,6 +54,4 @@ def command_of(environment: Mapping[str, Any]) -> str:
 
 
 def _word(environment: Mapping[str, Any], key: str) -> str:
-    if key not in environment:
-        return "unknown"  # the version that made the run did not keep it
-    return str(environment[key] or "none")
+    return str(environment.get(key, "unknown") or "none")

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -35,7 +35,7 @@ class Run:
     problem: str = ""
     """What is wrong with a file that a report can do without."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Sizes and hashes of the data; empty where the run is of a version that did not keep them."""
+    """Sizes and hashes of the data."""
 
     @property
     def method(self) -> str:
@@ -58,8 +58,7 @@ class Run:
     @property
     def epochs(self) -> int:
         """Number of epochs of the finished run."""
-        length = self.config.get("length")
-        return int(self.recipe["epochs"]) if length is None else math.ceil(length)
+        return int(self.recipe["epochs"])
 
     @property
     def finished(self) -> bool:
@@ -68,20 +67,14 @@ class Run:
     @property
     def test_examples(self) -> int | None:
         """Number of examples in the test set, where it is known."""
-        count = self._of_data("test", "examples")
-        return count if isinstance(count, int) and count > 0 else None
+        test = self.data.get("test")
+        count = test.get("examples") if isinstance(test, dict) else None
+        return count if isinstance(count, int) else None
 
     @property
-    def data_hash(self) -> str | None:
-        """A short hash of training and test data, where it is known."""
-        parts = [self._of_data(part, kind) for part in ("train", "test") for kind in ("images", "labels")]
-        if not all(isinstance(part, str) for part in parts):
-            return None
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-
-    def _of_data(self, part: str, name: str) -> Any:
-        values = self.data.get(part)
-        return values.get(name) if isinstance(values, dict) else None
+    def data_hash(self) -> str:
+        """A short hash of training and test data."""
+        return hashlib.sha256(json.dumps(self.data, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def hardware(self) -> tuple[str, ...]:
@@ -116,9 +109,11 @@ def _read(folder: Path) -> Run:
             problem = str(error)
     try:
         _check_config(config)
-        records = printable(read_records(folder))
+        records = printable(read_records(folder))[: int(config["recipe"]["epochs"])]
         for number, record in enumerate(records):
             _check_record(record, number)
+        if records and not sum(record["compute"] for record in records):
+            raise ValueError("its records say that it cost no compute")
     except ValueError as error:
         raise ValueError(f"{folder} does not hold a run ({error}): leave it out, or move it away") from None
     label = str(config.get("label") or config["method"])
@@ -167,9 +162,8 @@ def _check_config(config: Mapping[str, Any]) -> None:
     _require_number(config.get("seed"), "seed", least=-math.inf)
     for name in ("label_noise", "validation"):
         _require_number(config.get(name, 0), name)
-    for place, name in ((config, "length"), (recipe, "image_size")):
-        if place.get(name) is not None:
-            _require_number(place[name], name)
+    if recipe.get("image_size") is not None:
+        _require_number(recipe["image_size"], "image_size")
     for place, name in ((config, "options"), (recipe, "decay")):
         if not isinstance(place.get(name) or {}, dict):
             raise ValueError(f"{name} must be settings by name, got {place[name]!r:.50}")
@@ -216,24 +210,9 @@ def names_of(label: str) -> dict[str, str]:
     return {"run": label, "method": name, "budget": budget}
 
 
-def with_length(run: Run) -> Run:
-    """Under a label that tells it from a run of another length."""
-    return replace(run, label=f"{run.label}, {run.recipe['epochs']} epochs")
-
-
-def with_folder(run: Run) -> Run:
-    """A copy with the folder in its label, to tell it from another run of the same name."""
-    return replace(run, label=f"{run.label} ({run.path.parent.name}/{run.path.name})")
-
-
 def running_means(runs: Sequence[Run], value: Callable[[Record], float]) -> list[float]:
-    """Sum of a value from the beginning to each epoch, as a mean over runs.
-
-    Epochs are counted as `Curve.mean` does, so that its errors belong to these sums.
-    """
-    columns = [list(accumulate(map(value, run.records))) for run in runs]
-    length = min(map(len, columns))
-    return [fmean(values) for values in zip(*(column[-length:] for column in columns), strict=True)]
+    """Sum of a value from the beginning to each epoch, as a mean over runs of the same length."""
+    return [fmean(sums) for sums in zip(*(accumulate(map(value, run.records)) for run in runs), strict=True)]
 
 
 def forward_passes(record: Record) -> float:

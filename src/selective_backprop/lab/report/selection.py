@@ -35,11 +35,9 @@ def selectivity_rows(comparison: Comparison) -> list[Row]:
     """Share of candidates that were trained on, in each epoch; mean over seeds."""
     rows: list[Row] = []
     for label, runs in comparison.by_label.items():
-        length = min(len(run.records) for run in runs)
-        for i in range(length):
-            records = [run.records[len(run.records) - length + i] for run in runs]
+        for epoch, records in enumerate(zip(*(run.records for run in runs), strict=True), 1):
             share = fmean(record["trained"] / record["offered"] for record in records)
-            rows.append(names_of(label) | {"epoch": i + 1, "selectivity": share})
+            rows.append(names_of(label) | {"epoch": epoch, "selectivity": share})
     return rows
 
 
@@ -87,7 +85,7 @@ def _formula(comparison: Comparison) -> Figure | None:
     encoding = {
         "x": share_axis("percentile", "percentile of the loss among recent losses"),
         "y": share_axis("chance", "chance of selection"),
-        "color": colors("beta", betas, title="beta", titleOrient="left", columns=6),
+        "color": colors("beta", betas, title="beta", titleOrient="left"),
     }
     note = "Lines are percentile ^ beta, by which a share of 1 / (beta + 1) is selected. Those of these runs are named."
     title = "Chance of selection by percentile of the loss"
@@ -175,7 +173,7 @@ def _single_examples(logs: Mapping[str, Log]) -> Figure | None:
     encoding: Spec = {
         "x": EPOCH,
         "y": share_axis("chance", "chance of selection"),
-        "color": colors("example", sorted({row["example"] for row in rows}), title="example", columns=5),
+        "color": colors("example", sorted({row["example"] for row in rows}), title="example", titleOrient="left"),
     }
     spec = of_one([label for label in _choosy_first(chosen) if label in present], encoding, "line", "point")
     note = "Would-be chances are what SB would give by the losses of a run that trains on everything."

@@ -31,15 +31,9 @@ class Curve:
 
     @classmethod
     def mean(cls, curves: Sequence[Curve]) -> Curve:
-        """Mean curve over seeds, epoch by epoch. Curves of different lengths are aligned at their ends."""
-        length = min(len(curve.errors) for curve in curves)
-
-        def mean(columns: list[list[float]]) -> list[float]:
-            return [fmean(values) for values in zip(*(column[-length:] for column in columns), strict=True)]
-
-        return cls(
-            mean([c.errors for c in curves]), mean([c.seconds for c in curves]), mean([c.compute for c in curves])
-        )
+        """Mean curve over seeds of the same length, epoch by epoch."""
+        columns = zip(*((curve.errors, curve.seconds, curve.compute) for curve in curves), strict=True)
+        return cls(*([fmean(values) for values in zip(*column, strict=True)] for column in columns))
 
     def reached_at(self, target: float) -> int | None:
         """Epoch, counted from 0, from which on the error stays at or below the target; None if the last one is above.

@@ -22,14 +22,19 @@ function rowsOf(number) {
 
 const shownRows = id => rowsOf(page.figures[id].table);
 
+function legendFields(spec, found = new Set()) {
+  for (const {field, legend} of Object.values(spec.encoding ?? {})) if (field && legend) found.add(field);
+  for (const part of spec.layer ?? []) legendFields(part, found);
+  return found;
+}
+
 async function draw(element) {
   const id = element.id, figure = page.figures[id], chart = element.querySelector(".chart");
   const theme = page.themes[dark.matches ? "dark" : "light"];
   const spec = {width: "container", height: 260, description: chart.getAttribute("aria-label"), ...figure.spec,
     data: {name: "rows", values: shownRows(id)}};
   // Legends wrap by the room there is: bars have long names on their left, phones have little of it anyway.
-  const room = chart.clientWidth * (figure.spec.mark === "bar" ? 0.65 : 0.9);
-  const fields = ["method", "phase", JSON.stringify(figure.spec).includes('"strokeDash":{') ? "budget" : "method"];
+  const room = chart.clientWidth * (figure.spec.mark === "bar" ? 0.65 : 1) - 80, fields = [...legendFields(figure.spec)];
   const longest = Math.max(...spec.data.values.flatMap(row => fields.map(field => String(row[field] ?? "").length)));
   const columns = Math.max(1, Math.min(6, Math.floor(room / (30 + 7 * longest))));
   const config = {...theme,
