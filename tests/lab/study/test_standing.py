@@ -167,6 +167,7 @@ def test_seconds_are_compared_as_compute_is():
     assert "seconds" in arms_table(arms, found.targets).heading
     untimed = [*arms, arm("u", "selective_backprop", 0.2, 4)]
     assert "seconds" not in arms_table(untimed, found.targets).heading
+    assert arms_table(arms, {}).heading == ["method", "error", "compute", "seconds", "seeds"], "without plain training"
     assert [row[-1] for row in arms_table(arms, found.targets).rows] == ["no", "yes", "no", "yes"], "lossless"
 
 

@@ -79,8 +79,7 @@ def compare(
     from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.records import read_records
     from selective_backprop.lab.runs.time_left import TimeLeft
-    from selective_backprop.lab.study.comparison import Design
-    from selective_backprop.lab.study.comparison import compare as run_comparison
+    from selective_backprop.lab.study.comparison import Design, train_all
     from selective_backprop.lab.study.standing import alerts, standings, winner
     from selective_backprop.lab.study.tables import READING, arms_table, method_table
 
@@ -95,18 +94,17 @@ def compare(
     if no_baselines and not design.methods:
         raise ValueError("--no-baselines leaves nothing to train: give a --method other than traditional")
     observers, load = options.observers(), cached_loader(options.data_dir)
-    entries = [entry for seed in range(seeds) for entry in design.entries(seed)]
+    by_seed = [design.entries(seed) for seed in range(seeds)]
+    entries = [entry for entries in by_seed for entry in entries]
     num_test = len(load(entries[0].settings).test_labels)
     done = sum(len(read_records(out / entry.folder)) for entry in entries)
     screen.note(f"{len(entries)} runs, {sum(entry.settings.epochs for entry in entries) - done} epochs are left to do")
     left = TimeLeft(entries)
     live = LiveReport(out, left, load)
     with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
-        show = live.after(bars.show)
-        results = run_comparison(design, load, out, seeds=seeds, observers=observers, show=show)
+        arms = train_all(by_seed, load, out, observers=observers, show=live.after(bars.show))
     split = "validation split" if options.validation else "test set"
     texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
-    arms = results.arms()
     found, in_seconds = standings(arms), standings(arms, seconds=True)
     words = [NO_BASELINES] if no_baselines else [winner(found), *([LOOK] if quick else alerts(found))]
     markdown = [

@@ -53,11 +53,12 @@ def demo(
         raise ValueError(
             f"--epochs takes two lengths or more, such as 4,8,16, because one makes no curve: got {epochs}"
         )
+    by_seed = planned(lengths, seeds)
     with (
-        Bars(screen, TimeLeft(planned(lengths, seeds))) as bars,
+        Bars(screen, TimeLeft([entry for entries in by_seed for entry in entries])) as bars,
         stopping_says("the demo keeps nothing: run it again to start anew"),
     ):
-        found = run(lengths, seeds, report, show=bars.show)
+        found = run(by_seed, report, show=bars.show)
     words, table = [saved(found), winner(found), *alerts(found)], method_table(found)
     screen.table(
         f"digits, {', '.join(map(str, lengths))} epochs, {seeds} seed{'' if seeds == 1 else 's'}",

@@ -14,7 +14,7 @@ from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
-    from selective_backprop.lab.study.comparison import Curves
+    from selective_backprop.lab.study.standing import LabelledRuns
 
 DEFAULT_METHODS = ["traditional", "sb", "stale", "ledger"]
 
@@ -51,11 +51,10 @@ def sweep(
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report.live import LiveReport
-    from selective_backprop.lab.runs.experiment import run_in_turns
     from selective_backprop.lab.runs.time_left import TimeLeft
-    from selective_backprop.lab.study.curves import Curve
+    from selective_backprop.lab.study.comparison import train_all
     from selective_backprop.lab.study.sweeping import Vary, grid, sweep_entries
-    from selective_backprop.lab.study.tables import sweep_table
+    from selective_backprop.lab.study.tables import arms_table
 
     screen, chosen = Screen(output), options.chosen()
     specs = checked_methods(method or DEFAULT_METHODS, chosen)
@@ -66,31 +65,20 @@ def sweep(
     observers, load = options.observers(), cached_loader(options.data_dir)
     left = TimeLeft([entry for entries in by_seed for entry in entries])
     live = LiveReport(out, left, load)
-    curves: Curves = {}
     with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
-        for entries in by_seed:
-            results = run_in_turns(entries, load, out, observers=observers, show=live.after(bars.show))
-            for entry, records in results.items():
-                curves.setdefault(entry.label, []).append(Curve.of(records))
-    table = sweep_table(curves)
+        arms = train_all(by_seed, load, out, observers=observers, show=live.after(bars.show))
+    table = arms_table(arms, {})
     write_whole({out / "tables.md": f"## Final errors\n\n{table.markdown()}\n".encode()})
     screen.table("Final errors", table.heading, table.rows)
     screen.say(f"runs and tables: {out}")
     screen.result(
         {"dataset": chosen.dataset, "model": chosen.model, "epochs": chosen.epochs, "seeds": seeds}
-        | {"runs": _runs_as_json(curves)}
+        | {"runs": [_runs_as_json(runs) for runs in arms]}
         | {"out": out, "tables": out / "tables.md", "report": live.file}
     )
     finish_report(live, screen)  # last, so that an error in the report cannot hide the tables
 
 
-def _runs_as_json(curves: Curves) -> list[dict[str, Any]]:
-    return [
-        {
-            "label": label,
-            "errors": [curve.errors[-1] for curve in by_seed],
-            "seconds": [curve.seconds[-1] for curve in by_seed],
-            "compute": [curve.compute[-1] for curve in by_seed],
-        }
-        for label, by_seed in curves.items()
-    ]
+def _runs_as_json(runs: LabelledRuns) -> dict[str, Any]:
+    seconds = None if runs.seconds is None else runs.seconds.costs
+    return {"label": runs.label, "errors": runs.compute.errors, "seconds": seconds, "compute": runs.compute.costs}

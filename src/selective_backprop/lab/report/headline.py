@@ -126,7 +126,7 @@ NUMBERS = "An arm is a method with a number of epochs, its learning rate fully d
 def numbers(comparison: Comparison, material: Material) -> list[Part]:
     """All arms of a workload, then speed-ups to a target."""
     parts: list[Part] = [all_arms(comparison)] if comparison.arms else []
-    if comparison.reference is not None and comparison.same_hardware:
+    if comparison.reference is not None and all(runs.seconds is not None for runs in comparison.arms):
         parts.append(speed_table(comparison, comparison.reference))
     return parts
 
@@ -139,7 +139,7 @@ def all_arms(comparison: Comparison) -> Table:
         "Errors are means over seeds with their standard deviation. Compute: forward passes 1, backward passes 2, in "
         "epochs of plain training. Lossless: an error within 2% of the best of plain training."
     )
-    if "seconds" not in table.heading:
+    if not comparison.same_hardware:
         note += " Seconds are left out: the runs were not all made on the same hardware."
     heading = [table.heading[0], "error" if size is None else f"error on {size:,} test examples", *table.heading[2:]]
     return Table("arms", "All arms", heading, table.rows, note)

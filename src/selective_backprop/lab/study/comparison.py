@@ -15,9 +15,6 @@ from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.curves import Curve
 from selective_backprop.lab.study.standing import PLAIN, RANDOM, LabelledRuns
 
-Curves = dict[str, list[Curve]]
-"""Curves by label; the curves of a label are in the order of seeds."""
-
 
 def settings_for(spec: MethodSpec, recipe: Recipe, **more: object) -> Settings:
     """Settings of a run with this method. Options that a recipe has (lr, epochs, ...) change the recipe.
@@ -115,43 +112,26 @@ def _plain_label(epochs: int) -> str:
     return f"{PLAIN}, {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-@dataclass
-class Results:
-    """Finished runs by label, each label by seed."""
-
-    curves: Curves = field(default_factory=dict)
-    methods: dict[str, str] = field(default_factory=dict)
-    """The full name of each label's method."""
-
-    def arms(self, *, clock: bool = True) -> list[LabelledRuns]:
-        """Arms for `standings`. With clock, seconds count: nothing else ran on the machine."""
-        return [LabelledRuns.of(label, self.methods[label], runs, clock=clock) for label, runs in self.curves.items()]
-
-
-def compare(
-    design: Design,
+def train_all(
+    by_seed: Sequence[Sequence[Entry]],
     load: Callable[[Settings], ImageSet],
     out: Path | None = None,
     *,
-    seeds: int = 2,
     observers: Callable[[Path, Settings], Sequence[Observer]] = lambda folder, settings: (),
     show: Show = lambda entry, record: None,
-) -> Results:
-    """Train everything with every seed, one seed after the other and short runs first; only what is missing in `out`.
+) -> list[LabelledRuns]:
+    """Train everything, one seed after the other and short runs first; only what is missing in `out`.
 
     Runs of the same length take turns epoch by epoch, so that drift of the machine hits all alike.
 
     Args:
-        design: what to train.
+        by_seed: the runs of each seed.
         load, out, observers, show: as for `run_in_turns`.
-        seeds: runs per arm.
     """
-    results = Results()
-    for seed in range(seeds):
-        entries = design.entries(seed)
+    curves: dict[tuple[str, str], list[Curve]] = {}
+    for entries in by_seed:
         for epochs in sorted({entry.settings.epochs for entry in entries}):
             turn = [entry for entry in entries if entry.settings.epochs == epochs]
             for entry, records in run_in_turns(turn, load, out, observers=observers, show=show).items():
-                results.curves.setdefault(entry.label, []).append(Curve.of(records))
-                results.methods[entry.label] = entry.settings.method
-    return results
+                curves.setdefault((entry.label, entry.settings.method), []).append(Curve.of(records))
+    return [LabelledRuns.of(label, method, runs, clock=True) for (label, method), runs in curves.items()]

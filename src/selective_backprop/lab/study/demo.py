@@ -17,7 +17,7 @@ from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Observer, Settings
-from selective_backprop.lab.study.comparison import Design, compare
+from selective_backprop.lab.study.comparison import Design, train_all
 from selective_backprop.lab.study.standing import Standings, standings
 
 METHODS = [
@@ -42,28 +42,23 @@ def halves_of(seed: int) -> ImageSet:
     return ImageSet("digits", images[train], labels[train], images[test], labels[test], data.classes)
 
 
-def _design(lengths: Sequence[int]) -> Design:
-    return Design(METHODS, find_recipe("digits").with_(epochs=max(lengths)), lengths)
-
-
-def planned(lengths: Sequence[int], seeds: int) -> list[Entry]:
-    """All runs of the demo."""
-    return [entry for seed in range(seeds) for entry in _design(lengths).entries(seed)]
-
-
-def run(lengths: Sequence[int], seeds: int, report: Path, *, show: Show = lambda entry, record: None) -> Standings:
-    """Train, and write the report to a file. The runs themselves are not kept.
+def planned(lengths: Sequence[int], seeds: int) -> list[list[Entry]]:
+    """All runs of the demo by seed.
 
     Args:
         lengths, seeds: lengths of the runs in epochs, and runs per method and length.
-        report: the file.
-        show: called after every epoch.
     """
+    design = Design(METHODS, find_recipe("digits").with_(epochs=max(lengths)), lengths)
+    return [design.entries(seed) for seed in range(seeds)]
+
+
+def run(by_seed: Sequence[Sequence[Entry]], report: Path, *, show: Show = lambda entry, record: None) -> Standings:
+    """Train what was planned, and write the report to a file. The runs themselves are not kept."""
+    longest = max(entry.settings.epochs for entry in by_seed[0])
     with TemporaryDirectory() as folder:
-        observers = partial(_watch, longest=max(lengths))
-        results = compare(_design(lengths), halves, Path(folder), seeds=seeds, observers=observers, show=show)
+        arms = train_all(by_seed, halves, Path(folder), observers=partial(_watch, longest=longest), show=show)
         write_report([Path(folder)], report, load=lambda run: halves_of(run.seed))
-    return standings(results.arms())
+    return standings(arms)
 
 
 def _watch(folder: Path, settings: Settings, longest: int) -> list[Observer]:

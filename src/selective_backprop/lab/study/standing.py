@@ -232,31 +232,21 @@ def winner(found: Standings) -> str:
     if found.plain is None:
         return "Nothing can be said: plain training was not run."
     for target in found.targets:
-        better = [one for one in found.others if one.verdict(target) is Verdict.BETTER]
-        if better:
+        if better := [one for one in found.others if one.verdict(target) is Verdict.BETTER]:
             best = max(better, key=lambda one: _low_end(one.multiplier(target)))
-            return (
-                f"**{best.name} wins**: for {_error(found, target)} plain training needs "
-                f"**{_times(best.plain[target])} as much compute**, and random subsets need "
-                f"{_times(best.random[target])}."
-            )
+            return f"**{best.name} wins**: {_needs(found, best, target)}."
     for target in found.targets:
         if found.random is not None and found.random.verdict(target) is Verdict.BETTER:
-            return (
-                f"**Random subsets win**: for {_error(found, target)} plain training needs "
-                f"{_times(found.random.plain[target])} as much compute. {_closest(found)}"
-            )
+            return f"**Random subsets win**: {_needs(found, found.random, target)}. {_closest(found)}"
     for target in found.targets:
-        ahead = [one for one in found.others if verdict([one.plain[target]]) is Verdict.BETTER]
-        if ahead:
+        if ahead := [one for one in found.others if verdict([one.plain[target]]) is Verdict.BETTER]:
+            if found.random is not None:
+                return f"**No method beats both** plain training and random subsets. {_closest(found)}"
             best = max(ahead, key=lambda one: _low_end(one.plain[target]))
-            lead = f"for {_error(found, target)} plain training needs {_times(best.plain[target])} as much compute"
-            if found.random is None:
-                return (
-                    f"**{best.name} is ahead of plain training**: {lead}. Random subsets were not run, so nobody knows "
-                    "whether they do as well."
-                )
-            return f"**No method beats both** plain training and random subsets. {_closest(found)}"
+            return (
+                f"**{best.name} is ahead of plain training**: {_needs(found, best, target)}. Random subsets were not "
+                "run, so nobody knows whether they do as well."
+            )
     if all(len(budget.errors) == 1 for one in found.methods for budget in one.budgets):
         return f"**One seed proves nothing.** {_closest(found)}"
     return f"**Plain training is not beaten.** {_closest(found)}"
@@ -264,6 +254,13 @@ def winner(found: Standings) -> str:
 
 def _error(found: Standings, target: str) -> str:
     return f"an error of {found.targets[target]:.2%} ({TARGETS[target]})"
+
+
+def _needs(found: Standings, one: Standing, target: str) -> str:
+    """How much more the baselines need than a method for the error of a target."""
+    random = f", and random subsets need {_times(one.random[target])}" if target in one.random else ""
+    plain = f"plain training needs **{_times(one.plain[target])} as much compute**"
+    return f"for {_error(found, target)} {plain}{random}"
 
 
 def _closest(found: Standings) -> str:
@@ -278,12 +275,7 @@ def _closest(found: Standings) -> str:
         ]
         if known:
             best = max(known, key=lambda one: sortable(one.multiplier(target)))
-            random = f", and random subsets {_times(best.random[target])}" if target in best.random else ""
-            return (
-                f"The closest is {best.name}: for {_error(found, target)} plain training needs "
-                f"{_times(best.plain[target])} as much compute{random}."
-            )
-    target, error = list(found.targets.items())[-1]
+            return f"The closest is {best.name}: {_needs(found, best, target)}."
     reached = [one.name for one in found.others if one.reaches(error)]
     if not reached:
         return f"No method reached {_error(found, target)}."

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
-from selective_backprop.lab.study.comparison import Curves
 from selective_backprop.lab.study.curves import FACTORS, Curve, speed_up
+from selective_backprop.lab.study.frontier import Budget
 from selective_backprop.lab.study.standing import LabelledRuns, Standing, Standings, error_of
 
 
@@ -60,51 +59,32 @@ def multiplier_cell(standing: Standing, target: str, error: float) -> str:
 
 
 def arms_table(found: Sequence[LabelledRuns], targets: Mapping[str, float]) -> TextTable:
-    """Every method at every length: error, costs, and whether the error is within 2% of plain training's best."""
-    clock = all(runs.seconds is not None for runs in found)
-    rows = [
-        [
-            runs.label,
-            error_of(runs.compute),
-            f"{runs.compute.cost:.2f}",
-            *([f"{runs.seconds.cost:.1f}"] if clock and runs.seconds is not None else []),
-            str(len(runs.compute.errors)),
-            "not known" if not targets else "yes" if runs.compute.error <= targets["lossless"] else "no",
-        ]
-        for runs in found
-    ]
-    return TextTable(["method", "error", "compute", *(["seconds"] if clock else []), "seeds", "lossless"], rows)
+    """Every method at every length: error and costs, and whether the error is within 2% of plain training's best."""
+    columns = {
+        "error": [error_of(runs.compute) for runs in found],
+        "compute": [f"{runs.compute.cost:.2f}" for runs in found],
+        "seconds": [f"{runs.seconds.cost:.1f}" for runs in found if runs.seconds is not None],
+        "seeds": [str(len(runs.compute.errors)) for runs in found],
+        "lossless": ["yes" if runs.compute.error <= targets["lossless"] else "no" for runs in found if targets],
+    }
+    known = {name: column for name, column in columns.items() if len(column) == len(found)}
+    rows = [[runs.label, *cells] for runs, *cells in zip(found, *known.values(), strict=True)]
+    return TextTable(["method", *known], rows)
 
 
-def speed_up_table(curves: Curves, reference: str) -> TextTable:
+def speed_up_table(curves: Mapping[str, Sequence[Curve]], reference: str) -> TextTable:
     """The paper's Table 1: final error, seconds, and speed-up to multiples of the reference's final error.
 
     Args:
         curves: by label; of each label by seed.
         reference: label of the plain run that all are measured against.
     """
-    rows = [
-        [label, final_error(by_seed), f"{Curve.mean(by_seed).seconds[-1]:.1f}"]
-        + [speed_up(curves[reference], by_seed, factor) for factor in FACTORS]
-        for label, by_seed in curves.items()
-    ]
+    rows = []
+    for label, by_seed in curves.items():
+        ends = Budget(tuple(curve.errors[-1] for curve in by_seed), tuple(curve.seconds[-1] for curve in by_seed))
+        speed_ups = [speed_up(curves[reference], by_seed, factor) for factor in FACTORS]
+        rows.append([label, error_of(ends), f"{ends.cost:.1f}", *speed_ups])
     return TextTable(["method", "final error", "seconds", *(f"to {factor:g}x" for factor in FACTORS)], rows)
-
-
-def final_error(by_seed: Sequence[Curve]) -> str:
-    """Mean and standard deviation over seeds."""
-    errors = [100 * curve.errors[-1] for curve in by_seed]
-    return f"{fmean(errors):.2f}%" + (f" ± {stdev(errors):.2f}" if len(errors) > 1 else "")
-
-
-def sweep_table(curves: Curves) -> TextTable:
-    """Final error and cost of every run of a sweep."""
-    means = {label: Curve.mean(by_seed) for label, by_seed in curves.items()}
-    rows = [
-        [label, final_error(curves[label]), f"{mean.seconds[-1]:.1f}", f"{mean.compute[-1]:.2f}"]
-        for label, mean in means.items()
-    ]
-    return TextTable(["run", "final error", "seconds", "compute"], rows)
 
 
 READING = (
