@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -101,13 +101,11 @@ def compare_runs(runs: Sequence[Run]) -> list[Comparison]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps(conditions(run), sort_keys=True), []).append(run)
-    parts: list[tuple[list[Run], str]] = []
-    for group in (part for same_conditions in groups.values() for part in _by_data(same_conditions)):
-        parts += _by_experiment(group) if _collide(group) else [(group, "")]
-    varied = _varied([group[0] for group, _ in parts])
+    parts = [part for group in groups.values() for by_data in _by_data(group) for part in _by_experiment(*by_data)]
+    first = [group[0] for group, _ in parts]
     return [
-        Comparison(f"c{number}", _title(group[0], varied) + folder, _by_length(group))
-        for number, (group, folder) in enumerate(parts)
+        Comparison(f"c{number}", _title(group[0], first) + more, _by_length(group))
+        for number, (group, more) in enumerate(parts)
     ]
 
 
@@ -122,8 +120,8 @@ _NOT_COMPARED = ("epochs", "method", "selectivity", "source")
 _OTHERS = {"label_noise": 0, "validation": 0}
 
 
-def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs on other data stay apart, unless it is the seed that splits the data."""
+def _by_data(runs: list[Run]) -> list[tuple[list[Run], str]]:
+    """Runs on other data stay apart, and their titles say which; unless it is the seed that splits the data."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.data_hash, []).append(run)
@@ -131,22 +129,24 @@ def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
     labels = [{run.label for run in group} for group in groups.values()]
     sizes = {run.test_examples for run in runs}
     if len({seed for seed, _ in seeds}) == len(seeds) and set.intersection(*labels) and len(sizes) == 1:
-        return [list(runs)]
-    return list(groups.values())
+        return [(runs, "")]
+    return [(group, f" (data {data})" if len(groups) > 1 else "") for data, group in groups.items()]
 
 
-def _collide(runs: Sequence[Run]) -> bool:
-    return max(Counter((run.label, run.seed) for run in runs).values()) > 1
-
-
-def _by_experiment(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
-    """Keep experiments under the same conditions apart: by the folder they are in, or else each run by itself."""
+def _by_experiment(runs: list[Run], title: str) -> list[tuple[list[Run], str]]:
+    """Keep runs of one name apart: by the folder of their experiment, or else each run by itself."""
+    if not _collide(runs):
+        return [(runs, title)]
     groups: dict[Path, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.path.parent.parent, []).append(run)
     if any(map(_collide, groups.values())):
         groups = {run.path: [run] for run in runs}
-    return [(group, f" ({folder.name})") for folder, group in groups.items()]
+    return [(group, f"{title} ({folder.name})") for folder, group in groups.items()]
+
+
+def _collide(runs: Sequence[Run]) -> bool:
+    return max(Counter((run.label, run.seed) for run in runs).values()) > 1
 
 
 def _by_length(runs: Sequence[Run]) -> list[Run]:
@@ -157,20 +157,6 @@ def _by_length(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def _varied(runs: Sequence[Run]) -> dict[tuple[Any, Any], list[str]]:
-    """By data set and model: the conditions in which these runs differ."""
-    found: dict[tuple[Any, Any], list[str]] = {}
-    for subject in dict.fromkeys(map(_subject, runs)):
-        settings = [conditions(run) for run in runs if _subject(run) == subject]
-        names = dict.fromkeys(name for one in settings for name in one)
-        found[subject] = [name for name in names if len({json.dumps(one.get(name)) for one in settings}) > 1]
-    return found
-
-
-def _subject(run: Run) -> tuple[Any, Any]:
-    return run.recipe["dataset"], run.recipe["model"]
-
-
 _WORDS: dict[str, Callable[[Any], str]] = {
     "image_size": lambda size: f"{size} pixels" if size else "full size",
     "decay": lambda decay: f"{(decay or {}).get('kind')} decay",
@@ -179,28 +165,11 @@ _WORDS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _title(run: Run, varied: Mapping[tuple[Any, Any], Sequence[str]]) -> str:
-    settings = conditions(run)
-    always = [name for name in ("label_noise", "validation") if settings[name]]
-    words = [str(part) for part in _subject(run)]
-    for name in dict.fromkeys([*varied[_subject(run)], *always]):
-        plain = f"{name.replace('_', ' ')} {settings.get(name, 'unknown')}"
-        words.append(_WORDS[name](settings[name]) if name in _WORDS and name in settings else plain)
+def _title(run: Run, others: Sequence[Run]) -> str:
+    """Data set and network, and the conditions in which other workloads on them differ."""
+    words = [run.recipe["dataset"], run.recipe["model"]]
+    rivals = [conditions(other) for other in others if [other.recipe["dataset"], other.recipe["model"]] == words]
+    for name, value in conditions(run).items():
+        if any(rival.get(name) != value for rival in rivals) or (name in _OTHERS and value):
+            words.append(_WORDS[name](value) if name in _WORDS else f"{name.replace('_', ' ')} {value}")
     return ", ".join(words)
-
-
-def apart(comparisons: Sequence[Comparison]) -> list[str]:
-    """A sentence for every data set and model whose runs are not all compared with each other."""
-    sentences, first = [], [comparison.runs[0] for comparison in comparisons]
-    for subject, varied in _varied(first).items():
-        runs = [run for run in first if _subject(run) == subject]
-        if len(runs) < 2:
-            continue
-        reasons = [name.replace("_", " ") for name in varied]
-        if len({run.data_hash for run in runs}) > 1:
-            reasons.append("data")
-        words = " and ".join(reasons) or "the experiment they belong to"
-        sentences.append(
-            f"Runs on {subject[0]} with {subject[1]} that differ in {words} are not compared with each other."
-        )
-    return sentences

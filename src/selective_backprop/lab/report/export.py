@@ -9,7 +9,7 @@ from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.build import Report
 from selective_backprop.lab.report.charts import Palette
-from selective_backprop.lab.report.figures import Figure, Spec, Table, as_csv, columns_of, rounded
+from selective_backprop.lab.report.figures import Figure, Spec, Table, as_csv, rounded
 
 
 def export(report: Report, folder: Path) -> list[Path]:
@@ -30,12 +30,11 @@ def export(report: Report, folder: Path) -> list[Path]:
 
 def _figure(figure: Figure, subtitle: str, palette: Palette) -> dict[str, bytes]:
     converter, spec = import_extra("vl_convert"), standalone(figure, palette, subtitle)
-    columns = columns_of(figure.rows)
-    cells = [[rounded(row.get(name)) for name in columns] for row in figure.rows]
+    cells = [[rounded(value) for value in row.values()] for row in figure.rows]
     return {
         f"{figure.id}.png": converter.vegalite_to_png(spec, scale=2),
         f"{figure.id}.svg": converter.vegalite_to_svg(spec).encode(),
-        f"{figure.id}.csv": as_csv(columns, cells).encode(),
+        f"{figure.id}.csv": as_csv(list(figure.rows[0]), cells).encode(),
     }
 
 

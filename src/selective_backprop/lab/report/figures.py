@@ -23,7 +23,7 @@ class Figure:
         id: unique in its section; names its files when exported.
         title: what is shown.
         spec: specification of the chart.
-        rows: its data. Figures that share a list share it in the page too.
+        rows: its data, at least one row; all have the same columns. Figures that share a list share it in the page too.
         note: how to read it, if the section's sentence does not say so.
         comparison: the workload it belongs to.
     """
@@ -121,15 +121,6 @@ def rounded(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """All column names, in the order in which they first appear.
-
-    >>> columns_of([{"a": 1}, {"b": 2, "a": 3}])
-    ['a', 'b']
-    """
-    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def as_csv(heading: Sequence[Any], cells: Sequence[Sequence[Any]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selective_backprop.lab.report.comparisons import Comparison, apart
+from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Cell, Line, Notes, Part, Section, Table
 from selective_backprop.lab.report.material import Material
 from selective_backprop.lab.report.runs import Run
@@ -28,10 +28,11 @@ LEGEND = {
 def headline(comparisons: Sequence[Comparison]) -> Section:
     """The matrix, a sentence for each workload, and what keeps them from being convincing."""
     findings = [(comparison.id, comparison.title, finding(comparison)) for comparison in comparisons]
-    doubts = [("", "", sentence) for sentence in apart(comparisons)]
-    for comparison in comparisons:
-        sentences = alerts_of(comparison)
-        doubts += [(comparison.id, comparison.title, " ".join(sentences))] if sentences else []
+    doubts = [
+        (comparison.id, comparison.title, " ".join(sentences))
+        for comparison in comparisons
+        if (sentences := alerts_of(comparison))
+    ]
     parts: list[Part] = [
         multipliers_table(comparisons),
         Notes("findings", "Who won", findings),
@@ -43,7 +44,8 @@ def headline(comparisons: Sequence[Comparison]) -> Section:
 _MATRIX_NOTE = (
     "All methods of a column are compared at the error above it, one of plain training's. Plain training has what it "
     "needs for it; random subsets have their multiplier against plain training. Below a multiplier stands its 95% "
-    "interval over seeds; “>” and “<” are bounds."
+    "interval over seeds; “>” and “<” are bounds. Runs that differ in data, network or recipe are workloads of their "
+    "own, and not compared with each other."
 )
 
 

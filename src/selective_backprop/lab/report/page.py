@@ -16,7 +16,7 @@ from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report import theme
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.comparisons import Comparison
-from selective_backprop.lab.report.figures import Cell, Figure, Row, Section, columns_of, rounded
+from selective_backprop.lab.report.figures import Cell, Figure, Row, Section, rounded
 from selective_backprop.lab.report.runs import method_and_budget
 
 _FOLDER = Path(__file__).parent / "template"
@@ -114,8 +114,8 @@ def _data(comparisons: Sequence[Comparison], sections: Sequence[Section], palett
 def _compact(rows: Sequence[Row]) -> dict[str, Any]:
     """Store rows by column, with words as numbers: a fifth of the size of a list of objects."""
     columns: dict[str, Any] = {}
-    for name in columns_of(rows):
-        values = [rounded(row.get(name)) for row in rows]
+    for name in rows[0]:
+        values = [rounded(row[name]) for row in rows]
         if all(isinstance(value, str) for value in values):
             words = {word: number for number, word in enumerate(dict.fromkeys(values))}
             columns[name] = {"words": list(words), "numbers": [words[value] for value in values]}

@@ -19,7 +19,7 @@ from selective_backprop.lab.runs.records import read_records
 from selective_backprop.lab.runs.training import Record
 from selective_backprop.lab.study.curves import Curve
 
-_SWEPT = re.compile(r"(?P<name>\S+) (?P<settings>[\w.]+=\S*(?: [\w.]+=\S*)*)")
+_SWEPT = re.compile(r"(?P<name>\S+) (?P<settings>\w{1,40}=\S*(?: \w{1,40}=\S*)*)")
 
 
 @dataclass(frozen=True, eq=False)
