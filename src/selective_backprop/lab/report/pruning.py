@@ -21,7 +21,7 @@ from selective_backprop.lab.report.material import Material
 from selective_backprop.lab.report.theme import PHASES
 from selective_backprop.lab.study.diet import ClassScores, summarise, warning_about
 
-_LISTED, _PICTURED, _IN_A_ROW, _MOST_CLASSES = 24, 20, 10, 24
+_LISTED, _PICTURED, _IN_A_ROW, _MOST_CLASSES = 24, 20, 8, 24
 
 
 @dataclass(frozen=True, eq=False)
