@@ -293,6 +293,13 @@ class Ledger(Columns):
                     f"the saved ledger's {name} has shape {there}, but this ledger's has {here}: was it saved by "
                     "another method?"
                 )
+            if state[name].dtype != getattr(self, name).dtype or state[name].layout != torch.strided:
+                raise ValueError(
+                    f"the saved ledger's {name} is a tensor of {state[name].dtype} ({state[name].layout}), but this "
+                    f"ledger's is of {getattr(self, name).dtype}: it is damaged, or was saved by another method"
+                )
+        if infinite := [name for name in ("score", "loss", "probability") if bool(state[name].isinf().any())]:
+            raise ValueError(f"the saved ledger has an infinite {infinite[0]}: it is damaged, or was edited")
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.check_state_dict(state)

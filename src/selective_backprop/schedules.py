@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from selective_backprop.files.forms import require_form
 from selective_backprop.functional import should_selective_backprop
 
 _MOMENTUM = 0.9  # weight of the earlier estimate of tau in its running mean
@@ -180,6 +181,5 @@ class VariableStart(Schedule):
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.keys() != self._state.keys():
-            raise ValueError(f"the saved schedule has {sorted(state)}, but a VariableStart has {sorted(self._state)}")
+        require_form(state, {"tau": float, "unobserved": int}, "schedule")
         self._state.update(state)

@@ -34,8 +34,9 @@ def one_epoch(loader, change):
         lambda labels: mixed(one_hot(labels)),
         lambda labels: mixed(0.9 * one_hot(labels) + 0.01),
         lambda labels: mixed(one_hot(labels), 0.4).double(),
+        lambda labels: mixed(one_hot(labels).bfloat16(), torch.rand(len(labels), 1).bfloat16()),
     ],
-    ids=["sorted", "rolled", "others", "mixed", "mixed and smoothed", "mixed, mostly others"],
+    ids=["sorted", "rolled", "others", "mixed", "mixed and smoothed", "mixed, mostly others", "mixed by shares"],
 )
 @pytest.mark.parametrize("method", [sb.ledger_backprop(), sb.selective_backprop(0.5, unbiased=True), sb.infobatch()])
 def test_classes_of_other_examples_are_refused(change, method):

@@ -142,6 +142,23 @@ def test_warmup_trains_on_everything_and_scores_only_the_first_batch():
     assert loader.stats.scored == 16  # to find out at once whether scoring works
 
 
+def test_statistics_of_a_planned_epoch_count_no_negative_number_of_skipped_examples():
+    loader = make_loader(sb.ledger_backprop(skip_at_least=0.9))  # trains on everything; the last batch is smaller
+    for _ in range(2):
+        for inputs, targets in loader:
+            loader.loss(loader.model(inputs), targets)
+            assert loader.stats.skipped_before_loading == 0
+    assert loader.stats.offered == loader.stats.trained == 2 * 203
+
+
+def test_the_mean_of_losses_in_half_precision_does_not_overflow():
+    loss_fn = lambda outputs, targets: outputs.sum(1).half() * 0 + 6e4  # noqa: E731
+    loader = sb.SelectiveLoader(DataLoader(digits(), 16), make_model(), loss_fn, sb.ledger_backprop())
+    for inputs, targets in loader:
+        loader.loss(loader.model(inputs), targets)
+    assert loader.stats.mean_trained_loss == pytest.approx(6e4, rel=1e-3)
+
+
 def test_stale_epochs_score_nothing_and_load_only_what_they_train_on():
     loader = make_loader(sb.stale_selective_backprop(0.3, every=3))
     history = []

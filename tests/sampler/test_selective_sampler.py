@@ -95,8 +95,8 @@ def test_inclusion_follows_the_formula():
     counts, chances = torch.zeros(60), torch.zeros(60)
     for epoch in range(401):
         ids = torch.tensor(list(sampler))
-        sampler.update(losses[ids[:1]])
-        sampler.update(losses[ids[1:]])
+        sampler.update(losses[ids[:1]], ids=ids[:1])
+        sampler.update(losses[ids[1:]], ids=ids[1:])
         if epoch:
             counts[ids] += 1
             chances += sampler.probabilities()
@@ -479,6 +479,11 @@ def test_a_look_after_loading_changes_nothing():
     assert len(list(rest)) == SIZE - 64
 
 
+def edited(state, part, **values):
+    """The state with other values in a part of what changes."""
+    return state | {"now": state["now"] | {part: state["now"][part] | values}}
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -494,6 +499,13 @@ def test_a_look_after_loading_changes_nothing():
         (lambda state: state | {"ledger": 3}, "it is damaged, or was edited"),
         (lambda state: state | {"now": state["now"] | {"place": {}}}, "it is damaged, or was edited"),
         (lambda state: state | {"now": state["now"] | {"waiting": None}}, "it is damaged, or was edited"),
+        (lambda state: state | {"now": state["now"] | {"next_epoch": -1}}, "next_epoch is -1, not a whole number"),
+        (lambda state: state | {"now": state["now"] | {"begun": True}}, "begun is True, not a whole number"),
+        (lambda state: edited(state, "epoch", ids=state["now"]["epoch"]["ids"] + SIZE), "a data set of 203 examples"),
+        (lambda state: edited(state, "epoch", weights=torch.ones(3)), "each example has a weight"),
+        (lambda state: edited(state, "place", updated=SIZE + 1), "within the epoch's 203 ids"),
+        (lambda state: edited(state, "place", ahead=torch.tensor([1, 1])), "no id came back twice"),
+        (lambda state: edited(state, "stats", offered=0.5), "offered is 0.5, not a whole number"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, error):
@@ -505,6 +517,18 @@ def test_a_state_that_does_not_fit_changes_nothing(change, error):
     assert testing.same(before, saved(sampler.state_dict()))
     with pytest.raises(ValueError, match="max_age: 3 and 5"):
         make(sb.ledger_backprop(max_age=5)).load_state_dict(before)
+
+
+def test_losses_of_half_a_batch_are_an_error_at_once():
+    sampler = sampler_for(sb.ledger_backprop())
+    for ids in load(sampler):
+        losses, size = losses_of(ids, 0), len(ids)
+        with pytest.raises(ValueError, match=f"losses of {size - 4} examples for a batch of {size}, by batch_size=16"):
+            sampler.update(losses[4:])
+        with pytest.raises(ValueError, match=f"losses of 32 examples for a batch of {size}"):
+            sampler.update(torch.ones(32))
+        sampler.update(losses)  # nothing was counted before
+    assert sampler.stats.trained == SIZE
 
 
 def test_repr_and_silence(caplog):

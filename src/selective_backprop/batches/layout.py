@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 Column = Tensor | list[Any]
+KINDS = ("column", "none", "sequence", "mapping", "record")
+"""What a part of a batch is: a column itself, None, or a container of other parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Layout:
     {'image': tensor([[1., 1., 1., 1., 1.]]), 'name': ['c']}
     """
 
-    kind: str  # "column", "none", "sequence", "mapping" or "record"
+    kind: str  # one of KINDS
     cls: type | None = None
     keys: tuple[Any, ...] = ()
     children: tuple[Layout, ...] = ()
@@ -127,7 +129,7 @@ class Layout:
     @staticmethod
     def from_state_dict(state: dict[str, Any]) -> Layout:
         children = tuple(Layout.from_state_dict(child) for child in state["children"])
-        return Layout(state["kind"], find_class(state["class"]), tuple(state["keys"]), children)
+        return Layout(state["kind"], find_class(state["class"], state["kind"]), tuple(state["keys"]), children)
 
 
 class OtherNumberError(ValueError):
@@ -328,15 +330,19 @@ def class_name(cls: type) -> str:
     return name
 
 
-def find_class(name: str) -> type | None:
-    """Find a container class by name, among modules already imported: loading a checkpoint must not import anything."""
-    if not name:
+def find_class(name: str, kind: str) -> type | None:
+    """Find a container class by name, among modules already imported: loading a checkpoint must not import anything.
+
+    It must be of this kind: a class that is called in another way than its own could do anything.
+    """
+    if kind in ("column", "none") and not name:
         return None
     found = _look_up(name)
-    allowed = isinstance(found, type) and (issubclass(found, (list, tuple, Mapping)) or dataclasses.is_dataclass(found))
-    if not allowed:
+    base: Any = {"sequence": (list, tuple), "mapping": Mapping}.get(kind)
+    is_record = kind == "record" and dataclasses.is_dataclass(found)
+    if not isinstance(found, type) or not (is_record or (base is not None and issubclass(found, base))):
         raise ValueError(f"the saved queue holds batches of type {name}: import it before load_state_dict()")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _look_up(name: str) -> Any:

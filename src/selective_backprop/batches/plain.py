@@ -81,7 +81,7 @@ def _restored(value: Any) -> Any:
         array = numpy.ndarray(value["shape"], dtype, value["bytes"].numpy().tobytes())
         return array[()] if kind == "scalar" else array.copy()  # bytes cannot be written to
     keys, entries = tuple(_restored(value["keys"])), _restored(value["values"])
-    return Layout(kind, find_class(value["class"]), keys, (Layout("column"),) * len(keys)).batch(entries)
+    return Layout(kind, find_class(value["class"], kind), keys, (Layout("column"),) * len(keys)).batch(entries)
 
 
 def _as_tensor(content: bytes) -> Tensor:

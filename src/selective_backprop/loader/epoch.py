@@ -254,8 +254,10 @@ class PlannedEpoch(Epoch):
         if self._num_offered is None:
             run.observer.offered(candidates.ids, candidates.size, loaded=candidates.size)
         else:
-            # Candidates count evenly over the epoch's batches, so that statistics make sense in mid-epoch too.
-            self._count(round(self.fraction * self._num_offered), candidates.size)
+            # Candidates count evenly over the epoch's batches, so that statistics make sense in mid-epoch too. What is
+            # loaded always counts: or a smaller last batch would make the number of skipped ones negative before it.
+            reached = max(round(self.fraction * self._num_offered), self._counted + candidates.size)
+            self._count(min(reached, self._num_offered), candidates.size)
         if run.team.size > 1 and (loaded.batch_idx + 1) % _DELIVER_EVERY == 0:
             run.observer.ledger.deliver()
         return True

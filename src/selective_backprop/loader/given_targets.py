@@ -65,13 +65,14 @@ def _are_of_other_classes(classes: Tensor, targets: Tensor) -> Tensor | None:
     ).any()  # negative ones, such as -100, are masked
     if not is_soft:
         return differ
-    # A teacher's probabilities differ within a class, too. Mixing examples of a batch keeps the sum over the batch.
+    # A teacher's probabilities differ within a class, too. Mixing examples of a batch keeps the sum over the batch, if
+    # shares are the same for all of them.
     size, num_classes = rows.shape
     counts = torch.zeros(num_classes, device=rows.device)
     counts.index_add_(0, in_order.clamp(0, num_classes - 1), torch.ones(size, device=rows.device))
     expected, sums = counts - size / num_classes, rows.sum(0) - size / num_classes
     smoothed = expected * (sums @ expected) / (expected @ expected).clamp(min=_ROUNDING)
-    return differ & ((sums - smoothed).abs() <= _ROUNDING * size).all()
+    return differ & (((sums - smoothed).abs() <= _ROUNDING * size).all() | _are_of_two_classes(rows))
 
 
 def _are_mixed(given: Tensor, targets: Tensor) -> Tensor:
@@ -79,7 +80,19 @@ def _are_mixed(given: Tensor, targets: Tensor) -> Tensor:
     given, targets = given.float(), targets.float()
     size = given.abs()
     others = (targets - given).abs().mean() > 0.01 * size.mean()  # more than rounding, as to bfloat16
-    return others & ((targets.sum(0) - given.sum(0)).abs() <= _ROUNDING * (1 + size.sum(0))).all()
+    same_sums = ((targets.sum(0) - given.sum(0)).abs() <= _ROUNDING * (1 + size.sum(0))).all()
+    return others & (same_sums | (_are_of_two_classes(targets) & ~_are_of_two_classes(given)))
+
+
+def _are_of_two_classes(targets: Tensor) -> Tensor:
+    """Whether examples have two classes each, and all others are equally likely: two examples mixed by their own share.
+
+    A teacher's probabilities are not of this kind, nor are smoothed labels. It takes more than three classes to tell.
+    """
+    if targets.dim() != 2 or targets.shape[1] < 4:
+        return torch.tensor(False, device=targets.device)
+    likely = (targets > targets.amin(1, keepdim=True)).sum(1)
+    return (likely <= 2).all() & ((likely == 2).sum() * 4 >= len(targets))
 
 
 def _error(others: Tensor) -> ValueError | None:

@@ -67,7 +67,7 @@ class Observer:
         """Write down the scores of a selection pass."""
         self.stats.scored += candidates.size
         if self._parts.scorer.score_name == "loss":
-            self.stats.count_losses(float(scores.sum()), scores.numel(), "candidates")
+            self.stats.count_losses(float(scores.sum(dtype=torch.float64)), scores.numel(), "candidates")
         if candidates.ids is not None:
             self.ledger.record_scores(candidates.ids, scores, epoch)
 
@@ -129,7 +129,7 @@ class Observer:
             if not losses.dim():
                 self._learn_batch_loss(losses, ids, epoch)
                 continue
-            total = float(losses.sum())
+            total = float(losses.sum(dtype=torch.float64))
             if not math.isfinite(total):
                 require_finite(losses, ids, "training loss")
             self.stats.count_losses(total, losses.numel(), "trained")
@@ -152,7 +152,7 @@ class Observer:
                 "return one loss per example, or take a keyword argument reduction=, as F.cross_entropy does",
                 len(ids),
             )
-        self.stats.count_losses(float(losses.sum()), len(ids), "trained")
+        self.stats.count_losses(float(losses.sum(dtype=torch.float64)), len(ids), "trained")
         self.ledger.record_batch_losses(ids, losses, epoch)
 
     # ---- an epoch that may turn out not to count

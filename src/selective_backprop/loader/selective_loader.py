@@ -43,6 +43,7 @@ from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.reporting import OnStats, Reporting
 from selective_backprop.loader.selector import Selector
 from selective_backprop.loader.source import StreamSource, make_source
+from selective_backprop.loader.state_form import check_form
 from selective_backprop.loader.stepper import Stepper
 from selective_backprop.loader.user_samplers import SizeCheck
 from selective_backprop.losses import PerExampleLoss, WrongCountError, default_forward
@@ -521,3 +522,4 @@ class SelectiveLoader(LoaderAttributes):
             check_state(state, self.method, self._source, batch_size=self._run.batch_size, team=self.team)
             self._run.parts.check_state_dict(state["parts"])
             self._run.observer.check_state_dict(state)
+            check_form(state, self._source.num_examples)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.files.forms import require_form
 from selective_backprop.policies.history import LossHistory
 from selective_backprop.policies.sizes import Debt, Sizes
 from selective_backprop.types import Policy, Selection
@@ -123,5 +124,6 @@ class PercentilePolicy(Policy):
         return {"history": self.history.state_dict(), "debt": self.debt.owed, "owed": self.sizes.owed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        require_form(state, {"history": dict, "debt": float, "owed": float}, "policy")
         self.history.load_state_dict(state["history"])
         self.debt.owed, self.sizes.owed = state["debt"], state["owed"]

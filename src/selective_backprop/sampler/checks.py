@@ -15,13 +15,13 @@ from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.files.signing import is_signed
 from selective_backprop.method import Method, require_method
+from selective_backprop.sampler.state_form import check_form
 from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.scorers.base import require_one_each
 
 STATE_VERSION = 1
 
 _STATE_KEYS = {"method", "ranks", "num_examples", "ledger", "now"}
-_NOW_KEYS = {"place", "stats", "candidates", "waiting", "next_epoch", "begun", "epoch", "parts", "order", "source"}
 
 
 def check_arguments(source: Any, *, batch_size: Any, num_epochs: Any, seed: Any, num_examples: Any) -> None:
@@ -184,8 +184,6 @@ def check_saved_by(state: Any, method: Method, keys: set[str], version: int, wha
 def check_state(state: Any, method: Method, *, num_examples: int, team: Team) -> None:
     """Raise if a saved state does not fit, before anything is loaded from it."""
     check_saved_by(state, method, _STATE_KEYS, STATE_VERSION, "sampler")
-    if missing := _NOW_KEYS - state["now"].keys():
-        raise ValueError(f"this state lacks {', '.join(sorted(missing))}: it is damaged")
     if state["num_examples"] != num_examples:
         raise ValueError(
             f"the state was saved for {state['num_examples']} examples, but this sampler has {num_examples}: was it "
@@ -197,3 +195,4 @@ def check_state(state: Any, method: Method, *, num_examples: int, team: Team) ->
             f"the state was saved by rank {saved['rank']} of {saved['size']}, but this is rank {here['rank']} of "
             f"{here['size']}: each rank saves and loads its own state"
         )
+    check_form(state, num_examples)

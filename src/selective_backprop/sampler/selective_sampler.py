@@ -58,7 +58,7 @@ class SelectiveSampler(Sampler[int]):
         method: how to select: a method without a selection pass, such as `ledger_backprop()`.
         batch_size: examples in a batch. Needed only for `update` with one number for a whole batch, for the option
             `interrupt` of methods, and so that an epoch gives at least one full batch, and no last batch of a single
-            example, which BatchNorm cannot train on.
+            example, which BatchNorm cannot train on. With it, losses of half a batch are an error at once.
         groups: a whole number for each example, by id, such as its class, domain or source, for `group_stats`. By
             default the `classes=` of the method, which also keeps each group's share.
         num_epochs: length of the run. Methods that select in a window of training need it.
@@ -430,6 +430,13 @@ class SelectiveSampler(Sampler[int]):
             if len(ids) != count:
                 raise ValueError(f"got {count} losses for {len(ids)} ids: there must be one loss per id")
             return epoch.places_of(ids)
+        expected = count if self.batch_size is None else min(self.batch_size, len(epoch) - epoch.num_updated)
+        if count != expected:
+            raise ValueError(
+                f"got losses of {count} examples for a batch of {expected}, by batch_size={self.batch_size}: later "
+                "losses would count for the wrong examples. Call update once per training step, with the loss of every "
+                "example of the batch. If batches have other sizes, leave out batch_size= or pass ids="
+            )
         if count > epoch.num_open:
             raise ValueError(
                 f"got losses of {count} examples, but only {epoch.num_open} of the ids that were asked for wait for "
@@ -454,7 +461,7 @@ class SelectiveSampler(Sampler[int]):
         for ids, losses, number in _joined([(ids, finish_copy(copied), number) for ids, copied, number in waiting]):
             of_each = losses.expand(len(ids))
             require_finite(of_each, ids, "training loss")
-            self.stats.count_losses(float(of_each.sum()), len(ids), "trained")
+            self.stats.count_losses(float(of_each.sum(dtype=torch.float64)), len(ids), "trained")
             self._ledger.count_selected(ids)
             if losses.dim():
                 self._ledger.record_losses(ids, losses, number)

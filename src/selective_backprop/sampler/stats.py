@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from selective_backprop.files.forms import require_form
+
 _LOSSES = ("trained", "num_trained", "candidates", "num_candidates")
 PHASES = ("loading", "scoring", "selecting", "training")
 
@@ -116,13 +118,7 @@ class Stats:
         return {f.name: copy.copy(getattr(self, f.name)) for f in fields(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if unknown := state.keys() - {f.name for f in fields(self)}:
-            raise ValueError(
-                f"the saved statistics have {', '.join(sorted(unknown))}, which this version does not know: they were "
-                "saved by another version of selective_backprop"
-            )
-        if wrong := [name for name, value in state.items() if not _is_like(value, getattr(self, name))]:
-            raise ValueError(f"the saved {wrong[0]} of the statistics is {state[wrong[0]]!r:.80}: the state is damaged")
+        require_form(state, STATS_FORM, "stats")
         for name, value in state.items():
             setattr(self, name, copy.copy(value))
 
@@ -141,15 +137,14 @@ class Stats:
         )
 
 
+STATS_FORM = {name: type(value) for name, value in Stats().state_dict().items()} | {
+    "loss_sums": dict.fromkeys(_LOSSES, float),
+    "seconds": dict.fromkeys(PHASES, float),
+}
+"""The form of saved statistics."""
+
 COMBINATIONS: dict[str, Combination] = {statistic.name: statistic.metadata["combine"] for statistic in fields(Stats)}
 """How ranks combine each statistic. If a statistic does not declare it, importing this module raises a KeyError."""
-
-
-def _is_like(value: Any, own: Any) -> bool:
-    """Whether a saved value is a number, a word or a dict of numbers, as ours is."""
-    if isinstance(own, dict):
-        return isinstance(value, dict) and value.keys() == own.keys() and all(_is_like(value[k], own[k]) for k in own)
-    return isinstance(value, str) if isinstance(own, str) else type(value) in (int, float)
 
 
 def _mean(total: float, count: float) -> float:

@@ -46,7 +46,8 @@ def unchanged_on_error(
             generator.set_state(state)
         for thing, state in states:
             thing.load_state_dict(state)
-        if isinstance(error, (LookupError, TypeError, AttributeError, RuntimeError)):  # damage has no shape of its own
+        # Damage has no shape of its own.
+        if isinstance(error, (LookupError, TypeError, AttributeError, RuntimeError, AssertionError)):
             raise ValueError(
                 f"this state cannot be loaded, and nothing was changed ({type(error).__name__}: {error}): it is "
                 "damaged, or was edited"

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.files.forms import require_form
+
 _logger = logging.getLogger(__name__)
 
 _FEWEST = 30  # examples that came back, before their median counts
@@ -78,6 +80,7 @@ class ForgettingCheck:
         return {"forgets": self.forgets, "rises": list(self._rises)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        require_form(state, {"forgets": bool, "rises": [torch.float32]}, "scorer.forgetting")
         self.forgets, self._rises = state["forgets"], list(state["rises"])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.files.forms import require_form
 from selective_backprop.functional import loss_above_smallest, mean_of_easiest
 from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, first, shift
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
@@ -78,6 +79,7 @@ class TrainingLossScorer(Scorer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._forgetting is not None:
             self._forgetting.load_state_dict(state["forgetting"])
+            require_form(state["memory"], (float, int, bool), "scorer.memory")
             *self._memory.state, self._memory.is_over = state["memory"]
 
 
