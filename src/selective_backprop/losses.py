@@ -157,19 +157,19 @@ class WrongCountError(ValueError):
     """The loss function returned losses for another number of examples than the batch has."""
 
 
-class Evaluation:
+class Evaluation(NamedTuple):
     """The result of the user's loss on a training batch: losses without reduction, and the user's own reduced loss."""
 
-    def __init__(self, raw: Tensor, losses: Tensor, own: Callable[[], Tensor]) -> None:
-        self.raw = raw
-        """(N, ...) losses without reduction, with their graph."""
-        self.losses = losses
-        """(N,) detached: the loss of each example."""
-        self._own = own
+    raw: Tensor
+    """(N, ...) losses without reduction, with their graph."""
+    losses: Tensor
+    """(N,) detached: the loss of each example."""
+    call: Callable[[], Tensor]
+    """Calls the user's loss."""
 
     def own(self) -> Tensor:
         """Return the scalar that the user's loss would have returned, bit for bit, with its graph."""
-        loss = self._own()
+        loss = self.call()
         return loss if loss.dim() == 0 else loss.mean()
 
 

@@ -126,7 +126,7 @@ class Policy(Described, ABC):
 
     @abstractmethod
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        """Select among candidates by their (N,) finite scores, on the CPU. All randomness comes from the generator.
+        """Select among N > 0 candidates by their (N,) finite scores, on the CPU. Draw from the generator alone.
 
         A policy that cannot take negative scores calls `losses.require_not_negative`; the loader adds the ids.
         """

@@ -125,7 +125,7 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
         sb.scorers.ReducibleLossScorer(sb.scorers.ForwardScorer(), make_model(seed=5)),
         sb.scorers.ReducibleLossScorer(sb.scorers.ForwardScorer(), torch.rand(203)),
         sb.scorers.DiverseScorer(selectivity=0.5),
-        sb.scorers.DiverseScorer(mode="train", layer="6"),
+        sb.scorers.DiverseScorer(layer="6"),
         sb.scorers.PipelinedScorer(),
     ],
 )

@@ -94,7 +94,6 @@ def test_a_threshold_above_all_scores_keeps_the_highest():
         sb.policies.ThresholdPolicy(threshold=9, relative=False),
     ):
         assert policy.select(scores, torch.Generator()).positions.tolist() == [0, 2]
-        assert len(policy.select(scores[:0], torch.Generator()).positions) == 0
 
 
 @pytest.mark.parametrize(

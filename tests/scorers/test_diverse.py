@@ -167,7 +167,6 @@ def test_outputs_that_are_no_tensor():
     [
         ({"selectivity": 0}, ValueError, r"selectivity must be in \(0, 1\], got 0"),
         ({"layer": 3}, TypeError, "layer must be the name of a module in your model, got int"),
-        ({"scoring": "bf16"}, ValueError, "scoring mode must be 'eval' or 'train', got 'bf16'"),
     ],
 )
 def test_bad_options(options, error, message):

@@ -92,13 +92,7 @@ def top_k(selectivity: float = 1 / 3, *, scoring: Scoring = "eval", **schedule: 
     return Method("top_k", scorer_from(scoring), TopKPolicy(selectivity=selectivity), Schedule(**schedule))
 
 
-def diverse(
-    selectivity: float = 1 / 3,
-    *,
-    layer: str | None = None,
-    scoring: Literal["eval", "train"] = "eval",
-    **schedule: Unpack[ScheduleOptions],
-) -> Method:
+def diverse(selectivity: float = 1 / 3, *, layer: str | None = None, **schedule: Unpack[ScheduleOptions]) -> Method:
     """DivBS: from each candidate batch, pick the examples whose gradients together explain the batch's mean gradient.
 
     Examples are picked one by one by their gradients in the last layer: each time the one that takes most off the
@@ -108,7 +102,6 @@ def diverse(
     Args:
         selectivity: the share of each candidate batch to keep. The paper keeps a tenth to three tenths.
         layer: name of the last layer, as in `model.named_modules()`. By default it is the nn.Linear called last.
-        scoring: whether the model is in eval or in train mode in the selection pass.
         schedule: as for `selective_backprop`.
 
     >>> diverse(0.5, layer="fc")
@@ -116,7 +109,7 @@ def diverse(
 
     Hong et al. 2024, https://arxiv.org/abs/2406.04872.
     """
-    scorer = DiverseScorer(selectivity=selectivity, layer=layer, mode=scoring)
+    scorer = DiverseScorer(selectivity=selectivity, layer=layer)
     return Method("diverse", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))
 
 

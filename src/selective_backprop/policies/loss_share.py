@@ -94,12 +94,6 @@ class LossSharePolicy(Policy):
         return self._why_all
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        positions, chances = self._hardest(scores, generator)
-        return Selection(positions, torch.ones(positions.shape), chances)
-
-    def _hardest(self, scores: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        if not len(scores):
-            return functional.highest(scores, 0)
         # Sorted only once, because an epoch may have millions of scores.
         ordered = functional.descending(scores)
         ordered_losses = functional.loss_above_smallest(ordered)
@@ -108,12 +102,13 @@ class LossSharePolicy(Policy):
         if not num_outliers:
             count = round(fraction * len(scores))
             chosen, chances = functional.is_highest(scores, ordered[count - 1], count, generator)
-            return chosen.nonzero().flatten(), chances
-        outliers = functional.is_outlier(functional.loss_above_smallest(scores), ordered=ordered_losses)
-        count = math.ceil(fraction * (len(scores) - num_outliers) - 1e-9)
-        usual = scores.masked_fill(outliers, float("-inf"))
-        chosen, chances = functional.is_highest(usual, ordered[num_outliers + count - 1], count, generator)
-        chance = fraction if num_outliers <= max(1, len(scores) // 1000) else 1.0  # or they may be a rare class
-        chances.masked_fill_(outliers, chance)
-        chosen |= outliers & (torch.rand(len(scores), generator=generator, dtype=torch.float64) < chance)
-        return chosen.nonzero().flatten(), chances
+        else:
+            outliers = functional.is_outlier(functional.loss_above_smallest(scores), ordered=ordered_losses)
+            count = math.ceil(fraction * (len(scores) - num_outliers) - 1e-9)
+            usual = scores.masked_fill(outliers, float("-inf"))
+            chosen, chances = functional.is_highest(usual, ordered[num_outliers + count - 1], count, generator)
+            chance = fraction if num_outliers <= max(1, len(scores) // 1000) else 1.0  # or they may be a rare class
+            chances.masked_fill_(outliers, chance)
+            chosen |= outliers & (torch.rand(len(scores), generator=generator, dtype=torch.float64) < chance)
+        positions = chosen.nonzero().flatten()
+        return Selection(positions, torch.ones(positions.shape), chances)

@@ -30,8 +30,6 @@ class ThresholdPolicy(Policy):
         self.threshold, self.relative = threshold, relative
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        if not len(scores):
-            return Selection(torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0, dtype=torch.float64))
         threshold = self.threshold
         if self.relative:
             # Equal scores must not fall below their own mean by rounding.

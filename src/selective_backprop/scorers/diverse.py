@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.inference import Call, NoTrace, ScoringMode, calls_of
+from selective_backprop.inference import Call, NoTrace, calls_of
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.types import Candidates, Task
 
@@ -33,32 +33,28 @@ class DiverseScorer(FreshScorer):
     Args:
         selectivity: how much of each candidate batch will be selected. The others are not put in order: they score 0.
         layer: name of the last layer, as in `model.named_modules()`. By default it is the nn.Linear called last.
-        mode: as in `ForwardScorer`.
 
     Hong et al. 2024, https://arxiv.org/abs/2406.04872.
     """
 
     score_name = "greedy order"
 
-    def __init__(self, *, selectivity: float = 1.0, layer: str | None = None, mode: ScoringMode = "eval") -> None:
+    def __init__(self, *, selectivity: float = 1.0, layer: str | None = None) -> None:
         if not 0 < selectivity <= 1:
             raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
         if layer is not None and not isinstance(layer, str):
             raise TypeError(f"layer must be the name of a module in your model, got {type(layer).__name__}")
-        if mode not in ("eval", "train"):
-            raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
-        self.selectivity, self.layer, self.mode = selectivity, layer, mode
+        self.selectivity, self.layer = selectivity, layer
         self._found: str | None = None  # name of the layer called last, once that is known
         self._guard: NoTrace | None = None
 
     def options_in_method(self) -> list[str]:
         """List what `diverse` takes besides the selectivity, which the policy shows."""
-        shown = {"layer": self.layer, "scoring": None if self.mode == "eval" else self.mode}
-        return [f"{name}={value!r}" for name, value in shown.items() if value is not None]
+        return [] if self.layer is None else [f"layer={self.layer!r}"]
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
         if self._guard is None or self._guard.model is not task.model:
-            self._guard, self._found = NoTrace(task.model, self.mode), self.layer
+            self._guard, self._found = NoTrace(task.model), self.layer
         with self._guard():
             with calls_of(self._layers(task.model)) as calls:
                 outputs, targets = task.forward(task.model, candidates.data)

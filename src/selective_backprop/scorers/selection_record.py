@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selective_backprop.description import Described
-from selective_backprop.distributed.ledger import AnyLedger
 from selective_backprop.files.sealed import read_sealed, write_sealed
 
 _KIND = "selection record 1"
 _BITS = 2 ** torch.arange(8, dtype=torch.uint8)
-
-
-class Selecting(Protocol):
-    """The attributes of a SelectiveLoader that a record reads."""
-
-    @property
-    def ledger(self) -> AnyLedger: ...
-
-    @property
-    def epochs_done(self) -> float: ...
 
 
 class SelectionRecord(Described):
@@ -59,8 +48,8 @@ class SelectionRecord(Described):
         """Return the number of recorded epochs."""
         return len(self._masks)
 
-    def add(self, loader: Selecting) -> None:
-        """Record what the loader selected since the last call. Call this after each epoch, on all ranks."""
+    def add(self, loader: Any) -> None:
+        """Record what a `SelectiveLoader` selected since the last call. Call this after each epoch, on all ranks."""
         selected = loader.ledger.whole().selected
         if len(selected) != self.num_examples:
             raise ValueError(
