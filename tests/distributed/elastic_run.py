@@ -1,6 +1,6 @@
-"""What torchrun starts in a test: a run that loads, trains, saves, and may be killed.
+"""What runs on the ranks of a test that starts them as torchrun does: it loads, trains, saves, and may be killed.
 
-    torchrun --nproc-per-node=2 --max-restarts=2 -m tests.distributed.elastic_run FOLDER [RANK:STEP ...]
+    main(FOLDER, "RANK:STEP", ...)
 
 Rank RANK is killed after step STEP, the first at the first start, the second at the second one.
 """
@@ -16,7 +16,6 @@ import torch.distributed as dist
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import current_ranks
 from tests.distributed.test_checkpoints import EPOCHS, Run, by_percentile
-from tests.processes import leave
 
 
 def main(folder, *kills):
@@ -38,7 +37,6 @@ def main(folder, *kills):
     torch.save(run.result(), folder / f"result-{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
-    leave()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ import copy
 import errno
 import os
 import resource
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -24,7 +23,7 @@ from selective_backprop.testing import same
 from tests.checkpoint.test_saving import RandomState
 from tests.distributed.threads import run_phases
 from tests.helpers import digits, make_model
-from tests.lab.command_line import run_script_on_ranks
+from tests.lab.command_line import run_function, run_script_on_ranks
 
 EXAMPLES = 120  # as many for each of two or three ranks
 ROWS = 121  # of the ledger: blocks of ranks differ in size
@@ -354,15 +353,15 @@ def test_all_ranks_are_told_when_one_has_no_room_or_the_folder_is_taken(tmp_path
 # ---- ranks that die
 
 
-def torchrun(folder, *kills):
-    # --standalone: a free port of its own.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+def launch(folder, *kills):
+    """What torchrun does, with ranks that are forked: they have torch already. test_failures.py has torchrun itself."""
     # Or ranks that start again may find addresses of those that died (pytorch issue 135712).
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    command += ["-m", "tests.distributed.elastic_run", str(folder), *kills]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-5000:]
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    from tests.distributed import elastic_run  # which imports this module
+
+    one_node = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    config = LaunchConfig(**one_node, nproc_per_node=2, max_restarts=2, run_id=folder.name, start_method="fork")
+    elastic_launch(config, elastic_run.main)(folder, *kills)
 
 
 def results_in(folder):
@@ -375,7 +374,8 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path):
     done = run_script_on_ranks(Path(__file__).with_name("elastic_run.py"), tmp_path / "undisturbed")
     assert done.returncode == 0, done.stderr
     # Before the first checkpoint, and between two of them in the second epoch.
-    torchrun(tmp_path / "disturbed", "1:1", "0:5")
+    done = run_function(launch, tmp_path / "disturbed", "1:1", "0:5")
+    assert done.returncode == 0, done.stderr[-5000:]
     undisturbed, disturbed = results_in(tmp_path / "undisturbed"), results_in(tmp_path / "disturbed")
     starts = [[(tmp_path / "disturbed" / f"start-{i}-{rank}").read_text() for rank in range(2)] for i in range(3)]
     assert starts == [["none"] * 2, ["none"] * 2, ["4"] * 2]
