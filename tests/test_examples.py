@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.integrations import forked
 from tests.lab.command_line import run_script
 from tests.processes import ROOT
 
@@ -20,6 +21,11 @@ def run(script, *options):
     done = run_script(ROOT / "examples" / script, *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def run_here(folder, script, *options):
+    """In a process that has the framework already, if the tests of integrations are run too."""
+    return forked.run_script(ROOT / "examples" / script, folder, *options)
 
 
 def hide(package):
@@ -86,12 +92,12 @@ def test_pytorch_loop_with_weights_cutmix_and_parquet_files(tmp_path):
 
 def test_lightning_digits(tmp_path):
     pytest.importorskip("lightning", reason="needs the extra lightning")
-    printed = run("lightning_digits.py", "--epochs", 3, "--out", tmp_path)
+    printed = run_here(tmp_path, "lightning_digits.py", "--epochs", 3, "--out", tmp_path)
     offered, trained, batches = counts(printed)
     assert offered == 3 * 1437 and 0.4 < trained / offered < 0.9
     last = next(tmp_path.rglob("last.ckpt"))
     assert 0 < torch.load(last, weights_only=False)["global_step"] < batches
-    resumed = run("lightning_digits.py", "--epochs", 3, "--out", tmp_path, "--checkpoint", last)
+    resumed = run_here(tmp_path, "lightning_digits.py", "--epochs", 3, "--out", tmp_path, "--checkpoint", last)
     assert counts(resumed) == [offered, trained, batches]
     assert re.search(r"test error .* steps", resumed)[0] == re.search(r"test error .* steps", printed)[0]
 
@@ -102,9 +108,9 @@ def test_lightning_digits_on_two_devices(tmp_path):
     assert offered == 719 and batches > 2
 
 
-def test_keras_digits():
+def test_keras_digits(tmp_path):
     pytest.importorskip("keras", reason="needs the extra keras")
-    printed = run("keras_digits.py", "--epochs", 4)
+    printed = run_here(tmp_path, "keras_digits.py", "--epochs", 4)
     offered, trained, batches = counts(printed)
     assert offered == 4 * 1437 and 0.25 < trained / offered < 0.9  # the first epoch trains on everything
     assert "Epoch 4/4" in printed and "selection/selectivity" in printed
@@ -112,18 +118,18 @@ def test_keras_digits():
     assert f"after {batches} steps" in printed
 
 
-def test_trl_sft():
+def test_trl_sft(tmp_path):
     pytest.importorskip("trl", reason="needs the extra [trl]")
-    printed = run("trl_sft.py", "--epochs", 2, "--examples", 120)
+    printed = run_here(tmp_path, "trl_sft.py", "--epochs", 2, "--examples", 120)
     offered, trained, _ = counts(printed)
     assert offered == 2 * 108 and 0.5 < trained / offered < 0.8
     before, after = map(float, re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after", printed).groups())
     assert after < before
 
 
-def test_trl_grpo():
+def test_trl_grpo(tmp_path):
     pytest.importorskip("trl", reason="needs the extra [trl]")
-    printed = run("trl_grpo.py", "--steps", 36, "--pretraining", 60)
+    printed = run_here(tmp_path, "trl_grpo.py", "--steps", 36, "--pretraining", 60)
     offered, skipped = map(int, re.search(r"prompts: (\d+) offered, (\d+) skipped", printed).groups())
     generated, trained = map(int, re.search(r"tokens: (\d+) generated, (\d+) trained on", printed).groups())
     assert 0 < skipped < offered

@@ -1,9 +1,12 @@
 """Processes forked from the one of the tests, which has imported the framework: that takes longer than most tests."""
 
+import functools
 import multiprocessing
 import os
+import runpy
 import socket
 import sys
+import warnings
 
 import torch
 
@@ -51,3 +54,18 @@ def ranks(target, folder, size=2):
     printed = "\n".join((folder / f"rank{rank}.txt").read_text() for rank in range(size))
     assert codes == [0] * size, printed
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def run_script(path, folder, *words):
+    """What a script prints, with these words on its command line. Fails if the script does."""
+    codes = fork(functools.partial(_script, path, words), folder)
+    printed = (folder / "rank0.txt").read_text()
+    assert codes == [0], printed[-3000:]
+    return printed
+
+
+def _script(path, words, folder):
+    sys.argv = [str(path), *map(str, words)]
+    sys.stdout = sys.stderr = os.fdopen(1, "w", closefd=False)  # pytest has put others in their places
+    warnings.resetwarnings()  # for pytest they are errors
+    runpy.run_path(str(path), run_name="__main__")
