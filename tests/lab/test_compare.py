@@ -222,7 +222,7 @@ def test_sweep_over_models_and_schedules(tmp_path):
         (("compare", "--method", "ledger:loss_share=2"), "loss_share must be in (0, 1], got 2"),
         (("compare", "--seeds", "0"), "Input should be greater than or equal to 1"),
         (("sweep", "--vary", "selectivity"), "--vary takes name=value"),
-        (("sweep", "--vary", "every=2", "--vary", "every=3"), "each setting can be varied once, got every, every"),
+        (("sweep", "--vary", "every=2", "--vary", "every=3"), "each setting can be varied once, got every twice"),
         (("sweep", "--vary", "evry=2"), "none of the methods has 'evry'"),
         (("sweep", "--vary", "schedule=cosin"), "got 'cosin': did you mean cosine?"),
         (("sweep", "--vary", "label_noise=2"), "label_noise must be in [0, 1), got 2"),

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import selective_backprop as sb
 from selective_backprop.files.sealed import seal
 from selective_backprop.lab.report import build_report, find_runs
-from selective_backprop.lab.report.page import render
 from selective_backprop.lab.runs.ledger_log import read_ledger_log
 from selective_backprop.lab.runs.methods import MethodSpec, parse_option
 from selective_backprop.lab.runs.records import RunFolder, read_records
@@ -140,7 +139,7 @@ def check_report(folder):
         return
     if runs:
         made = build_report(runs, images=False)
-        render(made.comparisons, made.palette, made.sections)
+        made.html()
 
 
 def write_run(folder, config, records):

@@ -90,12 +90,13 @@ def test_functions_in_the_records_of_a_leaderboard_must_be_named_on_the_command_
     assert code == 2 and "has no trial of" in said, "named by the user, it goes on"
 
 
-def test_scores_that_a_run_names_and_that_are_none_are_left_out(folder, tmp_path):
+def test_files_that_a_run_names_are_not_opened(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
-    config["options"] = {"scores": "/etc/passwd"}
+    os.mkfifo(tmp_path / "scores.pt")  # to open it would wait for ever
+    config["options"] = {"scores": str(tmp_path / "scores.pt")}
     (folder / "config.json").write_text(json.dumps(config))
     code, said = told("report", folder, "-o", tmp_path / "report.html")
-    assert code == 0 and "left out of the report: scores /etc/passwd" in said, said
+    assert code == 0 and "left out" not in said, said
 
 
 def test_a_terminal_obeys_nothing_in_a_message(folder, tmp_path):

@@ -32,7 +32,7 @@ def test_the_page_is_written_after_epochs_but_not_all_the_time(experiment, tmp_p
     now, runs = [0.0], tmp_path / "runs"
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
     shown = []
-    report = LiveReport(runs, TimeLeft([entry("sb", 3), entry("sb", 3, seed=1)]), lambda settings: small_digits())
+    report = LiveReport(runs, TimeLeft([entry("sb", 3), entry("sb", 3, seed=1)]), lambda run: small_digits())
     show = report.after(lambda *epoch: shown.append(epoch))
     show("entry", "record")  # there is no folder, hence no report, and training goes on
     assert shown == [("entry", "record")] and not report.file.exists()
@@ -52,7 +52,7 @@ def test_an_open_page_loads_itself_again_and_looks_the_same(experiment, tmp_path
     shutil.copytree(experiment / "traditional", runs / "traditional")
     shutil.copytree(experiment / "sb" / "seed-0", runs / "sb" / "seed-0")
     planned = [entry(label, 3, seed) for seed in (0, 1) for label in ("traditional", "sb", "ledger")]
-    LiveReport(runs, TimeLeft(planned), lambda settings: small_digits()).after(lambda *epoch: None)(None, None)
+    LiveReport(runs, TimeLeft(planned), lambda run: small_digits()).after(lambda *epoch: None)(None, None)
     opened = visit(url=(runs / "report.html").as_uri(), clock=True)
     page = opened.page
     page.evaluate("document.querySelectorAll('details.workload').forEach(details => { details.open = true; })")
@@ -67,7 +67,7 @@ def test_an_open_page_loads_itself_again_and_looks_the_same(experiment, tmp_path
     before = page.evaluate(f"document.querySelector('#losses-c0').scrollIntoView(); {top}")
 
     shutil.copytree(experiment / "sb" / "seed-1", runs / "sb" / "seed-1")
-    LiveReport(runs, TimeLeft(planned), lambda settings: small_digits()).after(lambda *epoch: None)(None, None)
+    LiveReport(runs, TimeLeft(planned), lambda run: small_digits()).after(lambda *epoch: None)(None, None)
     page.clock.fast_forward(3000)
     page.keyboard.press("Shift")
     page.clock.fast_forward(3000)
@@ -85,7 +85,7 @@ def test_an_open_page_loads_itself_again_and_looks_the_same(experiment, tmp_path
         assert page.evaluate("drawn.get('losses-c0').signal('chosen')") == "traditional"
 
     looks_the_same()
-    LiveReport(runs, TimeLeft(planned), lambda settings: small_digits()).finish()
+    LiveReport(runs, TimeLeft(planned), lambda run: small_digits()).finish()
     page.clock.fast_forward(65_000)
     page.wait_for_function("!document.body.dataset.written")
     looks_the_same()

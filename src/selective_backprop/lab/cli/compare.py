@@ -76,6 +76,7 @@ def compare(
     """
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.report import data_of
     from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.records import read_records
     from selective_backprop.lab.runs.time_left import TimeLeft
@@ -100,22 +101,22 @@ def compare(
     done = sum(len(read_records(out / entry.folder)) for entry in entries)
     screen.note(f"{len(entries)} runs, {sum(entry.settings.epochs for entry in entries) - done} epochs are left to do")
     left = TimeLeft(entries)
-    live = LiveReport(out, left, load)
+    live = LiveReport(out, left, data_of(options.data_dir))
     with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
         arms = train_all(by_seed, load, out, observers=observers, show=live.after(bars.show))
     split = "validation split" if options.validation else "test set"
     texts = {"split": split, "size": num_test, "seeds": seeds, "plural": "" if seeds == 1 else "s"}
-    found, in_seconds = standings(arms), standings(arms, seconds=True)
+    found = standings(arms)
+    table = method_table(found)
     words = [NO_BASELINES] if no_baselines else [winner(found), *([LOOK] if quick else alerts(found))]
     markdown = [
         *words,
-        f"## Methods\n\n{method_table(found, in_seconds).markdown()}",
+        f"## Methods\n\n{table.markdown()}",
         READING.format(**texts),
         f"## Every length\n\n{arms_table(arms, found.targets).markdown()}\n",
     ]
     write_whole({out / "tables.md": "\n\n".join(markdown).encode()})
     title = f"{chosen.dataset}, {chosen.model}, {', '.join(map(str, sorted(lengths)))} epochs"
-    table = method_table(found)
     screen.table(title + (": a look" if quick else ""), table.heading, table.rows, spare=("compute", "error"))
     for sentence in words:
         screen.say(sentence.replace("**", ""))

@@ -50,21 +50,22 @@ def sweep(
     """
     from selective_backprop.files.writing import write_whole
     from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.report import data_of
     from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.time_left import TimeLeft
     from selective_backprop.lab.study.comparison import train_all
-    from selective_backprop.lab.study.sweeping import Vary, grid, sweep_entries
+    from selective_backprop.lab.study.sweeping import grid, sweep_entries
     from selective_backprop.lab.study.tables import arms_table
 
     screen, chosen = Screen(output), options.chosen()
     specs = checked_methods(method or DEFAULT_METHODS, chosen)
-    combinations = list(grid([Vary.parse(text) for text in vary]))
+    combinations = grid(vary)
     by_seed = [
         sweep_entries(specs, chosen, combinations, seed=seed, **options.more_settings()) for seed in range(seeds)
     ]
     observers, load = options.observers(), cached_loader(options.data_dir)
     left = TimeLeft([entry for entries in by_seed for entry in entries])
-    live = LiveReport(out, left, load)
+    live = LiveReport(out, left, data_of(options.data_dir))
     with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
         arms = train_all(by_seed, load, out, observers=observers, show=live.after(bars.show))
     table = arms_table(arms, {})

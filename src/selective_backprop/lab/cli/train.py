@@ -47,6 +47,7 @@ def train(
     `selective-backprop train --recipe svhn --model resnet20 --epochs 20 --data-dir data --out runs/b`
     """
     from selective_backprop.lab.cli.bars import Bars
+    from selective_backprop.lab.report import data_of
     from selective_backprop.lab.report.live import LiveReport
     from selective_backprop.lab.runs.experiment import Entry
     from selective_backprop.lab.runs.methods import MethodSpec, make_method
@@ -69,7 +70,7 @@ def train(
     check(settings, data)
     entry = Entry(settings.method, settings)
     left = TimeLeft([entry])
-    live = LiveReport(out, left, lambda settings: data) if out is not None else None
+    live = LiveReport(out, left, data_of(options.data_dir)) if out is not None else None
     how = f"to continue, add --resume to the command: {out}" if out is not None else "nothing was saved: no --out"
     with ExitStack() as stack:
         folder = RunFolder(out, settings.as_json(), data.fingerprint) if out is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 from selective_backprop.files.writing import write_whole
@@ -41,10 +42,12 @@ class Report:
     sections: list[Section]
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """What is missing because its file is damaged, and why."""
+    written: datetime | None = None
+    """Time of writing, if the runs go on: then the open page loads itself again now and then."""
 
     def html(self) -> str:
         """Return the page."""
-        return render(self.comparisons, self.palette, self.sections)
+        return render(self.comparisons, self.palette, self.sections, self.written)
 
     def _repr_html_(self) -> str:
         """Return the page within a frame, so that neither its styles nor its script touch the notebook."""

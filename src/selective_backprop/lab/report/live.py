@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.report.build import Report, build_report, write_report
 from selective_backprop.lab.report.figures import Notes, Section
-from selective_backprop.lab.report.page import render
+from selective_backprop.lab.report.images import LoadData, data_of
 from selective_backprop.lab.report.runs import Run, find_runs
 from selective_backprop.lab.runs.experiment import Entry, Show
 from selective_backprop.lab.runs.time_left import TimeLeft
-from selective_backprop.lab.runs.training import Record, Settings
+from selective_backprop.lab.runs.training import Record
 
 _LEAST_SECONDS = 5.0  # between two pages
 _LARGEST_SHARE = 0.05  # of the time of an experiment
@@ -28,20 +28,13 @@ class LiveReport:
     Args:
         folder: folder of a run, or of several.
         left: the planned runs, and how long they will still take.
-        load: gives the data of a planned run.
+        load: gives the data of a run; default: of data that are on this machine.
     """
 
-    def __init__(self, folder: Path, left: TimeLeft, load: Callable[[Settings], ImageSet]) -> None:
+    def __init__(self, folder: Path, left: TimeLeft, load: LoadData | None = None) -> None:
         self.folder, self.file = folder, folder / "report.html"
-        self._left, self._load = left, load
+        self._left, self._load = left, load or data_of()
         self._next = 0.0
-
-    def _data_of(self, run: Run) -> ImageSet:
-        label = run.config.get("label") or run.method  # without what tells it from others on the page
-        for entry in self._left.planned:
-            if (entry.label, entry.settings.seed) == (label, run.seed):
-                return self._load(entry.settings)
-        raise ValueError(f"{run.path} is not one of the runs under way")
 
     def after(self, show: Show) -> Show:
         """Return a function that shows a finished epoch and then writes the page, unless that was done a moment ago."""
@@ -60,14 +53,14 @@ class LiveReport:
 
     def _write(self) -> None:
         runs = find_runs([self.folder])
-        made = build_report(runs, load=self._data_of)
+        made = build_report(runs, load=self._load)
         sections = [progress(self._left, runs), *made.sections]
-        page = render(made.comparisons, made.palette, sections, written=datetime.now().astimezone())
-        write_whole({self.file: page.encode()})
+        page = replace(made, sections=sections, written=datetime.now().astimezone())
+        write_whole({self.file: page.html().encode()})
 
     def finish(self) -> Report:
         """Write the last page, which no longer loads itself again."""
-        return write_report([self.folder], self.file, load=self._data_of)
+        return write_report([self.folder], self.file, load=self._load)
 
 
 # ---- how far runs have come

@@ -27,7 +27,7 @@ class Material:
         palette: colours of the methods.
         load: gives the data of a run; None, or an error of its own: labels and images are left out.
         images: whether to show examples; None: only of data that anybody may pass on.
-        scores: files of scores to compare with what selection used, beside those that runs used themselves.
+        scores: files of scores to compare with what selection used.
     """
 
     palette: Palette

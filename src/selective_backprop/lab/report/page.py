@@ -24,13 +24,9 @@ _MOST_BUDGETS = 12  # more would be a legend that nobody reads
 
 
 def render(
-    comparisons: Sequence[Comparison], palette: Palette, sections: Sequence[Section], *, written: datetime | None = None
+    comparisons: Sequence[Comparison], palette: Palette, sections: Sequence[Section], written: datetime | None
 ) -> str:
-    """Render the page as HTML.
-
-    Args:
-        written: time of writing, if the runs go on: then the open page loads itself again now and then.
-    """
+    """Render the page of a report as HTML."""
     page: str = _template().render(
         title=_title(comparisons),
         summary=_summary(comparisons),

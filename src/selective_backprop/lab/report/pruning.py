@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -38,10 +37,11 @@ def pruning_parts(logs: Mapping[str, Log], examples: Examples, material: Materia
     Args:
         logs: ledgers of the runs, by label.
         examples: the data.
-        material: has files of scores, and takes note of scores that the runs name and that cannot be read.
+        material: has the files of scores. Those of another data set are left out.
     """
     size = next(iter(logs.values())).num_examples
-    scores = _read_scores(logs, size, material)
+    read = {file.stem: sb.pruning.load_scores(file).double().numpy() for file in material.scores}
+    scores = [Ranking(name, values) for name, values in read.items() if len(values) == size]
     if not scores:
         return []
     parts: list[Part] = []
@@ -56,21 +56,6 @@ def pruning_parts(logs: Mapping[str, Log], examples: Examples, material: Materia
         title = f"What {one.name} and {other.name} would prune"
         parts.append(_overlap(f"overlap-scores-{number}", title, one, other))
     return parts
-
-
-def _read_scores(logs: Mapping[str, Log], size: int, material: Material) -> list[Ranking]:
-    """Scores from the given files, then those of runs on a diet. Missing files and other data sets are left out."""
-    options = [log.run.config.get("options") or {} for log in logs.values()]
-    named = [Path(str(option["scores"])) for option in options if "scores" in option]
-    scores: dict[Path, torch.Tensor | None] = {file: sb.pruning.load_scores(file) for file in material.scores}
-    for file in named:
-        if file not in scores and file.exists():
-            scores[file] = material.read(f"scores {file}", sb.pruning.load_scores, file)
-    return [
-        Ranking(file.stem, values.double().numpy())
-        for file, values in scores.items()
-        if values is not None and len(values) == size
-    ]
 
 
 def _pruned_fraction(logs: Mapping[str, Log]) -> float:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from selective_backprop.lab.names import suggestion
@@ -26,36 +25,21 @@ Combination = dict[str, object]
 """A value for each setting that is varied."""
 
 
-@dataclass(frozen=True)
-class Vary:
-    """A setting and the values it takes.
+def grid(varied: Sequence[str]) -> list[Combination]:
+    """Every combination of the values of settings, each written as name=value,value,...
 
-    >>> Vary.parse("selectivity=0.2,0.5")
-    Vary(name='selectivity', values=(0.2, 0.5))
+    >>> grid(["selectivity=0.2,0.5", "every=3"])
+    [{'selectivity': 0.2, 'every': 3}, {'selectivity': 0.5, 'every': 3}]
     """
-
-    name: str
-    values: tuple[object, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Vary:
-        name, separator, values = text.partition("=")
-        if not separator or not all(values.split(",")):
+    values: dict[str, list[object]] = {}
+    for text in varied:
+        name, separator, words = text.partition("=")
+        if not separator or not all(words.split(",")):
             raise ValueError(f"--vary takes name=value,value,..., got {text!r}")
-        return cls(name, tuple(parse_value(value) for value in values.split(",")))
-
-
-def grid(varied: Sequence[Vary]) -> Iterator[Combination]:
-    """Every combination of the values.
-
-    >>> list(grid([Vary("a", (1, 2)), Vary("b", (3,))]))
-    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
-    """
-    names = [vary.name for vary in varied]
-    if len(set(names)) < len(names):
-        raise ValueError(f"each setting can be varied once, got {', '.join(names)}")
-    for values in itertools.product(*(vary.values for vary in varied)):
-        yield dict(zip(names, values, strict=True))
+        if name in values:
+            raise ValueError(f"each setting can be varied once, got {name} twice")
+        values[name] = [parse_value(word) for word in words.split(",")]
+    return [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
 
 
 def sweep_entries(

@@ -28,24 +28,14 @@ class TextTable:
         return "\n".join(f"| {' | '.join(row)} |" for row in [self.heading, rule, *self.rows])
 
 
-def method_table(found: Standings, in_seconds: Standings | None = None) -> TextTable:
-    """Every method with its error and compute at its longest, and its multipliers at the same errors.
-
-    in_seconds: the same by seconds, for a column more.
-    """
-    heading = ["method", "error", "compute", *(f"M at {error:.2%}" for error in found.targets.values())]
-    timed = {} if in_seconds is None else {one.name: one for one in in_seconds.methods}
-    if timed and found.targets:
-        heading.append(f"M in seconds at {found.targets['lossless']:.2%}")
-    rows = []
-    for one in found.methods:
-        row = [one.name, error_of(one.budgets[-1]), f"{one.budgets[-1].cost:.2f}"]
-        row += [multiplier_cell(one, target, error) for target, error in found.targets.items()]
-        if timed and found.targets:
-            clock = timed.get(one.name)
-            row.append("" if clock is None else multiplier_cell(clock, "lossless", found.targets["lossless"]))
-        rows.append(row)
-    return TextTable(heading, rows)
+def method_table(found: Standings) -> TextTable:
+    """Every method with its error and compute at its longest, and its multipliers at the same errors."""
+    rows = [
+        [one.name, error_of(one.budgets[-1]), f"{one.budgets[-1].cost:.2f}"]
+        + [multiplier_cell(one, target, error) for target, error in found.targets.items()]
+        for one in found.methods
+    ]
+    return TextTable(["method", "error", "compute", *(f"M at {error:.2%}" for error in found.targets.values())], rows)
 
 
 def multiplier_cell(standing: Standing, target: str, error: float) -> str:
