@@ -42,7 +42,7 @@ class Palette:
 
     def dash(self, rows: Sequence[Row]) -> Spec:
         """Dashes by the budgets in these rows; the whole line is the method as such."""
-        budgets = sorted({row["budget"] for row in rows}, key=self.place_of)
+        budgets = sorted({row["budget"] for row in rows}, key=lambda budget: (self.place_of(budget), budget))
         scale = {"domain": budgets, "range": [_DASHES[i % len(_DASHES)] for i in range(len(budgets))]}
         legend = {"values": [budget for budget in budgets if budget], "symbolType": "stroke", "symbolSize": 500}
         return {"field": "budget", "type": "nominal", "scale": scale, "legend": legend if len(budgets) > 1 else None}

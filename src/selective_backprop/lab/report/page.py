@@ -28,7 +28,6 @@ def render(
 ) -> str:
     """Render the page of a report as HTML."""
     page: str = _template().render(
-        title=_title(comparisons),
         summary=_summary(comparisons),
         comparisons=comparisons,
         overview=[section for section in sections if section.overview],
@@ -54,17 +53,11 @@ def _template() -> Any:
     environment = jinja.Environment(
         loader=jinja.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["of_comparison"] = _of_comparison
     return environment.get_template("page.html")
 
 
 def _read(name: str) -> str:
     return (_FOLDER / name).read_text()
-
-
-def _title(comparisons: Sequence[Comparison]) -> str:
-    names = list(dict.fromkeys(str(comparison.runs[0].recipe["dataset"]) for comparison in comparisons))
-    return f"What selection did: {', '.join(names)}"
 
 
 def _summary(comparisons: Sequence[Comparison]) -> str:
@@ -78,10 +71,6 @@ def _place(palette: Palette, cell: str | Cell) -> tuple[int, str, str] | None:
     """If it is the label of a run: which of the page's colours it has, the method's name, and the budget."""
     name, budget = method_and_budget(cell.text if isinstance(cell, Cell) else cell)
     return (palette.methods.index(name), name, budget) if name in palette.methods else None
-
-
-def _of_comparison(section: Section, id: str) -> list[Any]:
-    return [part for part in section.parts if part.comparison == id]
 
 
 def _data(comparisons: Sequence[Comparison], sections: Sequence[Section], palette: Palette) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def settings_rows(configurations: Sequence[Configuration], cost: str) -> list[Ro
     rows: list[Row] = []
     for one in configurations:
         curve = Curve.mean([run.curve for run in one.runs])
-        row: Row = {"method": one.method, "budget": "", "settings": one.words() or "as in the recipe"}
+        row: Row = {"method": one.method, "budget": "", "settings": one.words()}
         spent = curve.seconds if cost == "seconds" else curve.compute
         for epoch, (error, paid) in enumerate(zip(curve.errors, spent, strict=True)):
             rows.append(row | {"epoch": epoch + 1, cost: paid, "error": error})
@@ -163,7 +163,8 @@ def settings_rows(configurations: Sequence[Configuration], cost: str) -> list[Ro
 def _settings(rows: list[Row], cost: str, number: int, about: str, material: Material) -> list[Part]:
     best = sorted((row for row in rows if row["best"]), key=lambda row: row["error"])[:_LISTED]
     cells = [
-        [row["method"], row["settings"], str(row["epoch"]), f"{row[cost]:.3g}", f"{row['error']:.2%}"] for row in best
+        [f"{row['method']} {row['settings']}", str(row["epoch"]), f"{row[cost]:.3g}", f"{row['error']:.2%}"]
+        for row in best
     ]
     place: Spec = {"x": axis(cost, cost, format="~s"), "y": error_axis(rows)}
     points = place | {"color": material.palette.color(rows), "shape": material.palette.shape(rows)}
@@ -180,5 +181,5 @@ def _settings(rows: list[Row], cost: str, number: int, about: str, material: Mat
     title, table = "All settings, and those that no other beats", "Settings that no other beats, the lowest error first"
     return [
         Figure(f"settings-{number}", about + title, spec, rows, note),
-        Table(f"best-settings-{number}", about + table, ["method", "settings", "epoch", cost, "error"], cells),
+        Table(f"best-settings-{number}", about + table, ["settings", "epoch", cost, "error"], cells),
     ]
