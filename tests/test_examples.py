@@ -134,3 +134,5 @@ def test_trl_grpo(tmp_path):
     generated, trained = map(int, re.search(r"tokens: (\d+) generated, (\d+) trained on", printed).groups())
     assert 0 < skipped < offered
     assert 0 < trained < generated
+    assert f"saved by dropping groups: {1 - trained / generated:.0%} of the backpropagation" in printed
+    assert re.search(r"saved by skipping prompts: about [1-9]\d* tokens", printed)

@@ -55,7 +55,7 @@ def redeal(
         **{name: own[name] for name in ("parts", "selector", "transform", "stream")},
         "generators": saved if generators is None or len(saved) == len(generators) else generators,
         "stats": _stats([state["stats"] for state in states], rank, size, queued=queued),
-        "reported": _reported([state["reported"] for state in states], rank, size),
+        "reported": _stats([state["reported"] for state in states], rank, size),
         "losses": deal([step for state in states for step in state["losses"]], size)[rank],
         "dynamics": None if first["dynamics"] is None else divide([state["dynamics"] for state in states], rank, size),
     }
@@ -146,7 +146,10 @@ def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) ->
     began_with = _stats([epoch["began_with"] for epoch in epochs], rank, size, queued=0)
     if first["kind"] == "planned":
         batches = _cut_anew(IdBatches.join(in_turn), rank, size, batch_size)
-        own = _planned_counts(epochs, rank, size, loaded + len(batches)) | {"ready": []}
+        own: State = {"ready": []}
+        if first["offered"] is not None:  # else one process passes the user's own batches
+            counts = {name: deal_count([one[name] for one in epochs], rank, size) for name in ("offered", "counted")}
+            own |= {"planned": loaded + len(batches), **counts}
         most = len(batches)
     else:
         batches = IdBatches.join(in_turn[rank::size])
@@ -155,14 +158,6 @@ def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) ->
         most = -(-len(in_turn) // size)
     place = {"position": loaded, "total": loaded + most, "batches": batches.state_dict()}
     return {**first, **own, "place": place, "began_with": began_with}
-
-
-def _planned_counts(epochs: list[State], rank: int, size: int, num_batches: int) -> State:
-    """Divide the counts of a planned epoch. num_batches: its training batches on each of the new ranks."""
-    if epochs[0]["offered"] is None:  # one process that passes the user's own batches
-        return {}
-    counts = {name: deal_count([epoch[name] for epoch in epochs], rank, size) for name in ("offered", "counted")}
-    return {"planned": num_batches, **counts}
 
 
 def _remaining(epoch: State) -> list[IdBatch]:
@@ -231,13 +226,16 @@ def _generators(states: list[list[Tensor]], rank: int) -> list[Tensor]:
     return result
 
 
-def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
-    """Make the statistics with which `rank` of `size` resumes. Each is combined as it declares (`Combination`)."""
+def _stats(states: list[State], rank: int, size: int, *, queued: int | None = None) -> State:
+    """Make the statistics with which `rank` of `size` resumes. Each is combined as it declares (`Combination`).
+
+    queued: the length of the rank's queue; by default a part of what was queued when the statistics were taken.
+    """
 
     def combine(name: str) -> Any:
         values = [state[name] for state in states]
         how = COMBINATIONS[name]
-        if how == "count":
+        if how == "count" or (how == "queue" and queued is None):
             return deal_count(values, rank, size)
         if how == "sums":
             return {key: sum(value[key] for value in values) / size for key in values[0]}
@@ -246,12 +244,6 @@ def _stats(states: list[State], rank: int, size: int, *, queued: int) -> State:
         return queued if how == "queue" else values[0]
 
     return {name: combine(name) for name in states[0]}
-
-
-def _reported(states: list[State], rank: int, size: int) -> State:
-    """Make the statistics that were reported already."""
-    queued = deal_count([state["queued"] for state in states], rank, size)
-    return _stats(states, rank, size, queued=queued)
 
 
 def deal_count(counts: list[int], rank: int, size: int) -> int:

@@ -82,12 +82,6 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         on_stats: OnStats | None = None,
         **options: Any,
     ) -> None:
-        if "batch_tokens" in options:
-            raise ValueError(
-                "batch_tokens= is for loops of your own: a trainer counts the batches of an epoch first, and their "
-                "number would follow from lengths. Use packing=True of TRL's SFTConfig, which fills rows of max_length "
-                "tokens, or SelectiveLoader(..., batch_tokens=) in a loop of your own"
-            )
         super().__init__(*args, **options)
         check_on_stats(on_stats)
         _check(self, method, loss_fn)

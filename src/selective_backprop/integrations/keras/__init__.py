@@ -27,7 +27,7 @@ from selective_backprop.integrations.keras.data import candidates_of, example, t
 from selective_backprop.integrations.keras.hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
 from selective_backprop.integrations.keras.methods import check_method
 from selective_backprop.integrations.keras.scoring import PerExampleLosses, StandIn, check_takes_weights
-from selective_backprop.integrations.keras.training_losses import RecordedLoss, WatchedLoss, give_back_compute_loss
+from selective_backprop.integrations.keras.training_losses import WatchedLoss, give_back_compute_loss
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
 
@@ -132,17 +132,18 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._most_batches = len(self.loader)  # in a planned epoch, the loader's own length is the number planned
         self._example = example(source)
         self._weighted = weighted
-        self._training_losses: RecordedLoss | None = None
         self._watched: WatchedLoss | None = None
         give_back_compute_loss(model)
-        if learns and losses is not None and isinstance(source, DataLoader):  # a PyDataset's batches may have any size
-            assert self.loader.batch_size is not None  # known from the start with rows
-            has_weights = len(self._example.data) == 3
-            self._watched = self._training_losses = RecordedLoss(
-                model, method.name, losses, self.loader.batch_size, gives_weights=weighted, weighted=has_weights
+        learns = learns and isinstance(source, DataLoader)  # a PyDataset's batches may have any size
+        if learns or weighted:
+            self._watched = WatchedLoss(
+                model,
+                method.name,
+                losses if learns else None,
+                self.loader.batch_size or 0,  # known from the start with rows
+                gives_weights=weighted,
+                has_weights=len(self._example.data) == 3,
             )
-        elif weighted:
-            self._watched = WatchedLoss(model, method.name, gives_weights=True)
         self._learned = True  # from the training step that is under way or was the last one
         # Keras on JAX fails after an epoch without a step, if it is the first of fit().
         self._steps = SelectedSteps(self.loader, may_be_empty=backend != "jax")
@@ -193,22 +194,6 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._learned = True
         self._steps.restart()
 
-    @property
-    def workers(self) -> int:
-        return 1
-
-    @workers.setter
-    def workers(self, value: int) -> None:
-        raise ValueError(f"selection has to wait for each training step, in the process that trains: workers={value}")
-
-    @property
-    def use_multiprocessing(self) -> bool:
-        return False
-
-    @use_multiprocessing.setter
-    def use_multiprocessing(self, value: bool) -> None:
-        raise ValueError("selection has to wait for each training step, in the process that trains")
-
     # ---- what callbacks ask for
 
     def has_batch_for(self, step: int) -> bool:
@@ -246,6 +231,11 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def begin_run(self) -> None:
         """Begin a call of fit."""
+        if self.workers > 1 or self.use_multiprocessing:
+            raise ValueError(
+                f"selection has to wait for each training step, in the process that trains: leave out {self.workers=} "
+                f"and {self.use_multiprocessing=}"
+            )
         if self.model._selective_backprop.dataset is not self:
             raise ValueError(
                 "another SelectiveDataset was made for this model after this one, and files of the model save that "
@@ -267,17 +257,12 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def _learn(self) -> None:
         """Hand the losses of the last training step to the loader, for methods that select by them."""
-        if self._watched is not None and not self._learned:
-            self._watched.check_step()
-        if self._training_losses is None or self._learned:
+        if self._watched is None or self._learned:
             return
         batch = self._steps.batch
-        losses = self._training_losses.take(len(batch))
+        losses = self._watched.take(len(batch))
         if losses is None:
-            raise RuntimeError(
-                f"{self.loader.method.name} selects by training losses, but this training step computed none: let the "
-                "model's train_step call self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
-            )
+            return
         if self._weighted and len(batch.data) == 3:
             losses = losses / batch.weights  # Keras was given these times the user's own, which alone should count
         self.loader.loss(losses, None, batch)
@@ -308,7 +293,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly, between two steps. Keras' own files of the model contain it."""
-        if self._training_losses is not None and self._training_losses.is_new:
+        if self._watched is not None and self._watched.is_new:
             self._learn()  # a callback may save before SelectionCallback ends the step
         return {
             "steps": self._steps.state_dict(),

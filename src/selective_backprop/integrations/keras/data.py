@@ -61,14 +61,6 @@ class Rows(Dataset[Any]):
         return keras.tree.map_structure(lambda array: to_tensor(array[indices]), self._arrays)
 
 
-def rows_loader(data: Any, batch_size: int, *, shuffle: bool, seed: int, drop_last: bool) -> DataLoader[Any]:
-    """Make a loader of batches of rows. Their order depends only on the seed."""
-    generator = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        Rows(data), batch_size, shuffle=shuffle, collate_fn=_as_is, generator=generator, drop_last=drop_last
-    )
-
-
 def example(source: DataLoader[Any] | PyDatasetBatches) -> Batch:
     """Return a batch to look at, without training on it."""
     data = source.first if isinstance(source, PyDatasetBatches) else source.dataset[0]
@@ -101,7 +93,10 @@ def candidates_of(
     columns: tuple[Any, ...] = (x, y) if sample_weight is None else (x, y, sample_weight)
     batch_size = 32 if batch_size is None else batch_size
     size = candidate_batch_size or batch_size
-    loader = rows_loader(columns, size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    generator = torch.Generator().manual_seed(seed)
+    loader = DataLoader(
+        Rows(columns), size, shuffle=shuffle, collate_fn=_as_is, generator=generator, drop_last=drop_last
+    )
     # If the sizes are the same, batches pass as they are as long as everything is kept.
     return loader, None if candidate_batch_size in (None, batch_size) else batch_size
 

@@ -9,21 +9,17 @@ from torch import nn
 from selective_backprop.method import require_method
 from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer
 from selective_backprop.scorers.base import Wrapping
-from selective_backprop.types import Scorer
 
 
 def check_method(method: Any) -> None:
     """Raise if parts of the method cannot work with a Keras model."""
     require_method(method)
-    _check_scorer(method.scorer, method.name)
-
-
-def _check_scorer(scorer: Scorer, name: str) -> None:
-    if isinstance(scorer, Wrapping):
+    scorer, name = method.scorer, method.name
+    while isinstance(scorer, Wrapping):
         if isinstance(scorer, ReducibleLossScorer) and isinstance(scorer.reference, nn.Module):
             raise ValueError(f"{name} in Keras takes the reference model's losses by id, not a torch module")
-        _check_scorer(scorer.fresh, name)
-    elif isinstance(scorer, ForwardScorer):
+        scorer = scorer.fresh
+    if isinstance(scorer, ForwardScorer):
         exact = scorer.mode == "eval" and scorer.scale_factor == 1
         if not exact or scorer.measure is not None:
             what = "scoring='eval'" if not exact else "the loss for a score"

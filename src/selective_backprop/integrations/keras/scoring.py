@@ -55,13 +55,6 @@ class PerExampleLosses:
         if self._loss_fn is None and self.model.loss is not self._used:
             self._use(self.model.loss)
 
-    @property
-    def is_pure(self) -> bool:
-        """Whether the loss is one of Keras' own, which draw no random numbers and keep no state."""
-        self._follow()
-        function = self._loss.fn if isinstance(self._loss, LossFunctionWrapper) else type(self._loss)
-        return str(function.__module__).partition(".")[0] == "keras"
-
     def __call__(self, batch: Any) -> Tensor:
         self._follow()
         batch = keras.tree.map_structure(to_numpy, batch)

@@ -52,18 +52,30 @@ class LastLosses(keras.metrics.Metric):  # type: ignore[misc]
 
 
 class WatchedLoss:
-    """The model's `compute_loss`, which also checks that the weights of the method arrive in it.
+    """The model's `compute_loss`, which also keeps the loss of each example, and checks that weights arrive in it.
 
     It is set as an attribute of the model, where `train_step` finds it. `compute_loss` is the method that Keras tells
-    users to override, and it may update metrics.
+    users to override, and it may update metrics. So the loss of each example is computed by a second call.
 
     Args:
         model: the model.
         method: name of the method, for errors.
+        losses: computes the loss of each example; None if the method does not need them.
+        size: S.
         gives_weights: whether the method gives weights, which a train_step gets as sample_weight.
+        has_weights: whether the data has sample weights of the user's own, which count in the losses.
     """
 
-    def __init__(self, model: keras.Model, method: str, *, gives_weights: bool) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        method: str,
+        losses: PerExampleLosses | None,
+        size: int,
+        *,
+        gives_weights: bool,
+        has_weights: bool,
+    ) -> None:
         self.model, self.method = model, method
         self.original = model.compute_loss
         if "training" not in inspect.signature(self.original).parameters:
@@ -71,24 +83,34 @@ class WatchedLoss:
                 f"{method} must see the losses of training steps, and the model's own compute_loss does not tell "
                 "training from validation: give it the argument training=True, as keras.Model.compute_loss has it"
             )
-        self._gives_weights = gives_weights
+        self.metric = None if losses is None else LastLosses(size)
+        if self.metric is not None:
+            model._metrics.append(self.metric)
+            if not any(metric is self.metric for metric in model.metrics):
+                model._metrics.remove(self.metric)
+                raise TypeError(
+                    f"{method} selects by training losses, which leave a step as a metric of the model, and the "
+                    "model's own `metrics` leaves out what it does not know: let it return [*super().metrics, ...]"
+                )
+        self._losses, self._gives_weights, self._has_weights = losses, gives_weights, has_weights
         self._was_called = False  # a compiled step calls it only when it is compiled
+        self._seen = 0
         model.compute_loss = self
         model.train_function = None  # Keras makes it anew; the one before would not call this
 
     def __call__(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        if training:
-            if self._gives_weights and sample_weight is None:
-                raise self._without_weights()
-            self._was_called = True
-        return self.original(x, y, y_pred, sample_weight, training=training)
-
-    def check_step(self) -> None:
-        """Raise if the training step that is over did not compute its loss here."""
-        if self._gives_weights and not self._was_called:
+        if training and self._gives_weights and sample_weight is None:
             raise self._without_weights()
+        loss = self.original(x, y, y_pred, sample_weight, training=training)
+        if training:
+            self._was_called = True
+            if self._losses is not None and self.metric is not None:
+                with torch.no_grad(), _unnoticed(y_pred):
+                    losses = self._losses.of_outputs(y_pred, y, sample_weight if self._has_weights else None)
+                self.metric.update_state(keras.ops.stop_gradient(losses))
+        return loss
 
     def _without_weights(self) -> RuntimeError:
         return RuntimeError(
@@ -100,75 +122,35 @@ class WatchedLoss:
         """Give the model its own compute_loss back."""
         del self.model.compute_loss
         self.model.train_function = None
-
-
-class RecordedLoss(WatchedLoss):
-    """The model's `compute_loss`, which also keeps the loss of each example. It is computed by a second call.
-
-    Args:
-        model, method, gives_weights: as for `WatchedLoss`.
-        losses: computes the loss of each example.
-        size: S.
-        weighted: whether the data has sample weights of the user's own, which count in the losses.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        method: str,
-        losses: PerExampleLosses,
-        size: int,
-        *,
-        gives_weights: bool,
-        weighted: bool,
-    ) -> None:
-        self.metric = LastLosses(size)
-        model._metrics.append(self.metric)
-        if not any(metric is self.metric for metric in model.metrics):
-            model._metrics.remove(self.metric)
-            raise TypeError(
-                f"{method} selects by training losses, which leave a step as a metric of the model, and the model's "
-                "own `metrics` leaves out what it does not know: let it return [*super().metrics, ...]"
-            )
-        try:
-            super().__init__(model, method, gives_weights=gives_weights)
-        except TypeError:
-            model._metrics.remove(self.metric)
-            raise
-        self._losses = losses
-        self._weighted = weighted
-        self._seen = 0
-
-    def __call__(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-    ) -> Any:
-        loss = super().__call__(x, y, y_pred, sample_weight, training)
-        if training:
-            with torch.no_grad(), contextlib.nullcontext() if self._losses.is_pure else _unnoticed(y_pred):
-                losses = self._losses.of_outputs(y_pred, y, sample_weight if self._weighted else None)
-            self.metric.update_state(keras.ops.stop_gradient(losses))
-        return loss
-
-    def give_back(self) -> None:
-        super().give_back()
-        self.model._metrics.remove(self.metric)
+        if self.metric is not None:
+            self.model._metrics.remove(self.metric)
 
     @property
     def is_new(self) -> bool:
-        """Whether there was a training step since `take` was called."""
-        return self._updates() != self._seen
+        """Whether there were losses of a training step since `take` was called."""
+        return self.metric is not None and self._updates() != self._seen
 
     def take(self, count: int) -> Tensor | None:
-        """Return the losses of the last step's first `count` examples. None if there was no step since last time."""
-        if not self.is_new:
+        """Return the losses of the last step's first `count` examples; None if the method does not need them.
+
+        Raises if the training step did not compute its loss here.
+        """
+        if self._gives_weights and not self._was_called:
+            raise self._without_weights()
+        if self.metric is None:
             return None
+        if not self.is_new:
+            raise RuntimeError(
+                f"{self.method} selects by training losses, but this training step computed none: let the model's "
+                "train_step call self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
+            )
         self._seen = self._updates()
         return torch.from_numpy(np.array(to_numpy(self.metric.losses.value)[:count]))
 
     def _updates(self) -> int:
         if keras.backend.backend() == "jax":
             self.model.jax_state_sync()  # in the midst of fit, variables are in a state on their way from step to step
-        return int(to_numpy(self.metric.updates.value))
+        return int(to_numpy(self.metric.updates.value)) if self.metric is not None else 0
 
 
 def give_back_compute_loss(model: keras.Model) -> None:

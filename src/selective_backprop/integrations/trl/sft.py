@@ -11,13 +11,6 @@ from datasets import Dataset
 from torch import Tensor
 from trl import SFTTrainer, pack_dataset
 
-from selective_backprop.integrations.trl.checks import (
-    check_labels,
-    check_lengths,
-    check_not_empty,
-    check_packing,
-    check_tokenizer,
-)
 from selective_backprop.integrations.trl.listening import SelectiveTRLTrainer
 from selective_backprop.integrations.trl.packing import (
     LENGTHS,
@@ -30,6 +23,8 @@ from selective_backprop.integrations.trl.packing import (
     parts_within,
 )
 from selective_backprop.types import Batch
+
+_LOOKED_AT = 256  # examples that are looked at for labels
 
 
 class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc]
@@ -48,12 +43,8 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._packed: Packed | None = None
-        check_tokenizer(options.get("processing_class"))
-        check_not_empty(options.get("train_dataset"))
         super().__init__(*args, **options)
-        check_packing(self.args)
-        check_labels(self.train_dataset)
-        check_lengths(self.train_dataset, self.model, self.args)
+        _check_labels(self.train_dataset)
 
     @property
     def documents(self) -> Any:
@@ -72,10 +63,16 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
         dataset_name: str,
     ) -> Any:
         """Pack as TRL does, and keep track of where each document comes from."""
+        if dataset_name == "train" and isinstance(dataset, Dataset) and not len(dataset):
+            raise ValueError("train_dataset has no examples: check the split and the filters that you made it with")
+        if packing and args.packing_strategy == "wrapped":
+            raise ValueError(
+                "packing_strategy='wrapped' cuts documents anywhere and forgets where they begin, but a loss is needed "
+                "for each document: use packing_strategy='bfd' or 'bfd_split', or packing=False"
+            )
         options = (formatting_func, dataset_name)
         if not packing or dataset_name != "train" or not isinstance(dataset, Dataset):
             return super()._prepare_dataset(dataset, processing_class, args, packing, *options)
-        check_packing(args)
         # Without a maximal length, which packing applies later, and in order, so that rows stay the user's.
         whole = copy.copy(args)
         whole.max_length, whole.shuffle_dataset = None, False
@@ -143,6 +140,21 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
         row = weights.repeat_interleave(lengths)[: outputs.shape[1]]
         row = torch.nn.functional.pad(row, (0, outputs.shape[1] - len(row)))
         return row.view(1, -1, *[1] * (outputs.dim() - 2))
+
+
+def _check_labels(dataset: Any) -> None:
+    """Raise if the first examples have no token with a label."""
+    if not isinstance(dataset, Dataset) or "labels" not in dataset.column_names:
+        return
+    first = dataset.with_format(None).select_columns(["labels"])[:_LOOKED_AT]["labels"]
+    # TRL drops examples that are masked as a whole, and may leave none.
+    if all(label == -100 for labels in first for label in labels[1:]):
+        which = f"the first {len(first)} training examples have" if first else "the training examples have"
+        raise ValueError(
+            f"{which} no labels: every token is masked by -100, so there is no loss to select by. Check "
+            "completion_only_loss and assistant_only_loss of SFTConfig, and max_length, which may cut off all that is "
+            "not masked"
+        )
 
 
 def _with_row(example: dict[str, Any], row: int) -> dict[str, Any]:
