@@ -111,13 +111,13 @@ def main() -> None:
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     prompts_seen, stats = trainer.prompt_sampler.sampler.stats, trainer.rollout_stats
     offered, skipped = prompts_seen.offered, prompts_seen.skipped_before_loading
-    elsewhere = skipped * stats.generated_tokens / stats.groups  # what skipped prompts would have cost
+    not_generated = skipped * stats.generated_tokens / stats.groups
     not_trained = stats.generated_tokens - stats.trained_tokens
     print(f"accuracy of the rollouts: {rewards[0]:.2f} at first, {rewards[-1]:.2f} at the end")
     print(f"prompts: {offered} offered, {skipped} skipped before generating")
     print(f"groups with equal rewards: {stats.equal_groups} of {stats.groups}, which teach nothing")
     print(f"tokens: {stats.generated_tokens} generated, {stats.trained_tokens} trained on")
-    print(f"saved by skipping prompts: about {elsewhere:.0f} tokens, which other prompts got instead")
+    print(f"saved by skipping prompts: about {not_generated:.0f} tokens were never generated")
     print(f"saved by dropping groups: {not_trained / stats.generated_tokens:.0%} of the backpropagation")
     print(f"seconds: {stats.generating_seconds:.1f} generating, {stats.training_seconds:.1f} training")
 

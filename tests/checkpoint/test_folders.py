@@ -166,6 +166,12 @@ def test_names_that_are_not_ours_are_passed_over(tmp_path, name):
     assert (tmp_path / name).exists()
 
 
+def test_other_files_in_a_checkpoint_do_not_matter(tmp_path):
+    saved(tmp_path)
+    (tmp_path / "checkpoint-1" / "notes.txt").write_text("the good one")
+    assert load(tmp_path) == ("good", 7.0)
+
+
 def test_a_number_that_leaves_no_next_one_is_refused(tmp_path):
     loader, parts = saved(tmp_path)
     (tmp_path / f"checkpoint-{10**18 - 1}").touch()

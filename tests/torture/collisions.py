@@ -72,7 +72,7 @@ def load(folder):
             warnings.simplefilter("ignore")
             if not sb.load_checkpoint(folder, loader, **parts):
                 return "none", 0
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except Exception as error:
         return f"{type(error).__name__}: {error}"[:150], 0
     values = {float(number) for parameter in parts["model"].parameters() for number in parameter.detach().unique()}
     return ("good" if values == {float(parts["value"].value)} else "mixed"), parts["value"].value

@@ -210,7 +210,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
 
 def _read(path: Path, ranks: Ranks) -> list[dict[str, Any]]:
     """Read what every rank saved. The ranks that load divide the work of verifying it."""
-    for file in sorted(path.iterdir())[ranks.rank :: ranks.size]:
+    for file in sorted(path.glob(_file_of("*")))[ranks.rank :: ranks.size]:
         try:
             check_large(file)
         except (OSError, ValueError) as error:
@@ -250,7 +250,7 @@ def _state_of_loader(states: list[dict[str, Any]], loader: SelectiveLoader, rank
 # ---- files
 
 
-def _file_of(rank: int) -> str:
+def _file_of(rank: int | str) -> str:
     return f"rank-{rank}.pt"
 
 
