@@ -34,7 +34,7 @@ __all__ = ["SelectionCallback", "SelectiveDataset"]
 BACKENDS = ("torch", "jax")
 ONE_AT_A_TIME = (
     "batches are given out one at a time, in fit(): selection goes by the weights after the step before. Keras asks "
-    "for more at once with steps_per_execution above 1"
+    "for more at once with steps_per_execution or workers above 1"
 )
 
 
@@ -221,7 +221,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def _refuse_to_evaluate(self, step: int) -> None:
         """Raise if a second batch is asked for outside an epoch of training. Keras looks at one to build metrics."""
-        if step > 0 and self.model.steps_per_execution > 1:
+        if step > 0 and max(self.model.steps_per_execution, self.workers) > 1:
             raise RuntimeError(ONE_AT_A_TIME)
         if step > 0:
             raise RuntimeError(
@@ -231,11 +231,6 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def begin_run(self) -> None:
         """Begin a call of fit."""
-        if self.workers > 1 or self.use_multiprocessing:
-            raise ValueError(
-                f"selection has to wait for each training step, in the process that trains: leave out {self.workers=} "
-                f"and {self.use_multiprocessing=}"
-            )
         if self.model._selective_backprop.dataset is not self:
             raise ValueError(
                 "another SelectiveDataset was made for this model after this one, and files of the model save that "

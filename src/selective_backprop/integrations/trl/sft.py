@@ -43,6 +43,9 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._packed: Packed | None = None
+        dataset = options.get("train_dataset")
+        if isinstance(dataset, Dataset) and not len(dataset):
+            raise ValueError("train_dataset has no examples: check the split and the filters that you made it with")
         super().__init__(*args, **options)
         _check_labels(self.train_dataset)
 
@@ -63,8 +66,6 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
         dataset_name: str,
     ) -> Any:
         """Pack as TRL does, and keep track of where each document comes from."""
-        if dataset_name == "train" and isinstance(dataset, Dataset) and not len(dataset):
-            raise ValueError("train_dataset has no examples: check the split and the filters that you made it with")
         if packing and args.packing_strategy == "wrapped":
             raise ValueError(
                 "packing_strategy='wrapped' cuts documents anywhere and forgets where they begin, but a loss is needed "
