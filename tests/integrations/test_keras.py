@@ -725,7 +725,7 @@ def test_models_and_fits_that_cannot_work_are_refused():
     dataset = dataset_for(model)
     callbacks = [SelectionCallback(dataset)]
     dataset.workers = 2
-    with pytest.raises(RuntimeError, match="one at a time, .* with steps_per_execution or workers above 1"):
+    with pytest.raises(RuntimeError, match=r"one at a time, .* with steps_per_execution or workers above 1"):
         model.fit(dataset, callbacks=callbacks, verbose=0)
     dataset.workers = 1
     with pytest.raises(ValueError, match="made for another model"):
