@@ -43,6 +43,9 @@ def _message(node: ast.AST) -> tuple[str, str] | None:
         return _text(node.exc.args[0]), _name(node.exc.func)
     if isinstance(node, ast.Call) and node.args and _name(node.func).endswith("Error"):
         return _text(node.args[0]), _name(node.func)  # an error may be made in one place and raised in another
+    if isinstance(node, ast.ClassDef) and node.name.endswith("Error"):  # an error may make its message itself
+        calls = (call for call in ast.walk(node) if isinstance(call, ast.Call) and call.args)
+        return next(((_text(call.args[0]), node.name) for call in calls if _name(call.func) == "__init__"), None)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
         owner = getattr(node.func.value, "id", "")
         if owner in ("_logger", "warnings") and node.func.attr in _LOGS:
