@@ -7,6 +7,8 @@ import torch
 from tests.contracts.methods import METHODS
 from tests.distributed.runs import EPOCHS, Run
 
+PLAIN_EPOCHS = 2
+"""At selectivity 1: a scored epoch, and one that is planned by methods that plan."""
 LATE = 0.8
 """Progress from which the next step may be the last one."""
 
@@ -17,7 +19,7 @@ def epochs_of(name):
 
 
 def job():
-    plain = Run()
+    plain = Run(epochs=PLAIN_EPOCHS)
     plain_batches = plain.train_plainly()
     results = {}
     for name in METHODS:
@@ -26,7 +28,7 @@ def job():
 
 
 def compare(make, epochs, plain, plain_batches, chance):
-    everything = Run(make(1))
+    everything = Run(make(1), epochs=PLAIN_EPOCHS)
     inputs = []
     everything.train(lambda step: inputs.append(everything.loader.batch.data[0].clone()))
     run, saved, stop = Run(make(0.4), epochs=epochs), {}, chance.uniform(0, 0.5)
