@@ -101,7 +101,8 @@ def test_compare_ends_with_a_report(compared):
 
 
 def test_without_baselines_every_table_says_so(tmp_path):
-    result = run("compare", *METHODS, "--epochs", 1, "--seeds", 1, "--no-baselines", "--out", tmp_path)
+    small = ("--model", "tests.torture.network:small")
+    result = run("compare", *METHODS, *small, "--epochs", 1, "--seeds", 1, "--no-baselines", "--out", tmp_path)
     assert result.returncode == 0, text_of(result)
     for text in (text_of(result), (tmp_path / "tables.md").read_text()):
         assert "Plain training and random subsets were left out (--no-baselines)" in text
@@ -184,7 +185,7 @@ def test_validation_is_of_the_training_data(tmp_path):
 def test_sweep_varies_what_a_method_has(tmp_path):
     methods = ("--method", "traditional", "--method", "sb", "--method", "stale", "--method", "ledger")
     vary = ("--vary", "selectivity=0.3,0.6", "--vary", "every=2,3", "--vary", "label_noise=0,0.1")
-    result = run("sweep", *methods, *vary, "--model", "strided_cnn", "--epochs", 2, "--out", tmp_path)
+    result = run("sweep", *methods, *vary, "--model", "tests.torture.network:small", "--epochs", 2, "--out", tmp_path)
     assert result.returncode == 0, text_of(result)
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert len(folders) == 2 * (1 + 2 + 4 + 1)

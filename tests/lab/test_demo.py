@@ -1,13 +1,20 @@
-"""The demo as a user runs it, shorter."""
+"""The demo as a user runs it, shorter and with a small network."""
 
 import re
 
+from selective_backprop.lab.study import demo
 from tests.lab.command_line import run
+
+
+def shrink():
+    """For the process of the demo."""
+    small = demo.find_recipe("digits").with_(model="tests.torture.network:small")
+    demo.find_recipe = {"digits": small}.get
 
 
 def test_the_demo_prints_progress_a_table_and_a_verdict_and_writes_a_report(tmp_path):
     report = tmp_path / "demo" / "report.html"
-    result = run("demo", "--epochs", "1,2", "--seeds", 2, "--report", report)
+    result = run("demo", "--epochs", "1,2", "--seeds", 2, "--report", report, prepare=shrink)
     assert result.returncode == 0, result.stderr
     words = " ".join(result.stdout.split())
     for arm in ("traditional, 2 epochs", "repeated_random, 1 epochs of compute", "ledger, 2 epochs", "SB, 2 epochs"):

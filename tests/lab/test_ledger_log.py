@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def settings_for(method="selective_backprop", *, epochs=3, **changes):
-    recipe = RECIPES["digits"].with_(epochs=epochs)
+    recipe = RECIPES["digits"].with_(epochs=epochs, model="tests.torture.network:small")
     return Settings(**({"recipe": recipe, "method": method, "selectivity": 1 / 3} | changes))
 
 
