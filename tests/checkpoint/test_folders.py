@@ -43,14 +43,20 @@ def test_two_processes_on_one_folder_never_mix(tmp_path):
     assert set(found) == {"good"} and found.total() >= 3, found
 
 
+def save_impatiently(folder, first):
+    assert folders.PATIENCE == 5, "as the docs say"
+    folders.PATIENCE = 0.1
+    save_again_and_again(folder, first)
+
+
 def test_the_second_process_is_refused_while_the_first_lives(tmp_path):
     folder = tmp_path / "checkpoints"
     _loader, _parts = saved(folder)
     before = files_in(folder)
     (tmp_path / "go").touch()
-    result = run_function(save_again_and_again, folder, 100)
+    result = run_function(save_impatiently, folder, 100)
     assert "refused: another process saves its checkpoints to" in result.stdout, text_of(result)
-    assert "still did after 5 seconds: end it, or save to another folder" in result.stdout
+    assert "still did after 0.1 seconds: end it, or save to another folder" in result.stdout
     assert files_in(folder) == before
 
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import selective_backprop as sb
+from selective_backprop.checkpoint import folders
 from selective_backprop.files.locks import FolderLock
 from selective_backprop.testing import same
 from tests.checkpoint.test_saving import RandomState
@@ -320,6 +321,7 @@ def test_few_examples_failures_and_damage(tmp_path):
 def save_in_vain(ranks, folder, name):
     """What each rank is told; where rank 1 has no room, and the folder is its own or another process's."""
     run = Run(ranks, by_percentile())
+    folders.PATIENCE = 0.1  # seconds, in this process alone: nobody frees the folder
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if name == "no room":
