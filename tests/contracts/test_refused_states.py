@@ -155,6 +155,8 @@ DAMAGED = {
     "a negative epoch": lambda state: changed(state, -1, "epochs", "epoch"),
     "an infinite loss": lambda state: changed(state, torch.full((203,), float("inf")), "ledger", "loss"),
     "a ledger of complex numbers": lambda state: changed(state, state["ledger"]["loss"].cfloat(), "ledger", "loss"),
+    "a layout with other keys": lambda state: changed(state, [1, 0], *QUEUE, "layout", "keys"),
+    "a layout without a part": lambda state: changed(state, [], *QUEUE, "layout", "children"),
     "a layout of no known kind": lambda state: changed(state, "other", *QUEUE, "layout", "kind"),
     "a class that is called in another way": lambda state: changed(
         changed(state, "shelve:DbfilenameShelf", *QUEUE, "layout", "class"), "record", *QUEUE, "layout", "kind"

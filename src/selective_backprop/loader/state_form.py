@@ -110,6 +110,9 @@ def _check_queue(queue: dict[str, Any], num_examples: int | None, ranks: dict[st
 def _check_layout(layout: dict[str, Any]) -> None:
     require_form(layout, _LAYOUT, "layout")
     require(layout["kind"] in KINDS, f"the layout of a batch is one of {', '.join(KINDS)}")
+    require(len(layout["keys"]) == len(layout["children"]), "each part of a layout has a key")
+    in_order = list(range(len(layout["keys"])))
+    require(layout["kind"] != "sequence" or list(layout["keys"]) == in_order, "the parts of a sequence are numbered")
     Layout.from_state_dict(layout)
     for child in layout["children"]:
         _check_layout(child)
