@@ -277,10 +277,14 @@ class Ledger(Columns):
 
     def check_state_dict(self, state: dict[str, Tensor]) -> None:
         """Raise if a saved state does not fit this ledger."""
+        if not isinstance(state, dict):
+            raise ValueError(f"this is not the state of a ledger, which is a dict of columns: got {state!r:.100}")
         if names := set(self.names) - state.keys():
             raise ValueError(
                 f"the saved ledger lacks {', '.join(sorted(names))}: it was saved by another method, or it is damaged"
             )
+        if wrong := [name for name in self.names if not isinstance(state[name], Tensor)]:
+            raise ValueError(f"the saved ledger's {wrong[0]} is {state[wrong[0]]!r:.80}, not a tensor: it is damaged")
         if len(state["loss"]) != len(self):
             raise ValueError(
                 f"saved ledger has {len(state['loss'])} examples but the data set has {len(self)}: "

@@ -467,6 +467,35 @@ def _apart(targets: Any) -> tuple[Any, Tensor | None]:
     return targets if isinstance(targets, WithReference) else (targets, None)
 
 
+def as_numbers(values: Any, what: str) -> Tensor:
+    """Turn the user's numbers into a tensor without its graph. what: what they are, for the error.
+
+    >>> as_numbers([[1.0, 0.0], [1.0]], "rewards")
+    Traceback (most recent call last):
+    ...
+    ValueError: rewards must be numbers, and as many in each row, got [[1.0, 0.0], [1.0]]
+    """
+    try:
+        found = torch.as_tensor(values).detach()
+    except (TypeError, ValueError, RuntimeError):  # words, None, or rows of different lengths
+        found = torch.empty(0, dtype=torch.complex64)
+    if found.is_complex():
+        raise ValueError(f"{what} must be numbers, and as many in each row, got {values!r:.100}")
+    return found
+
+
+def as_ids(values: Any, what: str) -> Tensor:
+    """Turn the user's whole numbers into an int64 tensor on the CPU. what: what they are, for the error.
+
+    >>> as_ids([3, 1], "ids")
+    tensor([3, 1])
+    """
+    found = as_numbers(values, what)
+    if found.numel() and (found.is_floating_point() or found.dtype == torch.bool):
+        raise ValueError(f"{what} must be whole numbers, got {values!r:.100}")
+    return found.to("cpu", torch.int64)
+
+
 def require_finite(losses: Tensor, ids: Tensor | None, what: str) -> None:
     """Raise at a NaN or infinite loss, and name the examples.
 

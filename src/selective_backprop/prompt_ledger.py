@@ -16,6 +16,7 @@ from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.files.writing import write_table
 from selective_backprop.ledger import Column, Event, LedgerRows
+from selective_backprop.losses import as_ids, as_numbers
 
 SMALLEST_VARIANCE = 1e-8
 """Rewards with a smaller variance differ by rounding alone."""
@@ -33,6 +34,8 @@ def prompt_column(*, half_life: float = 100, right_at: float = 0.5) -> dict[str,
     for name, value in (("half_life", half_life), ("right_at", right_at)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number, got {value!r}")
+        if value != value:
+            raise ValueError(f"{name} must be a number, got {value}")
     if not half_life > 0:
         raise ValueError(f"half_life must be a number of steps > 0, got {half_life}")
     return {NAME: Column("rewards", _Fading(half_life, right_at), width=4, fill=0)}
@@ -117,8 +120,11 @@ class PromptLedger:
         if isinstance(prompts, int):
             columns = prompt_column(half_life=half_life, right_at=right_at)
             prompts = make_ledger(prompts, current_ranks(), columns)
-        elif NAME not in prompts.columns:
-            raise ValueError("this is a ledger of losses: a sampler has one of prompts with a method of sb.rl")
+        elif NAME not in getattr(prompts, "columns", ()):
+            raise ValueError(
+                f"prompts must be a number of prompts, or the ledger of a sampler with a method of sb.rl, got "
+                f"{'a ledger of losses' if hasattr(prompts, 'columns') else repr(prompts)}"
+            )
         self.ledger: AnyLedger = prompts
         """The columns, as any ledger has them."""
         self.num_steps = 1 + int(self.ledger.whole().score_epoch.max())
@@ -139,6 +145,8 @@ class PromptLedger:
 
     def rows(self, ids: Tensor) -> PromptRows:
         """Look up these prompts, row by row."""
+        ids = as_ids(ids, "ids")
+        _require_prompts(ids, len(self))
         return PromptRows.of(self.ledger.rows(ids))
 
     def whole(self) -> PromptRows:
@@ -160,20 +168,16 @@ def grouped(ids: Any, rewards: Any, num_prompts: int) -> tuple[Tensor, Tensor]:
     (tensor([4, 7]), tensor([[2.0000, 0.5000, 0.2500],
             [2.0000, 0.0000, 0.0000]]))
     """
-    ids = torch.as_tensor(ids).detach().to("cpu", torch.int64)
-    rewards = torch.as_tensor(rewards).detach().to("cpu", torch.float64)
+    ids, rewards = as_ids(ids, "ids"), as_numbers(rewards, "rewards").to("cpu", torch.float64)
     if ids.dim() != 1 or rewards.dim() not in (1, 2) or len(ids) != len(rewards):
         raise ValueError(
             f"there must be one id per row of rewards: got ids of shape {tuple(ids.shape)} and rewards of shape "
             f"{tuple(rewards.shape)}. With several processes, gather the rewards first, or pass each process's own ids"
         )
-    wrong = ids[(ids < 0) | (ids >= num_prompts)]
-    if len(wrong):
-        raise ValueError(
-            f"the ids {wrong[:5].tolist()} are not from 0 to {num_prompts - 1}: this ledger is for {num_prompts} "
-            "prompts, and an id is the number of a prompt's row in that data set"
-        )
+    _require_prompts(ids, num_prompts)
     if rewards.dim() == 2:
+        if not rewards.shape[1] and len(ids):
+            raise ValueError("the prompts have no rewards: each needs those of at least two rollouts")
         ids, rewards = ids.repeat_interleave(rewards.shape[1]), rewards.flatten()
     bad = ids[~rewards.isfinite()].unique()
     if len(bad):
@@ -191,3 +195,13 @@ def grouped(ids: Any, rewards: Any, num_prompts: int) -> tuple[Tensor, Tensor]:
     mean = torch.zeros(len(prompts), dtype=torch.float64).index_add_(0, group, rewards) / size
     variance = torch.zeros_like(mean).index_add_(0, group, (rewards - mean[group]).square()) / size
     return prompts, torch.stack([size, mean, variance], dim=1).to(torch.float32)
+
+
+def _require_prompts(ids: Tensor, num_prompts: int) -> None:
+    """Raise if ids are not of these prompts."""
+    wrong = ids[(ids < 0) | (ids >= num_prompts)]
+    if len(wrong):
+        raise ValueError(
+            f"the ids {wrong[:5].tolist()} are not from 0 to {num_prompts - 1}: this ledger is for {num_prompts} "
+            "prompts, and an id is the number of a prompt's row in that data set"
+        )

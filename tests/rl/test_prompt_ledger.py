@@ -78,6 +78,11 @@ def test_what_is_known_can_be_written_to_a_file(tmp_path):
     [
         ([0], [[1.0]], "at least two generations"),
         ([0, 1], [[1.0, 0.0], [math.nan, 1.0]], r"prompts \[1\] are not finite"),
+        ([0, 1], [[1.0, 0.0], [1.0]], "rewards must be numbers, and as many in each row"),
+        ([0, 1], [[1.0, 0.0], [1.0, None]], "rewards must be numbers"),
+        (["a"], [[1.0, 0.0]], "ids must be numbers"),
+        ([0.5], [[1.0, 0.0]], r"ids must be whole numbers, got \[0.5\]"),
+        ([0], [[]], "the prompts have no rewards"),
         ([0], [[1.0, 0.0], [1.0, 0.0]], "gather the rewards"),
         ([7], [[1.0, 0.0]], r"ids \[7\] are not from 0 to 2"),
     ],
@@ -93,6 +98,14 @@ def test_bad_rewards_are_refused_and_change_nothing(ids, rewards, message):
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="half_life must be"):
         rl.PromptLedger(3, half_life=0)
+    with pytest.raises(ValueError, match="right_at must be a number, got nan"):
+        rl.PromptLedger(3, right_at=math.nan)
+    with pytest.raises(ValueError, match=r"number of prompts, .* got '3'"):
+        rl.PromptLedger("3")
+    with pytest.raises(ValueError, match=r"the ids \[3\] are not from 0 to 2"):
+        rl.PromptLedger(3).rows(torch.tensor([3]))
+    with pytest.raises(ValueError, match=r"not the state of a ledger.* got None"):
+        rl.PromptLedger(3).load_state_dict(None)
     with pytest.raises(ValueError, match="number of prompts"):
         rl.PromptLedger(0)
     with pytest.raises(ValueError, match="a ledger of losses"):

@@ -365,6 +365,7 @@ def test_an_epoch_without_updates():
         ((0, sb.ledger_backprop()), "must be at least 1, got 0"),
         ((True, sb.ledger_backprop()), "must be a whole number, got True"),
         ((iter([1]), sb.ledger_backprop()), "a sampler of ids with a length"),
+        (([0, "a"], sb.ledger_backprop()), "a list of ids, must be numbers"),
     ],
 )
 def test_bad_arguments(arguments, error):
@@ -395,6 +396,12 @@ def test_bad_updates():
     next(iter(load(sampler)))
     with pytest.raises(ValueError, match=r"got shape \(2, 2\)"):
         sampler.update(torch.rand(2, 2))
+    with pytest.raises(ValueError, match=r"got shape \(0,\)"):
+        sampler.update(torch.rand(0))
+    with pytest.raises(ValueError, match="losses must be numbers"):
+        sampler.update(None)
+    with pytest.raises(ValueError, match="ids must be whole numbers"):
+        sampler.update(torch.rand(16), ids=torch.rand(16))
     with pytest.raises(ValueError, match="losses of 17 examples, but only 16 of the ids"):
         sampler.update(torch.rand(17))
     with pytest.raises(ValueError, match=r"not finite: training loss is nan for the examples with ids \["):
@@ -496,7 +503,7 @@ def edited(state, part, **values):
         (lambda state: state | {"now": state["now"] | {"order": torch.zeros(3, dtype=torch.uint8)}}, "size"),
         (lambda state: state | {"now": {}}, "lacks"),
         (lambda state: state | {"ranks": {}}, "nothing was changed .KeyError: 'rank'.: it is damaged"),
-        (lambda state: state | {"ledger": 3}, "it is damaged, or was edited"),
+        (lambda state: state | {"ledger": 3}, "not the state of a ledger, which is a dict of columns: got 3"),
         (lambda state: state | {"now": state["now"] | {"place": {}}}, "it is damaged, or was edited"),
         (lambda state: state | {"now": state["now"] | {"waiting": None}}, "it is damaged, or was edited"),
         (lambda state: state | {"now": state["now"] | {"next_epoch": -1}}, "next_epoch is -1, not a whole number"),
@@ -517,6 +524,15 @@ def test_a_state_that_does_not_fit_changes_nothing(change, error):
     assert testing.same(before, saved(sampler.state_dict()))
     with pytest.raises(ValueError, match="max_age: 3 and 5"):
         make(sb.ledger_backprop(max_age=5)).load_state_dict(before)
+
+
+def test_options_that_torch_would_stumble_over():
+    with pytest.raises(ValueError, match="seed must be from"):
+        make(seed=2**70)
+    with pytest.raises(ValueError, match="seed must be from"):
+        sb.SelectiveLoader([], torch.nn.Linear(1, 1), torch.nn.MSELoss(), sb.traditional(), seed=2**70)
+    with pytest.raises(ValueError, match="groups must be numbers"):
+        make(groups=["a"] * SIZE)
 
 
 def test_losses_of_half_a_batch_are_an_error_at_once():

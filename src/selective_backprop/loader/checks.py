@@ -56,6 +56,8 @@ def check_arguments(
     _check_whole("num_epochs", num_epochs)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must be from -2**63 to 2**64 - 1, as of any torch.Generator, got {seed}")
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(

@@ -14,6 +14,7 @@ from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.files.signing import is_signed
+from selective_backprop.losses import as_ids
 from selective_backprop.method import Method, require_method
 from selective_backprop.sampler.state_form import check_form
 from selective_backprop.scorers.audited import AuditedLossScorer
@@ -38,6 +39,8 @@ def check_arguments(source: Any, *, batch_size: Any, num_epochs: Any, seed: Any,
             raise ValueError(f"{name} must be at least 1, got {value}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must be from -2**63 to 2**64 - 1, as of any torch.Generator, got {seed}")
     if isinstance(source, int):
         if num_examples not in (None, source):
             raise ValueError(f"source is a data set of {source} examples, but num_examples={num_examples}")
@@ -63,7 +66,7 @@ def size_of(source: Any) -> int:
     if isinstance(source, int):
         return source
     if isinstance(source, range | list | tuple):
-        return 1 + max(source, default=0)
+        return 1 + max(as_ids(list(source), "source, a list of ids,").flatten().tolist(), default=0)
     for name in ("data_source", "dataset", "weights"):
         value = getattr(source, name, None)
         if isinstance(value, int):

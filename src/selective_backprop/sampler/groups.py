@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ledger import Ledger
+from selective_backprop.losses import as_numbers
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ def checked_groups(groups: Tensor | Sequence[int] | None, num_examples: int) -> 
     """Return the groups as a tensor. Raises if there is not one whole number per example."""
     if groups is None:
         return None
-    found = torch.as_tensor(groups)
-    if found.shape != (num_examples,) or found.is_floating_point() or found.is_complex():
+    found = as_numbers(groups, "groups")
+    if found.shape != (num_examples,) or found.is_floating_point():
         raise ValueError(
             f"groups must be one whole number per example, of shape ({num_examples},), got shape {tuple(found.shape)} "
             f"and type {found.dtype}"

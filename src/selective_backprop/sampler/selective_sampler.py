@@ -20,7 +20,7 @@ from selective_backprop.distributed.agreement import fails_on_all
 from selective_backprop.distributed.ledger import AnyLedger, ShardedLedger, make_ledger
 from selective_backprop.distributed.ranks import Alone, current_ranks
 from selective_backprop.distributed.team import Team
-from selective_backprop.losses import require_finite
+from selective_backprop.losses import as_ids, as_numbers, require_finite
 from selective_backprop.method import Method
 from selective_backprop.prompt_ledger import grouped
 from selective_backprop.sampler.asked_ids import AskedIds, Places
@@ -364,8 +364,8 @@ class SelectiveSampler(Sampler[int]):
             )
         if self.method.scorer.needs.rewards:
             return self._update_rewards(epoch, losses, ids)
-        losses = torch.as_tensor(losses).detach()
-        given = None if ids is None else torch.as_tensor(ids).to("cpu", torch.int64).flatten()
+        losses = as_numbers(losses, "losses")
+        given = None if ids is None else as_ids(ids, "ids").flatten()
         places = self._places(epoch, losses, given, size)
         batch_ids = epoch.ids[places]
         count = len(batch_ids)
@@ -413,7 +413,7 @@ class SelectiveSampler(Sampler[int]):
 
     def _places(self, epoch: AskedIds, losses: Tensor, ids: Tensor | None, size: int | None) -> Places:
         """Find which of the ids that were asked for the losses belong to."""
-        if losses.dim() > 1 or not losses.is_floating_point():
+        if losses.dim() > 1 or not losses.is_floating_point() or not losses.numel():
             raise ValueError(
                 f"losses must be one number per example, of shape (n,), or one number for the batch, got shape "
                 f"{tuple(losses.shape)} and type {losses.dtype}"
