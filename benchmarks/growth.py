@@ -18,11 +18,11 @@ from typing import Any
 
 import vl_convert
 
-from selective_backprop.lab.cli.leaderboard import chosen_settings, whole_seeds
 from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
-from selective_backprop.lab.leaderboard.board import make_board
+from selective_backprop.lab.leaderboard.board import make_board, whole_seeds
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_missing
+from selective_backprop.lab.leaderboard.tuning import chosen_settings
 from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
 from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.study.frontier import Bound, Interval, compute_multiplier

@@ -40,15 +40,13 @@ def test_normalised_images_have_mean_0_and_std_1():
     assert out.dtype == torch.float32
     assert torch.allclose(out.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(out.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
-    assert torch.allclose(normalise(images.float() / 255), out, atol=1e-5)
-    assert normalise(images.double() / 255).dtype == torch.float64
 
 
 def test_normalising_does_not_change_the_batch():
-    for images in (random_images(), random_images(dtype=torch.float32)):
-        given = images.clone()
-        Normalise([0.5] * 3, [0.2] * 3)(images)
-        assert torch.equal(images, given)
+    images = random_images()
+    given = images.clone()
+    Normalise([0.5] * 3, [0.2] * 3)(images)
+    assert torch.equal(images, given)
 
 
 def test_normalise_moves_and_is_saved_with_the_network():
@@ -214,22 +212,8 @@ def test_the_same_on_the_gpu():
     [
         (lambda: Augment(padding=-1), "padding must be a whole number of pixels, 0 or more, got -1"),
         (lambda: Augment(cutout=1.5), "cutout must be a whole number of pixels, 0 or more, got 1.5"),
-        (
-            lambda: Augment()(random_images()[0]),
-            r"a batch \(B, C, H, W\) of uint8 or float, got torch.uint8 of shape \(3, 9, 7\)",
-        ),
-        (lambda: Augment()(random_images().long()), "uint8 or float, got torch.int64 of shape"),
-        (lambda: Normalise([0.5], [0.2])(random_images().long()), "uint8 or float, got torch.int64 of shape"),
-        (lambda: Normalise([0.5], [0.2])(random_images()), "mean and std have 1 channels, got images with 3"),
-        (lambda: Normalise([0.5], [0.2, 0.2]), r"one number per channel each, got \[0.5\] and \[0.2, 0.2\]"),
-        (lambda: Normalise([], []), r"one number per channel each, got \[\] and \[\]"),
         (lambda: Normalise([0.5], [0.0]), r"std must be > 0 in every channel, got \[0.0\]"),
         (lambda: Normalise([0.5], [float("nan")]), r"std must be > 0 in every channel, got \[nan\]"),
-        (
-            lambda: measure_mean_std(random_images().float()),
-            r"images must be uint8 \(N, C, H, W\) and not empty, got torch.float32",
-        ),
-        (lambda: measure_mean_std(random_images(0)), r"not empty, got torch.uint8 of shape \(0, 3, 9, 7\)"),
     ],
 )
 def test_what_cannot_be(call, message):

@@ -12,13 +12,13 @@ from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.runs.experiment import Entry, run_in_turns
 from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.training import train
 from selective_backprop.lab.study.comparison import settings_for
 from selective_backprop.lab.study.curves import Curve
 from selective_backprop.lab.study.frontier import Budget, compute_multiplier
 from selective_backprop.lab.study.standing import lower, random_frontier
 from selective_backprop.testing import global_random_states, same
 from tests.lab.command_line import records, run, start, text_of, without_seconds
+from tests.lab.runs import train
 
 METHODS = ("--method", "sb@0.25", "--method", "mine=ledger:loss_share=0.8,lr=0.05")
 PLAIN = ("traditional, 2 epochs", "traditional, 4 epochs")
@@ -100,15 +100,6 @@ def test_compare_ends_with_a_report(compared):
     assert "mine, 4 epochs" in (out / "report.html").read_text()
 
 
-def test_without_baselines_every_table_says_so(tmp_path):
-    small = ("--model", "tests.torture.network:small")
-    result = run("compare", *METHODS, *small, "--epochs", 1, "--seeds", 1, "--no-baselines", "--out", tmp_path)
-    assert result.returncode == 0, text_of(result)
-    for text in (text_of(result), (tmp_path / "tables.md").read_text()):
-        assert "Plain training and random subsets were left out (--no-baselines)" in text
-    assert len(row_of(tmp_path, "sb", "Methods")) == 3, "no multipliers"
-
-
 def test_running_it_again_does_nothing_but_the_table(compared):
     out, command, first = compared
     files = {
@@ -134,7 +125,7 @@ def test_a_quick_look_is_three_methods_at_one_length_with_one_seed(tmp_path):
 
 
 def test_a_killed_comparison_goes_on_exactly(tmp_path):
-    command = ("compare", *METHODS, "--no-baselines", "--epochs", 6, "--seeds", 1, "--out")
+    command = ("compare", "--quick", *METHODS, "--epochs", 6, "--out")
     assert run(*command, tmp_path / "undisturbed").returncode == 0
     with start(*command, tmp_path / "killed") as process:
         while not (tmp_path / "killed/sb/seed-0/records.jsonl").exists():
@@ -152,8 +143,8 @@ def test_a_killed_comparison_goes_on_exactly(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    with start("compare", *METHODS, "--no-baselines", "--epochs", 500, "--out", tmp_path) as process:
-        while not (tmp_path / "sb/seed-0/checkpoint.pt").exists():
+    with start("compare", "--quick", *METHODS, "--epochs", 500, "--out", tmp_path) as process:
+        while not list(tmp_path.rglob("checkpoint.pt")):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
@@ -212,7 +203,6 @@ def test_sweep_over_models_and_schedules(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("compare", "--method", "traditional", "--no-baselines"), "leaves nothing to train"),
         (("compare", "--epochs", "2,x"), "--epochs takes whole numbers from 1 on, such as 8 or 2,4,8, got '2,x'"),
         (("compare", "--epochs", "0"), "--epochs takes whole numbers from 1 on"),
         (("compare", "--method", "traditional", "--method", "traditional"), "each method can be given once"),

@@ -3,6 +3,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -297,14 +298,13 @@ def test_a_damaged_cache_is_said_to_be_damaged(tmp_path):
 def test_no_room_says_where_and_how_much(tmp_path, kind):
     large = random_pixels(8, (60, 60, 3))
     folder = (write_folders if kind == "folders" else write_set)(
-        tmp_path / "set", *([[(60, 60)]] if kind == "folders" else [large])
+        tmp_path / "set", *([[(60, 60)]] if kind == "folders" else [large, large])
     )
-    needed = f"{8 * 60 * 60 * 3:,}" if kind == "folders" else f"{(folder / 'train.parquet').stat().st_size:,}"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # the error of a file that cannot grow is a real one
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
         with pytest.raises(
-            OSError, match=f"{needed} bytes are needed; cache_dir= chooses another folder: '.*cache"
+            OSError, match=f"{8 * 60 * 60 * 3:,} bytes are needed; cache_dir= chooses another folder: '.*cache"
         ) as raised:
             load_images(folder)
     finally:
@@ -319,17 +319,14 @@ def test_no_room_says_where_and_how_much(tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "cifar_10",
-            r"there is no data set or folder 'cifar_10', did you mean 'cifar10'\? \(data sets: digits, mnist, ",
-        ),
-        ("fashionmnist", "did you mean 'fashion_mnist'?"),
-        ("zzz", r"folder 'zzz' \(data sets: digits"),
-        ("./no/such/folder", r"there is no data set or folder './no/such/folder' \(data sets"),
+        ("cifar_10", "there is no data set or folder 'cifar_10': did you mean cifar10?"),
+        ("fashionmnist", "did you mean fashion_mnist?"),
+        ("zzz", "folder 'zzz': there are digits, mnist, "),
+        ("./no/such/folder", "there is no data set or folder './no/such/folder': there are digits, "),
     ],
 )
 def test_unknown_names(name, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         load_images(name)
 
 
@@ -337,6 +334,10 @@ def test_missing_files(tmp_path):
     wanted = "must hold train.parquet and test.parquet, or the folders train/<class> and test/<class> with images"
     with pytest.raises(FileNotFoundError, match=f"{wanted}; there is no train.parquet and no test.parquet"):
         load_images(tmp_path)
+    write_folders(tmp_path / "insects")
+    (tmp_path / "insects" / "test").rename(tmp_path / "insects" / "val")
+    with pytest.raises(FileNotFoundError, match=f"insects {wanted}; there is no folder test"):
+        load_images(tmp_path / "insects")
     write_set(tmp_path / "svhn")
     (tmp_path / "svhn" / "test.parquet").unlink()
     with pytest.raises(FileNotFoundError, match=f"svhn {wanted}; there is no test.parquet"):
@@ -529,8 +530,6 @@ def test_wrong_labels_are_uniform_among_the_others():
         ((torch.zeros(4).long(), -0.5, 3), r"fraction must be in \[0, 1\], got -0.5"),
         ((torch.zeros(4).long(), float("nan"), 3), r"fraction must be in \[0, 1\], got nan"),
         ((torch.zeros(4).long(), 0.5, 1), "num_classes must be at least 2, or there is no wrong label; got 1"),
-        ((torch.tensor([0, 1, 3]), 0.5, 3), r"labels must be in \[0, 3\), got 3 at position 2"),
-        ((torch.zeros(4), 0.5, 3), r"labels must be int64 \(N,\), got torch.float32 \(4,\)"),
     ],
 )
 def test_what_cannot_be_flipped(arguments, message):
@@ -580,8 +579,3 @@ def test_ids_match_the_images_in_a_selective_loader(method, workers, monkeypatch
             loader.loss(model(images.float()), labels).backward()
             seen.update(ids.tolist())
     assert len(seen) > 25
-
-
-def test_images_and_labels_have_to_be_as_many():
-    with pytest.raises(ValueError, match="there must be as many images as labels, got 3 and 4"):
-        ImageDataset(torch.zeros(3, 1, 2, 2), torch.zeros(4))

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+import shutil
 import statistics
 
 import pytest
@@ -13,10 +14,10 @@ from typer.testing import CliRunner
 import selective_backprop as sb
 from selective_backprop.lab.cli.diet import diet_app
 from selective_backprop.lab.data.datasets import ImageDataset, load_images
-from selective_backprop.lab.runs.methods import diet_from_file, make_method
+from selective_backprop.lab.runs.methods import make_method
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Settings, Training, start
-from selective_backprop.lab.study.agreement import overlap, rank_correlation
+from selective_backprop.lab.study.agreement import rank_correlation
 from selective_backprop.lab.study.diet import score_by_network, summarise
 from tests.lab.test_datasets import random_pixels, write_parquet
 
@@ -45,15 +46,13 @@ def scored(tmp_path_factory):
     return out, run("score", "--epochs", 2, "--seeds", 2, "--out", out)
 
 
-def by_hand(seed, epochs=2, measure="el2n"):
+def by_hand(seed, epochs=2):
     """The first epochs of a run at the recipe's own length, and one pass with the library's function."""
     training = Training(dataclasses.replace(SETTINGS, seed=seed), DIGITS, CPU)
     rates = [training.epoch()["lr"] for _ in range(epochs)]
     assert rates == [pytest.approx(RECIPE.lr_at((epoch + 1) / RECIPE.epochs)) for epoch in range(epochs)]
     loader = DataLoader(ImageDataset(DIGITS.train_images, DIGITS.train_labels), 1437, collate_fn=ImageDataset.collate)
-    return sb.pruning.score_examples(
-        training.model, loader, measure=measure, forward=lambda m, b: (m(training.normalise(b[0])), b[1])
-    )
+    return sb.pruning.score_examples(training.model, loader, forward=lambda m, b: (m(training.normalise(b[0])), b[1]))
 
 
 def test_scores_are_the_mean_over_networks_cut_off_early(scored):
@@ -66,22 +65,19 @@ def test_scores_are_the_mean_over_networks_cut_off_early(scored):
     assert f"train --recipe digits --method diet:scores={out},prune=0.25" in printed
 
 
-def test_a_networks_folder_serves_other_scores_and_later_epochs(scored, tmp_path):
-    out, _ = scored
-    networks = out.with_name("scores.pt.networks")
-    printed = run(
-        "score", "--epochs", 2, "--seeds", 1, "--score", "grand", "--networks", networks, "--out", tmp_path / "g"
-    )
-    assert "epoch" not in printed.split("scores by class")[0], "nothing was to be trained"
-    assert torch.allclose(sb.pruning.load_scores(tmp_path / "g"), by_hand(0, measure="grand"), rtol=1e-5)
-    again = run("score", "--epochs", 2, "--seeds", 2, "--networks", networks, "--out", tmp_path / "again")
-    assert "epoch 1/" not in again
-    assert torch.equal(sb.pruning.load_scores(tmp_path / "again"), sb.pruning.load_scores(out))
-    longer = run("score", "--epochs", 3, "--seeds", 1, "--networks", networks, "--out", tmp_path / "longer")
+def test_the_networks_serve_more_seeds_and_later_epochs(scored, tmp_path):
+    shutil.copytree(scored[0].with_name("scores.pt.networks"), tmp_path / "scores.pt.networks")
+    out = tmp_path / "scores.pt"
+    again = run("score", "--epochs", 2, "--seeds", 2, "--out", out)
+    assert "epoch 1/" not in again.split("scores by class")[0], "nothing was to be trained"
+    assert torch.equal(sb.pruning.load_scores(out), sb.pruning.load_scores(scored[0]))
+    out.unlink()
+    longer = run("score", "--epochs", 3, "--seeds", 1, "--out", out)
     assert "epoch 3/3" in longer and "epoch 2/3" not in longer
-    assert torch.allclose(sb.pruning.load_scores(tmp_path / "longer"), by_hand(0, epochs=3), atol=1e-6)
+    assert torch.allclose(sb.pruning.load_scores(out), by_hand(0, epochs=3), atol=1e-6)
+    out.unlink()
     assert "has been trained for 3 epochs already, scores after 1 cannot be had" in run(
-        "score", "--epochs", 1, "--networks", networks, "--out", tmp_path / "shorter", exit_code=2
+        "score", "--epochs", 1, "--out", out, exit_code=2
     )
 
 
@@ -141,21 +137,13 @@ def test_prune_says_how_many_stay(scored):
     assert f"{int(keep.sum())} of 1,437 examples stay, {int((~keep).sum())} are left out" in printed
 
 
-def test_two_scores_are_compared(scored, tmp_path):
-    scores, other = sb.pruning.load_scores(scored[0]), torch.rand(1437, generator=torch.Generator().manual_seed(0))
-    sb.pruning.save_scores(other, tmp_path / "other.pt")
-    printed = run("prune", scored[0], "--compare", tmp_path / "other.pt")
-    assert f"rank correlation {rank_correlation(scores, other):.3f}" in printed
-    for fraction in (0.05, 0.1, 0.25, 0.5, 0.75):
-        assert f"{fraction:.0%} {overlap(scores, other, fraction):.1%} {fraction:.0%}" in printed
-
-
 def test_the_method_prunes_and_then_selects(scored):
     scores = sb.pruning.load_scores(scored[0])
-    plain = diet_from_file(0.5, scores=str(scored[0]))
+    plain = make_method("diet", 0.5, {"scores": str(scored[0])})
     assert plain.name == "diet(selective_backprop)" and plain.policy.selectivity == 0.5
     assert torch.equal(plain.keep, sb.pruning.keep_after_pruning(scores, 0.25))
-    other = diet_from_file(0.5, scores=str(scored[0]), prune=0.5, highest=0.1, method="stale", every=2)
+    options = {"scores": str(scored[0]), "prune": 0.5, "highest": 0.1, "method": "stale", "every": 2}
+    other = make_method("diet", 0.5, options)
     assert other.scorer.every == 2
     assert torch.equal(other.keep, sb.pruning.keep_after_pruning(scores, 0.5, highest=0.1))
 
@@ -177,12 +165,10 @@ def test_a_run_trains_on_what_is_left(scored):
     ("words", "message"),
     [
         (("--recipe", "dgits"), "there is no recipe 'dgits': did you mean digits"),
-        (("--score", "loss"), "'loss' is not one of 'el2n', 'grand'"),
         (("--epochs", 25), "epochs must be from 0 to the recipe's 24, got 25"),
         (("--seeds", 0), "Invalid value for '--seeds'"),
         (("--model", "resnet21"), "resnet20"),
         (("--model", "no.such.module:network"), "no.such"),
-        (("--validation", 1), "1"),
     ],
 )
 def test_what_cannot_be_scored(tmp_path, words, message):
@@ -194,9 +180,9 @@ def test_nothing_is_overwritten_or_mixed(scored, tmp_path):
     before = scored[0].read_bytes()
     assert "is there already: choose another name" in run("score", "--out", scored[0], exit_code=2)
     assert scored[0].read_bytes() == before
-    networks = scored[0].with_name("scores.pt.networks")
-    printed = run("score", "--validation", 0.1, "--networks", networks, "--out", tmp_path / "s.pt", exit_code=2)
-    assert "holds a run with other settings (validation was " in printed
+    shutil.copytree(scored[0].with_name("scores.pt.networks"), tmp_path / "scores.pt.networks")
+    printed = run("score", "--model", "strided_cnn", "--out", tmp_path / "scores.pt", exit_code=2)
+    assert "holds a run with other settings (model was " in printed
 
 
 @pytest.mark.parametrize(
@@ -209,7 +195,6 @@ def test_nothing_is_overwritten_or_mixed(scored, tmp_path):
         (torch.rand(1437), ("--fraction", 1), "prune and highest must be >= 0 and together below 1, got 1.0 and 0.0"),
         (torch.rand(1437), ("--fraction", -0.1), "got -0.1 and 0.0"),
         (torch.rand(1437), ("--fraction", 0.6, "--highest", 0.5), "got 0.6 and 0.5"),
-        (torch.rand(1437), ("--compare", "no/such/file"), "no/such/file: No such file or directory"),
     ],
 )
 def test_what_cannot_be_pruned(tmp_path, content, words, message):
@@ -230,8 +215,8 @@ def test_scores_cut_short(scored, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "diet needs scores=FILE, a file of scores as `diet score` writes it, got None"),
-        ({"scores": 3}, "scores must be a word or None, got 3"),
+        ({}, "diet needs scores=FILE, a file of scores as `diet score` writes it"),
+        ({"scores": 3}, "scores must be a word, got 3"),
         ({"prune": "much"}, "prune must be a number, got 'much'"),
         ({"prune": 1.0}, "together below 1, got 1.0 and 0.0"),
         ({"method": "sbb"}, "there is no method 'sbb'"),

@@ -11,8 +11,9 @@ from selective_backprop.lab.probes.files import read_epochs, write_arrays
 from selective_backprop.lab.runs.ledger_log import LedgerLog, read_ledger_log
 from selective_backprop.lab.runs.recipes import RECIPES
 from selective_backprop.lab.runs.records import RunFolder
-from selective_backprop.lab.runs.training import Settings, Training, advance, train
+from selective_backprop.lab.runs.training import Settings, Training, advance
 from selective_backprop.ledger import Ledger
+from tests.lab.runs import train
 
 DIGITS = load_images("digits")
 NUM_EXAMPLES = len(DIGITS.train_labels)

@@ -20,8 +20,9 @@ from selective_backprop.lab.probes import (
 from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.recipes import RECIPES
 from selective_backprop.lab.runs.records import RunFolder
-from selective_backprop.lab.runs.training import Training, advance, train
+from selective_backprop.lab.runs.training import Training, advance
 from selective_backprop.testing import global_random_states, model_trace, same
+from tests.lab.runs import train
 from tests.lab.test_ledger_log import CPU, DIGITS, NUM_EXAMPLES, settings_for, train_with_crash
 
 ALL = ["gradients", "confidence"]

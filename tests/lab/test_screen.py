@@ -131,13 +131,14 @@ def test_comparisons_and_sweeps_in_json_with_reports(tmp_path):
     told = json.loads(compared.stdout)
     assert "ledger" in [arm["label"] for arm in told["arms"]]
     (ledger,) = [method for method in told["methods"] if method["name"] == "ledger"]
-    assert ledger["multiplier_to_plain"].keys() == told["targets"].keys() and "lossless" in told["targets"]
-    assert all(0 <= arm["error"] <= 1 and arm["compute"] > 0 for arm in told["arms"])
+    assert ledger["plain"].keys() == told["targets"].keys() and "lossless" in told["targets"]
+    assert ledger["plain"]["lossless"]["multiple"].keys() == {"value", "bound"}
+    assert all(0 <= arm["compute"]["errors"][0] <= 1 and arm["compute"]["costs"][0] > 0 for arm in told["arms"])
     assert (tmp_path / "compare" / "report.html").exists()
     swept = run("sweep", *arguments, "--vary", "loss_share=0.8,0.9", "--out", tmp_path / "sweep")
     assert swept.returncode == 0, text_of(swept)
     told = json.loads(swept.stdout)
-    assert [each["label"] for each in told["runs"]] == ["ledger loss_share=0.8", "ledger loss_share=0.9"]
+    assert [each["label"] for each in told["arms"]] == ["ledger loss_share=0.8", "ledger loss_share=0.9"]
     assert (tmp_path / "sweep" / "report.html").exists()
     made = run("report", tmp_path / "sweep", "--out", tmp_path / "r.html", "--json")
     assert json.loads(made.stdout)["report"] == str(tmp_path / "r.html")

@@ -82,16 +82,21 @@ def place(tmp_path_factory):
         ):
             result = invoke(*words)
             assert result.exit_code == 0, result.output
+    shutil.copytree(place / "run", place / "stopped")
+    (place / "stopped" / "records.jsonl").unlink()  # as if killed before it was written
+    shutil.copytree(place / "scores.pt.networks", place / "again.pt.networks")
+    shutil.copytree(place / "scores.pt.networks", place / "unscored.pt.networks")
+    (place / "unscored.pt.networks" / "seed-0" / "el2n-1.pt").unlink()
     return place
 
 
 RESUME = ("train", *SMALL, "--out", "run", "--resume")
 REPORT = ("report", "run", "-o", "report.html")
 ON_FOLDERS = ("train", "--epochs", 1, "--dataset", "folders")
-SCORE_AGAIN = ("diet", "score", "--epochs", 1, "--seeds", 1, "--model", SMALL[3], "--out", "b.pt")
+SCORE = ("diet", "score", "--epochs", 1, "--seeds", 1, "--model", SMALL[3], "--out")
 # Files to replace, and a command that reads them.
 READERS = [
-    ("run/checkpoint*.pt", RESUME),
+    ("stopped/checkpoint*.pt", ("train", *SMALL, "--out", "stopped", "--resume")),
     ("run/config.json", RESUME),
     ("run/config.json", REPORT),
     ("run/environment.json", REPORT),
@@ -104,11 +109,8 @@ READERS = [
     ("scores.pt", ("diet", "prune", "scores.pt")),
     ("scores.pt", ("train", *SMALL, "--method", "diet:scores=scores.pt")),
     ("scores.pt", ("report", "run", "-o", "report.html", "--scores", "scores.pt")),
-    ("scores.pt.networks/seed-0/el2n-1.pt", (*SCORE_AGAIN, "--networks", "scores.pt.networks")),
-    (
-        "scores.pt.networks/seed-0/checkpoint*.pt",
-        (*SCORE_AGAIN, "--networks", "scores.pt.networks", "--score", "grand"),
-    ),
+    ("again.pt.networks/seed-0/el2n-1.pt", (*SCORE, "again.pt")),
+    ("unscored.pt.networks/seed-0/checkpoint*.pt", (*SCORE, "unscored.pt")),
     ("cache/selective_backprop/folders-*/*_images.npy", ON_FOLDERS),
     ("cache/selective_backprop/folders-*/*_labels.npy", ON_FOLDERS),
     ("cache/selective_backprop/folders-*/classes.json", ON_FOLDERS),
@@ -225,13 +227,6 @@ def test_data_sets_are_read_from_parquet_files_alone(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"there is no train\.parquet"):
         load_images(tmp_path / "mine")
     write_set(tmp_path / "mine")
-    calls, load_dataset = [], datasets.load_dataset
-
-    def recording(*arguments, **options):
-        calls.append((arguments, set(options)))
-        return load_dataset(*arguments, **options)
-
-    monkeypatch.setattr(datasets, "load_dataset", recording)
+    monkeypatch.setattr(datasets, "load_dataset", None)
     load_images(tmp_path / "mine", cache_dir=tmp_path / "cache")
-    assert calls == [(("parquet",), {"data_files", "split", "cache_dir"})] * 2
     assert not (tmp_path / "executed").exists()

@@ -34,12 +34,10 @@ def advise(
 
     from selective_backprop.advice.advise import predict
     from selective_backprop.advice.costs import measure_costs
-    from selective_backprop.lab.runs.methods import MethodSpec
     from selective_backprop.lab.runs.training import Training, load_data
-    from selective_backprop.lab.study.comparison import settings_for
 
     screen = Screen(output)
-    settings = settings_for(MethodSpec.parse("traditional"), options.chosen())
+    settings = options.plain_settings()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     training = Training(settings, load_data(settings, options.data_dir), device)
     costs = measure_costs(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from selective_backprop.lab.cli.command import command
+from selective_backprop.lab.cli.options import require_new
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ def audit(
 
     screen = Screen(output)
     for file in (out, diet):
-        if file is not None and file.exists():
-            raise ValueError(f"{file} is there already: choose another name, or delete it")
+        require_new(file)
     found = sb.audit(run)
     for note in found.notes:
         screen.note(note)

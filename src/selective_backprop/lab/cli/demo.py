@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from selective_backprop.lab.cli.command import command, stopping_says
-from selective_backprop.lab.cli.compare import standings_as_json
+from selective_backprop.lab.cli.compare import standings_as_json, tell_standings
 from selective_backprop.lab.cli.options import Seeds, parse_lengths
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
@@ -46,7 +46,7 @@ def demo(
     from selective_backprop.lab.runs.time_left import TimeLeft
     from selective_backprop.lab.study.demo import NUM_TEST, planned, run
     from selective_backprop.lab.study.standing import alerts, saved, winner
-    from selective_backprop.lab.study.tables import READING, method_table
+    from selective_backprop.lab.study.tables import READING
 
     screen, lengths = Screen(output), parse_lengths(epochs)
     if len(lengths) < 2:
@@ -59,20 +59,10 @@ def demo(
         stopping_says("the demo keeps nothing: run it again to start anew"),
     ):
         found = run(by_seed, report, show=bars.show)
-    words, table = [saved(found), winner(found), *alerts(found)], method_table(found)
-    screen.table(
-        f"digits, {', '.join(map(str, lengths))} epochs, {seeds} seed{'' if seeds == 1 else 's'}",
-        table.heading,
-        table.rows,
-        spare=("compute", "error"),
-    )
-    for sentence in words:
-        screen.say(sentence.replace("**", ""))
-    screen.say(READING.format(split="test set", size=NUM_TEST, seeds=seeds, plural="" if seeds == 1 else "s"))
-    screen.say(SMALL)
-    for line in NEXT:
-        screen.say(line)
-    screen.say(f"report: {report.resolve()}")
+    words, plural = [saved(found), winner(found), *alerts(found)], "" if seeds == 1 else "s"
+    title = f"digits, {', '.join(map(str, lengths))} epochs, {seeds} seed{plural}"
+    reading = READING.format(split="test set", size=NUM_TEST, seeds=seeds, plural=plural)
+    tell_standings(screen, title, found, [*words, reading, SMALL, *NEXT, f"report: {report.resolve()}"])
     screen.result(
         {"dataset": "digits", "saved": words[0], "epochs": lengths, "seeds": seeds}
         | standings_as_json(found, words[1:])

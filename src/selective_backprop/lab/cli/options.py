@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,13 +13,11 @@ from selective_backprop.lab.runs.recipes import Recipe, find_recipe
 
 if TYPE_CHECKING:
     from selective_backprop.lab.data.datasets import ImageSet
+    from selective_backprop.lab.runs.methods import MethodSpec
     from selective_backprop.lab.runs.training import Observer, Settings
 
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Runs per method, each with its own seed.")]
 LabelNoise = Annotated[float, typer.Option(help="Fraction of training labels to replace by wrong ones.")]
-Validation = Annotated[
-    float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")
-]
 DataDir = Annotated[Path | None, typer.Option(help="Folder that holds NAME/train.parquet and NAME/test.parquet.")]
 RunsFolder = Annotated[Path, typer.Option("--out", help="Folder for all runs, the tables and the report.")]
 
@@ -41,6 +39,12 @@ class DataOptions:
         changes = {name: getattr(self, name) for name in names}
         return find_recipe(self.recipe).with_(**{key: value for key, value in changes.items() if value is not None})
 
+    def plain_settings(self) -> Settings:
+        """Settings of plain training by the recipe."""
+        from selective_backprop.lab.runs.settings import Settings
+
+        return Settings(recipe=self.chosen(), method="traditional", selectivity=1.0)
+
 
 @dataclass(frozen=True)
 class ModelOptions(DataOptions):
@@ -56,18 +60,19 @@ class ModelOptions(DataOptions):
 class RunOptions(ModelOptions):
     """Options of every command that trains methods, except the length of the runs."""
 
-    validation: Validation = 0.0
+    validation: Annotated[
+        float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")
+    ] = 0.0
     probe: Annotated[
         str | None, typer.Option(help="What to record, such as gradients,confidence. Its time is not counted.")
     ] = None
     record: Annotated[
-        str | None, typer.Option(help="`dynamics` records what training says about each example, for `audit`.")
+        Literal["dynamics"] | None,
+        typer.Option(help="`dynamics` records what training says about each example, for `audit`."),
     ] = None
 
     def more_settings(self) -> dict[str, Any]:
-        """Settings of all runs besides the recipe and the method. A wrong one fails."""
-        if self.record not in (None, "dynamics"):
-            raise ValueError(f"--record takes dynamics, got {self.record!r}")
+        """Settings of all runs besides the recipe and the method."""
         return {"validation": self.validation, "record": self.record}
 
     def require_folder(self, out: Path | None) -> None:
@@ -84,10 +89,7 @@ class RunOptions(ModelOptions):
         probes = self.probe.split(",") if self.probe else []
         make_probes(probes, Path())
 
-        def observers(folder: Path, settings: Settings) -> Sequence[Observer]:
-            return [LedgerLog(folder), *make_probes(probes, folder)]
-
-        return observers
+        return lambda folder, settings: [LedgerLog(folder), *make_probes(probes, folder)]
 
 
 @dataclass(frozen=True)
@@ -103,24 +105,31 @@ class TrainingOptions(RunOptions):
 class ComparisonOptions(RunOptions):
     """Options of commands whose methods are trained at several lengths."""
 
-    epochs: Annotated[
+    lengths: Annotated[
         str | None,
         typer.Option(
+            "--epochs",
             help="Lengths of the runs, such as 2,4,8: each method gets a run of every length, its learning rate fully "
-            "decayed. Default: a quarter, half and all of the recipe's."
+            "decayed. Default: a quarter, half and all of the recipe's.",
         ),
     ] = None
 
     def chosen(self) -> Recipe:
         """The recipe with the changes from the command line, at the longest of these lengths."""
-        recipe = replace(self, epochs=None).chosen() if self.epochs is not None else super().chosen()
-        return recipe.with_(epochs=max(self.lengths(recipe)))
+        recipe = super().chosen()
+        return recipe.with_(epochs=max(self.lengths_of(recipe)))
 
-    def lengths(self, recipe: Recipe) -> list[int]:
+    def lengths_of(self, recipe: Recipe) -> list[int]:
         """Lengths of the runs in epochs."""
-        if self.epochs is not None:
-            return parse_lengths(self.epochs)
+        if self.lengths is not None:
+            return parse_lengths(self.lengths)
         return sorted({max(1, round(share * recipe.epochs)) for share in (0.25, 0.5, 1.0)})
+
+
+def require_new(file: Path | None) -> None:
+    """Raise if a file that will be written is there already."""
+    if file is not None and file.exists():
+        raise ValueError(f"{file} is there already: choose another name, or delete it")
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -147,3 +156,15 @@ def cached_loader(data_dir: Path | None) -> Callable[[Settings], ImageSet]:
         return loaded[key]
 
     return load
+
+
+def checked_methods(texts: list[str], recipe: Recipe) -> list[MethodSpec]:
+    """Parse all methods and make each once, so that a wrong one fails now and not after hours."""
+    from selective_backprop.lab.runs.methods import make_method, parse_methods
+    from selective_backprop.lab.study.comparison import settings_for
+
+    specs = parse_methods(texts)
+    for spec in specs:
+        settings = settings_for(spec, recipe)
+        make_method(settings.method, settings.selectivity, settings.options)
+    return specs

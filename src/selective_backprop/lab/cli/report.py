@@ -24,7 +24,6 @@ Images = Annotated[
     bool | None,
     typer.Option(
         "--images/--no-images",
-        metavar="",
         help="Show training images or texts, if the data are on this machine. Default: only for digits and wordnet.",
     ),
 ]

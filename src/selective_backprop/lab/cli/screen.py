@@ -11,7 +11,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -28,14 +28,10 @@ _NO_LIMIT = 100_000  # columns
 class OutputOptions:
     """Options of every command that prints results."""
 
-    json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print the results as one JSON object on stdout.")
-    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on stdout.")] = False
     quiet: Annotated[
         bool,
-        typer.Option(
-            "--quiet", "-q", metavar="", help="Print no progress and no notes on stderr, only results and errors."
-        ),
+        typer.Option("--quiet", "-q", help="Print no progress and no notes on stderr, only results and errors."),
     ] = False
 
 
@@ -107,11 +103,13 @@ def warn(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Make data that JSON knows. A number that is not finite becomes null.
+    """Make data that JSON knows: of an object its fields by name. A number that is not finite becomes null.
 
-    >>> plain({"a": (1, float("nan")), "b": True})
-    {'a': [1, None], 'b': True}
+    >>> plain({"a": (1, float("nan")), "b": True, "c": OutputOptions()})
+    {'a': [1, None], 'b': True, 'c': {'json': False, 'quiet': False}}
     """
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from selective_backprop.lab.cli.command import command, stopping_says
-from selective_backprop.lab.cli.compare import Methods, checked_methods
-from selective_backprop.lab.cli.options import RunsFolder, Seeds, TrainingOptions, cached_loader
+from selective_backprop.lab.cli.compare import Methods
+from selective_backprop.lab.cli.options import RunsFolder, Seeds, TrainingOptions, cached_loader, checked_methods
 from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
-    from selective_backprop.lab.study.standing import LabelledRuns
+    pass
 
 DEFAULT_METHODS = ["traditional", "sb", "stale", "ledger"]
 
@@ -74,12 +74,6 @@ def sweep(
     screen.say(f"runs and tables: {out}")
     screen.result(
         {"dataset": chosen.dataset, "model": chosen.model, "epochs": chosen.epochs, "seeds": seeds}
-        | {"runs": [_runs_as_json(runs) for runs in arms]}
-        | {"out": out, "tables": out / "tables.md", "report": live.file}
+        | {"arms": arms, "out": out, "tables": out / "tables.md", "report": live.file}
     )
     finish_report(live, screen)  # last, so that an error in the report cannot hide the tables
-
-
-def _runs_as_json(runs: LabelledRuns) -> dict[str, Any]:
-    seconds = None if runs.seconds is None else runs.seconds.costs
-    return {"label": runs.label, "errors": runs.compute.errors, "seconds": seconds, "compute": runs.compute.costs}

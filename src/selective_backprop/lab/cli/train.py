@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from selective_backprop.lab.cli.command import command, stopping_says
-from selective_backprop.lab.cli.options import LabelNoise, TrainingOptions
+from selective_backprop.lab.cli.options import LabelNoise, TrainingOptions, cached_loader, checked_methods
 from selective_backprop.lab.cli.report import finish_report
 from selective_backprop.lab.cli.screen import OutputOptions, Screen
 
@@ -34,7 +34,7 @@ def train(
         Path | None,
         typer.Option(help="Folder for settings, records, checkpoints and the report. Without it nothing is saved."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", metavar="", help="Continue the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
 ) -> None:
     """Train one model with one method.
 
@@ -49,47 +49,32 @@ def train(
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report import data_of
     from selective_backprop.lab.report.live import LiveReport
-    from selective_backprop.lab.runs.experiment import Entry
-    from selective_backprop.lab.runs.methods import MethodSpec, make_method
-    from selective_backprop.lab.runs.records import RunFolder
+    from selective_backprop.lab.runs.experiment import Entry, run_in_turns
+    from selective_backprop.lab.runs.records import read_records
     from selective_backprop.lab.runs.time_left import TimeLeft
-    from selective_backprop.lab.runs.training import advance, check, load_data, start
     from selective_backprop.lab.study.comparison import settings_for
 
     screen, chosen = Screen(output), options.chosen()
-    spec = MethodSpec.parse(method or chosen.method)
+    (spec,) = checked_methods([method or chosen.method], chosen)
     settings = settings_for(spec, chosen, seed=seed, label_noise=label_noise, **options.more_settings())
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to continue")
     if out is not None and not resume and (out / "records.jsonl").exists():
         raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another folder")
-    make_method(settings.method, settings.selectivity, settings.options)  # a wrong name fails at once
-    observers_of = options.observers()
+    observers, load = options.observers(), cached_loader(options.data_dir)
     options.require_folder(out)
-    data = load_data(settings, options.data_dir)
-    check(settings, data)
-    entry = Entry(settings.method, settings)
+    entry = Entry(settings.method, settings, is_alone=True)
     left = TimeLeft([entry])
     live = LiveReport(out, left, data_of(options.data_dir)) if out is not None else None
     how = f"to continue, add --resume to the command: {out}" if out is not None else "nothing was saved: no --out"
-    with ExitStack() as stack:
-        folder = RunFolder(out, settings.as_json(), data.fingerprint) if out is not None else None
-        if folder is not None:
-            stack.callback(folder.close)
-            done = len(folder.records())
-            if resume:
-                screen.note(_where_it_goes_on(done, settings.epochs))
-        if not resume:
-            screen.note(f"training {settings.recipe.model} on {settings.recipe.dataset} with {settings.method}")
-        bars = stack.enter_context(Bars(screen, left))
-        stack.enter_context(stopping_says(how))
-        observers = observers_of(out, settings) if out is not None else ()
+    if out is None or not resume:
+        screen.note(f"training {settings.recipe.model} on {settings.recipe.dataset} with {settings.method}")
+    else:
+        with suppress(ValueError):  # damaged records are written again from the checkpoint
+            screen.note(_where_it_goes_on(len(read_records(out)), settings.epochs))
+    with Bars(screen, left) as bars, stopping_says(how):
         show = live.after(bars.show) if live is not None else bars.show
-        training = start(settings, data, folder)
-        while len(training.records) < settings.epochs:
-            advance(training, folder, observers)
-            show(entry, training.records[-1])
-    records = training.records
+        records = run_in_turns([entry], load, out, observers=observers, show=show)[entry]
     screen.say(_summary(settings, records))
     screen.result(
         _totals(settings, records) | {"out": out, "report": live.file if live is not None else None, "records": records}

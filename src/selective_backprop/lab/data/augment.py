@@ -16,15 +16,13 @@ _CHUNK_VALUES = 2**24  # memory-mapped pixel values to hold in memory at a time
 
 
 def measure_mean_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on the scale from 0 to 1.
+    """Mean and standard deviation of each channel of uint8 images (N, C, H, W), on the scale from 0 to 1.
 
     It counts pixels by value, so the sums are exact for any number of pixels.
 
     >>> measure_mean_std(torch.tensor([0, 255, 255, 0], dtype=torch.uint8).view(2, 1, 1, 2))
     ((0.5,), (0.5,))
     """
-    if images.dim() != 4 or images.dtype != torch.uint8 or images.numel() == 0:
-        raise ValueError(f"images must be uint8 (N, C, H, W) and not empty, got {_describe(images)}")
     channels = images.shape[1]
     counts = torch.zeros(channels, 256, dtype=torch.int64)
     for chunk in torch.split(images, max(1, _CHUNK_VALUES // images[0].numel())):
@@ -38,13 +36,12 @@ def measure_mean_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 class Normalise(nn.Module):
-    """(images - mean) / std per channel, in float.
+    """(images - mean) / std per channel, in float, of a batch of uint8 images.
 
     A module without parameters, so that it can be the first layer of a network that takes uint8 images.
 
     Args:
-        mean, std: one number per channel, on the scale from 0 to 1, as `measure_mean_std` returns them. uint8 images
-            are scaled to that range; float images must already be in it.
+        mean, std: one number per channel, on the scale from 0 to 1, as `measure_mean_std` returns them.
 
     >>> Normalise([0.5], [0.25])(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2))
     tensor([[[[-2.,  2.]]]])
@@ -55,25 +52,20 @@ class Normalise(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        if len(mean) != len(std) or len(mean) == 0:
-            raise ValueError(f"mean and std must have one number per channel each, got {mean} and {std}")
         if not all(value > 0 for value in std):
             raise ValueError(f"std must be > 0 in every channel, got {std}: a constant channel cannot be normalised")
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        _require_images(images)
-        if images.shape[1] != len(self.mean):
-            raise ValueError(f"mean and std have {len(self.mean)} channels, got images with {images.shape[1]}")
-        if images.dtype == torch.uint8:
-            # In place on the new tensor: one allocation for the batch.
-            return images.float().div_(255 * self.std).sub_(self.mean / self.std)
-        return (images - self.mean.to(images.dtype)) / self.std.to(images.dtype)
+        # In place on the new tensor: one allocation for the batch.
+        return images.float().div_(255 * self.std).sub_(self.mean / self.std)
 
 
 class Augment:
     """Random crop from the padded image, random horizontal flip, and cutout, drawn separately for each example.
+
+    It takes batches (B, C, H, W) of uint8 or float.
 
     Random numbers come from its own generator on the CPU, so a seed gives the same result on every device. If all three
     are off, it returns the batch itself.
@@ -104,7 +96,6 @@ class Augment:
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, images: Tensor) -> Tensor:
-        _require_images(images)
         size, channels, height, width = images.shape
         if not (self.padding or self.flip or self.cutout):
             return images
@@ -135,12 +126,3 @@ def _near(positions: Tensor, centre: Tensor, length: int) -> Tensor:
     """(B, positions) bool: whether a position is in the interval of this length around the centre."""
     offset = positions - centre + length // 2
     return (offset >= 0) & (offset < length)
-
-
-def _require_images(images: Tensor) -> None:
-    if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
-        raise ValueError(f"images must be a batch (B, C, H, W) of uint8 or float, got {_describe(images)}")
-
-
-def _describe(images: Tensor) -> str:
-    return f"{images.dtype} of shape {tuple(images.shape)}"

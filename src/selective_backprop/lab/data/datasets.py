@@ -111,8 +111,6 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
-        if len(images) != len(labels):
-            raise ValueError(f"there must be as many images as labels, got {len(images)} and {len(labels)}")
         self.images, self.labels = images, labels
 
     def __len__(self) -> int:
@@ -144,7 +142,6 @@ def flip_labels(labels: Tensor, fraction: float, num_classes: int, *, seed: int)
         raise ValueError(f"fraction must be in [0, 1], got {fraction}")
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, or there is no wrong label; got {num_classes}")
-    check_labels(labels, num_classes, "labels")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
     steps = torch.randint(1, num_classes, (len(chosen),), generator=generator)
@@ -189,8 +186,7 @@ def load_images(
         image_size: resize to this height and width (bilinear). Needed if sizes differ, as in imagenet.
         data_dir: folder that holds <name>/train.parquet and <name>/test.parquet. If <name> is there, it is used
             instead of the Hub. Default: the environment variable SELECTIVE_BACKPROP_DATA.
-        cache_dir: where decoded images are kept. Default: selective_backprop in $XDG_CACHE_HOME or ~/.cache. While
-            decoding, it also holds a temporary copy of the parquet files.
+        cache_dir: where decoded images are kept. Default: selective_backprop in $XDG_CACHE_HOME or ~/.cache.
 
     >>> digits = load_images("digits")
     >>> len(digits.train_labels), len(digits.test_labels), digits.image_shape, digits.num_classes

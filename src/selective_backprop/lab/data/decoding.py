@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import io
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from selective_backprop.files.locks import locked_folder
 from selective_backprop.files.reading import open_regular
+from selective_backprop.lab.names import unknown
 
 _T = TypeVar("_T")
 AnyPath = str | os.PathLike[str]
@@ -56,7 +56,7 @@ class Split:
     encoded: Callable[[], Iterator[bytes | str]]
 
 
-OpenSplits = Callable[[Path], list[Split]]  # train and test, given a folder for temporary files
+OpenSplits = Callable[[], list[Split]]  # train and test
 
 
 def locate(name: AnyPath, data_dir: AnyPath | None) -> tuple[str, Any, OpenSplits]:
@@ -70,19 +70,21 @@ def locate(name: AnyPath, data_dir: AnyPath | None) -> tuple[str, Any, OpenSplit
             )
         folder = Path(data_dir, name)
         if not (data_dir and folder.is_dir()):
-            return title, _HUB[title], lambda _: _from_hub(title)
+            return title, _HUB[title], lambda: _from_hub(title)
     elif not folder.is_dir():
-        near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.5)
-        meant = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no data set or folder {str(name)!r}{meant} (data sets: {', '.join(NAMES)})")
+        raise unknown("data set or folder", str(name), NAMES)
     parts, tables = ([folder.resolve() / f"{part}{end}" for part in ("train", "test")] for end in ("", ".parquet"))
     if all(part.is_dir() for part in parts):
         files = sorted(path for part in parts for path in part.glob("*/[!.]*"))
-        return title, _fingerprint(files), lambda _: _from_folders(parts, files)
-    if missing := [path.name for path in tables if not path.is_file()]:
-        wanted = "train.parquet and test.parquet, or the folders train/<class> and test/<class> with images"
-        raise FileNotFoundError(f"{folder} must hold {wanted}; there is no {' and no '.join(missing)}")
-    return title, _fingerprint(tables), lambda work: [_from_parquet(path, work) for path in tables]
+        return title, _fingerprint(files), lambda: _from_folders(parts, files)
+    if all(table.is_file() for table in tables):
+        return title, _fingerprint(tables), lambda: [_from_parquet(path) for path in tables]
+    if any(part.is_dir() for part in parts):
+        missing = [f"folder {part.name}" for part in parts if not part.is_dir()]
+    else:
+        missing = [table.name for table in tables if not table.is_file()]
+    wanted = "train.parquet and test.parquet, or the folders train/<class> and test/<class> with images"
+    raise FileNotFoundError(f"{folder} must hold {wanted}; there is no {' and no '.join(missing)}")
 
 
 def _fingerprint(files: Sequence[Path]) -> list[tuple[str, int, int]]:
@@ -93,69 +95,64 @@ def _from_hub(name: str) -> list[Split]:
     repository, configuration, *splits = _HUB[name]
     load_dataset = import_extra("datasets").load_dataset
     try:
-        with _without_progress_bars():
-            tables = load_dataset(repository, configuration, split=splits)
+        tables = load_dataset(repository, configuration, split=splits)
     except Exception as error:  # many kinds of error: no network, no access, offline mode
         raise ConnectionError(
             f"could not load {name} from the Hugging Face Hub as {repository} ({error}). Without the Hub, set "
             "--data-dir, data_dir= or the environment variable SELECTIVE_BACKPROP_DATA to a folder that holds "
             f"{name}/train.parquet and {name}/test.parquet"
         ) from error
-    return [_from_table(table, f"{repository}, {split}") for table, split in zip(tables, splits, strict=True)]
+    return [
+        _from_table(f"{repository}, {split}", table.features, functools.partial(_batches_of, table))
+        for table, split in zip(tables, splits, strict=True)
+    ]
 
 
-def _from_parquet(path: Path, work: Path) -> Split:
-    load_dataset, read_metadata = import_extra("datasets").load_dataset, import_extra("pyarrow.parquet").read_metadata
-    try:
-        if read_metadata(path).num_rows == 0:  # load_dataset fails on an empty table with an unclear error
-            return Split(str(path), [], None, lambda: iter(()))
-        # streaming=True would need no copy, but after an error its threads go on and abort the process.
-        with _without_progress_bars():
-            table = load_dataset("parquet", data_files={"train": str(path)}, split="train", cache_dir=str(work))
-    except Exception as error:
-        cause = error.__cause__ or error
-        if isinstance(cause, OSError) and cause.errno is not None:  # errors of pyarrow about bad content have no errno
-            raise _with_needs(cause, work, path.stat().st_size) from error
-        raise ValueError(f"{path} cannot be read as parquet because it is damaged or cut short: {cause}") from error
-    return _from_table(table, str(path))
+def _batches_of(table: Any, column: str) -> Iterator[Any]:
+    return iter(table.select_columns([column]).with_format("arrow").iter(1000))
+
+
+def _from_parquet(path: Path) -> Split:
+    features, parquet = import_extra("datasets").Features, import_extra("pyarrow.parquet")
+
+    def batches(column: str) -> Iterator[Any]:
+        with _reading(path):
+            yield from parquet.ParquetFile(path).iter_batches(1000, columns=[column])
+
+    with _reading(path):
+        kinds = features.from_arrow_schema(parquet.read_schema(path))
+    return _from_table(str(path), kinds, batches)
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Switch off the progress bars of `datasets` for a while, because they show internal copies."""
-    datasets = import_extra("datasets")
-    # If the environment variable of `datasets` is set, switching would only make it warn.
-    leave = datasets.are_progress_bars_disabled() or datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is not None
-    if not leave:
-        datasets.disable_progress_bars()
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    finally:
-        if not leave:
-            datasets.enable_progress_bars()
+    except Exception as error:  # pyarrow raises many kinds
+        raise ValueError(f"{path} cannot be read as parquet because it is damaged or cut short: {error}") from error
 
 
-def _from_table(table: Any, source: str) -> Split:
-    kinds, encoded_image = table.features, import_extra("datasets").Image(decode=False)
+def _from_table(source: str, kinds: Any, batches: Callable[[str], Iterator[Any]]) -> Split:
+    """A split from a table, of which `batches` gives a column in parts."""
     image = next((column for column in ("image", "img") if column in kinds), None)
     label = next((column for column in ("label", "fine_label") if column in kinds), None)
     if image is None or label is None:
         wanted = "a column image or img and a column label or fine_label"
         raise ValueError(f"{source} needs {wanted}, it has {', '.join(kinds)}")
-    labels = list(table[label])
+    labels = [value for batch in batches(label) for value in batch.column(0).to_pylist()]
     if wrong := [value for value in labels if not isinstance(value, int)]:
         raise ValueError(f"{source}: the column {label} must hold whole numbers, got {wrong[0]!r}")
-    images = table.select_columns([image]).cast_column(image, encoded_image)
 
     def encoded() -> Iterator[bytes | str]:
-        for batch in images.iter(1000):
-            for cell in batch[image]:
-                if not cell["bytes"]:  # the path could name any file on this machine
+        for batch in batches(image):
+            for cell in batch.column(0).to_pylist():
+                content = cell.get("bytes") if isinstance(cell, dict) else cell
+                if not content or not isinstance(content, bytes):  # a path could name any file on this machine
                     raise ValueError(
-                        f"{source}: a cell of the column {image} holds no image, only the path {cell['path']!r:.80}, "
-                        "which is not opened: put the images themselves into the table, or into a folder per class"
+                        f"{source}: a cell of the column {image} holds no image but {cell!r:.80}; a path is not "
+                        "opened: put the images themselves into the table, or into a folder per class"
                     )
-                yield cell["bytes"]
+                yield content
 
     names = getattr(kinds[label], "names", None)
     return Split(source, labels, tuple(names) if names else None, encoded)
@@ -187,8 +184,8 @@ def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> Non
         if cached.exists():
             return
         with tempfile.TemporaryDirectory(prefix=".decoding-", dir=parent) as name:
-            work, finished = Path(name), Path(name) / "finished"
-            train, test = open_splits(work)
+            finished = Path(name) / "finished"
+            train, test = open_splits()
             classes, (mode, size) = _common_classes(train, test), _common_format(train, test, image_size)
             finished.mkdir()
             for part, split in (("train", train), ("test", test)):
@@ -249,7 +246,8 @@ def _write_images(split: Split, mode: str, size: tuple[int, int], path: Path) ->
             np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
             file.writelines(_each(split, pixels))
     except OSError as error:
-        raise _with_needs(error, path, math.prod(shape)) from error
+        needs = f"{error.strerror}; {math.prod(shape):,} bytes are needed; cache_dir= chooses another folder"
+        raise OSError(error.errno, needs, str(path)) from error
 
 
 def _each(split: Split, read: Callable[[Any], _T]) -> Iterator[_T]:
@@ -278,12 +276,6 @@ def _open_image(pillow: Any, content: IO[bytes]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # the size is checked by the caller
         return pillow.open(content, formats=_FORMATS)
-
-
-def _with_needs(error: OSError, path: Path, needed: int) -> OSError:
-    return OSError(
-        error.errno, f"{error.strerror}; {needed:,} bytes are needed; cache_dir= chooses another folder", str(path)
-    )
 
 
 def check_labels(labels: Tensor, num_classes: int, what: str) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
-from selective_backprop.lab.leaderboard.records import Outcome
+from selective_backprop.lab.leaderboard.records import Outcome, Store
+from selective_backprop.lab.leaderboard.tuning import chosen_settings
+from selective_backprop.lab.leaderboard.workloads import WORKLOADS
 from selective_backprop.lab.study.frontier import Bound, Budget, Frontier, Interval
 from selective_backprop.lab.study.standing import lower, multipliers, random_frontier, sortable, targets_of
 
@@ -30,8 +33,6 @@ class Place:
     """Multiplier against plain training by target; empty for plain training."""
     random: Mapping[str, Interval]
     """Multiplier against random subsets by target; empty for these."""
-    cpu_seconds: float
-    """Mean processor time of its longest runs."""
 
     def against_both(self, target: str) -> Interval | None:
         """The lower of the multipliers against both baselines; None for the baselines themselves."""
@@ -68,27 +69,23 @@ def make_board(workload: str, outcomes: Sequence[Outcome], cost: Cost = "compute
         outcomes: runs of the chosen settings.
         cost: what M counts: compute, or seconds of processor time.
     """
-    runs = {arm: _points([run for run in outcomes if run.cell.arm == arm], cost) for arm in _arms(outcomes)}
+    arms = dict.fromkeys(run.cell.arm for run in outcomes)
+    runs = {arm: _points([run for run in outcomes if run.cell.arm == arm], cost) for arm in arms}
     if PLAIN not in runs or RANDOM not in runs:
         raise ValueError(f"{workload} has no runs of {PLAIN} or of {RANDOM}: nothing can be compared without both")
     targets = targets_of(runs[PLAIN])
     random_subsets = random_frontier(runs[RANDOM], runs[PLAIN])
-    places = []
-    for arm, points in runs.items():
-        of_arm = [run for run in outcomes if run.cell.arm == arm]
-        longest = max(run.cell.length for run in of_arm)
-        times = [run.cpu_seconds for run in of_arm if run.cell.length == longest]
-        places.append(
-            Place(
-                arm,
-                of_arm[-1].cell.setting,
-                min(len(point.errors) for point in points),
-                points,
-                {} if arm == PLAIN else multipliers(runs[PLAIN], points, targets, resamples=1000),
-                {} if arm in (PLAIN, RANDOM) else multipliers(random_subsets, points, targets, resamples=1000),
-                sum(times) / len(times),
-            )
+    places = [
+        Place(
+            arm,
+            next(run.cell.setting for run in outcomes if run.cell.arm == arm),
+            min(len(point.errors) for point in points),
+            points,
+            {} if arm == PLAIN else multipliers(runs[PLAIN], points, targets, resamples=1000),
+            {} if arm in (PLAIN, RANDOM) else multipliers(random_subsets, points, targets, resamples=1000),
         )
+        for arm, points in runs.items()
+    ]
     return Board(workload, targets, tuple(sorted(places, key=_order)))
 
 
@@ -100,13 +97,37 @@ def _points(runs: Sequence[Outcome], cost: Cost) -> tuple[Budget, ...]:
     )
 
 
-def _arms(outcomes: Sequence[Outcome]) -> list[str]:
-    return list(dict.fromkeys(run.cell.arm for run in outcomes))
-
-
 def _order(place: Place) -> tuple[int, float]:
     found = place.against_both("middle")
     return {PLAIN: 0, RANDOM: 1}.get(place.arm, 2), 0.0 if found is None else -sortable(found)[1]
+
+
+def read_boards(records: Path, cost: Cost = "compute") -> list[Board]:
+    """The board of every workload that has runs on the test set, made from runs of the chosen settings."""
+    found = []
+    for name in (*WORKLOADS, "digits"):
+        chosen = chosen_settings(name, records)
+        outcomes = Store(records / f"{name}.jsonl").outcomes.values()
+        if current := whole_seeds([one for one in outcomes if chosen.get(one.cell.arm) == one.cell.setting]):
+            found.append(make_board(name, current, cost))
+    if not found:
+        raise ValueError(f"{records} holds no runs of the leaderboard: run leaderboard tune and leaderboard run first")
+    return found
+
+
+def read_trials(boards: Sequence[Board], records: Path) -> dict[str, list[Outcome]]:
+    """The runs on held-out examples of each board's workload."""
+    names = [one.workload for one in boards]
+    return {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
+
+
+def whole_seeds(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Leave out seeds for which some arm lacks a run at some length, so that all arms have the same seeds."""
+    cells = {(one.cell.arm, one.cell.length) for one in outcomes}
+    seeds = {one.cell.seed for one in outcomes}
+    done = {(one.cell.arm, one.cell.length, one.cell.seed) for one in outcomes}
+    whole = {seed for seed in seeds if all((*cell, seed) in done for cell in cells)}
+    return [one for one in outcomes if one.cell.seed in whole]
 
 
 def performance_profile(boards: Sequence[Board], target: str, factors: Sequence[float]) -> dict[str, list[float]]:

@@ -11,19 +11,9 @@ from selective_backprop.lab.leaderboard.workloads import LARGER, SMALL, find_wor
 from selective_backprop.lab.study.frontier import (
     Bound,
     Budget,
-    Frontier,
-    Interval,
-    Multiple,
-    Verdict,
-    says_anything,
-    verdict,
 )
 from selective_backprop.lab.study.standing import error_of, sortable
 from selective_backprop.lab.study.tables import TextTable
-
-TABLES, RESULTS = "leaderboard", "results"
-"""What stands between the comments `leaderboard` and `/leaderboard` of a page is replaced by all tables, and between
-`results` and `/results` by the table of what is saved."""
 
 _HEADINGS = {
     "middle": "At the error of plain training's middle length",
@@ -87,63 +77,6 @@ def told(boards: Sequence[Board]) -> str:
         listed = ", ".join(f"{value} on {name}" for name, value in values.items())
         parts.append(f"`ledger_backprop()` at its defaults, at the middle error: {listed}.")
     return "\n\n".join(parts)
-
-
-def put_into(text: str, contents: Mapping[str, str]) -> str:
-    """Replace what stands between marks of a page.
-
-    >>> put_into("a\\n<!-- results -->\\nold\\n<!-- /results -->\\nb", {"results": "new"}).splitlines()
-    ['a', '<!-- results -->', 'new', '<!-- /results -->', 'b']
-    """
-    is_marked = False
-    for name, content in contents.items():
-        before, start, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if start and end:
-            text, is_marked = f"{before}{start}{content}\n{end}{after}", True
-    if not is_marked:
-        pairs = " or ".join(f"<!-- {name} --> and <!-- /{name} -->" for name in contents)
-        raise ValueError(f"the page needs the lines {pairs}, between which the tables go")
-    return text
-
-
-def savings(boards: Sequence[Board]) -> TextTable:
-    """What `ledger_backprop()` saves on each workload for an error within 2% of plain training's best, in percent."""
-    rows = []
-    for one in boards:
-        place, plain = one.place(DEFAULT.name), one.place(PLAIN)
-        if place is None or plain is None:
-            continue
-        interval, best = place.against_both("lossless"), (Frontier(each.points).best for each in (place, plain))
-        found = verdict([place.plain["lossless"], place.random["lossless"]])
-        if interval is None or not says_anything(interval):
-            words = "not known: it was not reached"
-        elif found is Verdict.BETTER:
-            words = _saved(interval)
-        elif interval.multiple.value > 1:
-            words = f"{_saved(interval)}: not told apart from chance"
-        else:
-            words = "nothing"
-        title = find_workload(one.workload).task or one.workload
-        rows.append([title, words, ", ".join(f"{error:.2%}" for error in best)])
-    return TextTable(
-        ["`ledger_backprop()`, at its defaults", "compute saved", "its best error, plain training's"], rows
-    )
-
-
-def _saved(interval: Interval) -> str:
-    """
-    >>> _saved(Interval(Multiple(2.0), Multiple(1.25), Multiple(4.0, Bound.MORE)))
-    '50% (20% to more than 75%)'
-    """
-
-    def share(multiple: Multiple) -> str:
-        words = {Bound.EXACT: "", Bound.MORE: "more than ", Bound.LESS: "less than "}[multiple.bound]
-        return f"{words}{1 - 1 / multiple.value:.0%}"
-
-    if interval.low is None or interval.high is None:
-        return f"{share(interval.multiple)} (one seed)"
-    return f"{share(interval.multiple)} ({share(interval.low)} to {share(interval.high)})"
 
 
 def matrix(boards: Sequence[Board], target: str) -> TextTable:

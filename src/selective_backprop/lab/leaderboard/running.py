@@ -127,8 +127,8 @@ def run_missing(
     return [store.outcomes[cell] for cell in cells]
 
 
-def estimate_hours(workload: Workload, cells: Sequence[Cell], data: ImageSet, device: torch.device) -> float:
-    """Hours on this device, by the time of a few batches of plain training.
+def estimate_seconds(workload: Workload, cells: Sequence[Cell], data: ImageSet, device: torch.device) -> float:
+    """Seconds that runs take on this device, by the time of a few batches of plain training.
 
     Args:
         workload: what is trained.
@@ -149,4 +149,4 @@ def estimate_hours(workload: Workload, cells: Sequence[Cell], data: ImageSet, de
     per_example = (time.perf_counter() - began) / few
     longer = {name: factor for name, (_, factor) in (workload.settled or {}).items()}
     epochs = sum(cell.length / longer.get(cell.arm, 1.0) for cell in cells)
-    return epochs * len(data.train_labels) * per_example / 3600
+    return epochs * len(data.train_labels) * per_example

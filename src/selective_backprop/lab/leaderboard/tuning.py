@@ -11,14 +11,18 @@ every method. Where runs are long, all settings of a baseline get one seed, and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from selective_backprop.files.reading import read_json
+from selective_backprop.files.writing import write_whole
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM, Arm, untuned
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import Show, run_missing, settings_of
-from selective_backprop.lab.leaderboard.workloads import Workload
+from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
 from selective_backprop.lab.runs.training import check
 from selective_backprop.lab.study import frontier
 from selective_backprop.lab.study.frontier import Bound, Frontier
@@ -96,6 +100,30 @@ def lengths_of(workload: Workload, arm: str, setting: str, store: Store) -> tupl
     longest = workload.lengths[-1]
     matched = round(longest * longer)
     return workload.lengths if matched <= longest else (*workload.lengths, matched)
+
+
+def test_cells(workload: Workload, chosen: Chosen, seeds: int, trials: Store) -> list[Cell]:
+    """All runs on the test set."""
+    return [
+        Cell(arm, setting, length, seed, False)
+        for seed in range(seeds)
+        for arm, setting in chosen.items()
+        for length in lengths_of(workload, arm, setting, trials)
+    ]
+
+
+def chosen_settings(workload: str, records: Path) -> Chosen:
+    """The setting of each arm: from a paper where the workload has them, else what tuning chose."""
+    if settled := find_workload(workload).settled:
+        return {arm: setting for arm, (setting, _) in settled.items()}
+    file = records / f"{workload}.chosen.json"
+    return dict(read_json(file)) if file.exists() else {}
+
+
+def add_chosen(workload: str, records: Path, chosen: Chosen) -> None:
+    """Write what tuning chose for some arms. Choices for others stay."""
+    both = chosen_settings(workload, records) | chosen
+    write_whole({records / f"{workload}.chosen.json": (json.dumps(both, indent=1) + "\n").encode()})
 
 
 def at_plain_rate(arm: Arm, plain: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from selective_backprop.lab.data.datasets import ImageSet, load_images
-from selective_backprop.lab.data.wordnet import load_definitions
 from selective_backprop.lab.names import unknown
 from selective_backprop.lab.runs.recipes import Decay, Recipe, find_recipe
 
@@ -26,11 +25,11 @@ class Workload:
     """What it is, in people's words. Larger workloads have it, for the first table that is shown."""
     lengths: tuple[int, ...]
     """Epochs of plain training, rising. Every run has a fully decayed rate."""
-    seeds: int
+    seeds: int = 5
     """Number of seeds planned: 0, 1, 2, ..."""
     train_size: int | None = None
     """Examples to train on: a random part of the training set, the same one in every run. None for all."""
-    proxy: str = "none"
+    proxy: str = "strided_cnn_tiny"
     """Network that scores for the others, and that reducible losses refer to."""
     arms: tuple[str, ...] | None = None
     """Arms that are tuned here; None for all."""
@@ -58,11 +57,7 @@ class Workload:
     def load(self, data_dir: Path | None, *, held_out: bool) -> ImageSet:
         """Load the training part, with the test set or, to choose settings, with held-out training examples."""
         name = self.recipe.dataset
-        full = (
-            load_definitions(data_dir or ".")
-            if name == "wordnet"
-            else load_images(name, data_dir=data_dir, image_size=self.recipe.image_size)
-        )
+        full = load_images(name, data_dir=data_dir, image_size=self.recipe.image_size)
         order = torch.randperm(len(full.train_labels), generator=torch.Generator().manual_seed(0))
         if len(order) < (self.train_size or 1) + self.held_out:
             raise ValueError(
@@ -103,31 +98,24 @@ SMALL: dict[str, Workload] = {
         train_size=20_000,
         lengths=_LENGTHS,
         seeds=16,
-        proxy="strided_cnn_tiny",
     ),
     "fashion": Workload(
         title="Fashion-MNIST, 14x14, 20,000 examples, strided CNN",
         recipe=_images("fashion_mnist", flip=True, lr=0.2),
         train_size=20_000,
         lengths=_LENGTHS,
-        seeds=5,
-        proxy="strided_cnn_tiny",
     ),
     "svhn": Workload(
         title="SVHN (re-cropped), 16x16, 20,000 examples, strided CNN",
         recipe=_images("svhn", image_size=16, padding=2, lr=0.2),
         train_size=20_000,
         lengths=(2, 3, 4, 6, 8),
-        seeds=5,
-        proxy="strided_cnn_tiny",
     ),
     "mnist-noisy": Workload(
         title="MNIST with 10% wrong labels, 14x14, 20,000 examples, strided CNN",
         recipe=_images("mnist", lr=0.3),
         train_size=20_000,
         lengths=_LENGTHS,
-        seeds=5,
-        proxy="strided_cnn_tiny",
         label_noise=0.1,
     ),
     "cifar10": Workload(
@@ -137,8 +125,6 @@ SMALL: dict[str, Workload] = {
         ),
         train_size=2_000,
         lengths=(6, 9, 12, 18, 30),
-        seeds=5,
-        proxy="strided_cnn_tiny",
     ),
     "text": Workload(
         title="WordNet's definitions by topic, 64 bytes, 4,000 examples, byte transformer",
@@ -147,7 +133,6 @@ SMALL: dict[str, Workload] = {
         ),
         train_size=4_000,
         lengths=_LENGTHS,
-        seeds=5,
         proxy="byte_transformer_tiny",
     ),
     "resnet": Workload(
@@ -157,8 +142,6 @@ SMALL: dict[str, Workload] = {
         ),
         train_size=4_000,
         lengths=(3, 4, 5, 6, 8),
-        seeds=5,
-        proxy="strided_cnn_tiny",
         standardize=True,  # without it, some runs learn nothing for several epochs
     ),
 }
@@ -170,7 +153,7 @@ _BASELINES = ("plain", "repeated random")
 
 def _larger(task: str, title: str, recipe: Recipe, *others: str, **more: Any) -> Workload:
     """A workload with all training examples and a larger network, for the baselines, the ledger and a few others."""
-    options: dict[str, Any] = {"lengths": (2, 3, 4, 6, 8), "seeds": 5, "baseline_seeds": 2, "finalists": 2} | more
+    options: dict[str, Any] = {"lengths": (2, 3, 4, 6, 8), "baseline_seeds": 2, "finalists": 2} | more
     arms = _BASELINES + others
     return Workload(task=task, title=title, recipe=recipe, arms=arms, at_equal_compute=True, **options)
 
@@ -271,7 +254,6 @@ DIGITS = Workload(
     train_size=992,
     lengths=(1, 2, 3),
     seeds=2,
-    proxy="strided_cnn_tiny",
     held_out=400,
 )
 

@@ -55,8 +55,6 @@ def make_model(name: str, *, num_classes: int, channels: int, seed: int | None =
     >>> make_model("resnet20", num_classes=100, channels=1, seed=0)[0]
     Conv2d(1, 16, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
     """
-    if num_classes < 1 or channels < 1:
-        raise ValueError(f"num_classes and channels must be >= 1, got {num_classes} and {channels}")
     function = find_model(name)
     if seed is None:
         model = function(num_classes=num_classes, channels=channels)

@@ -22,8 +22,6 @@ class ByteTransformer(nn.Module):
 
     def __init__(self, num_classes: int, *, width: int = 64, depth: int = 2, length: int = 64, patch: int = 4) -> None:
         super().__init__()
-        if width % patch or length % patch:
-            raise ValueError(f"patch must divide width and length, got {patch} for {width} and {length}")
         self.length, self.tokens = length, length // patch
         self.embedding = nn.Embedding(256, width // patch)
         self.position = nn.Parameter(0.02 * torch.randn(self.tokens, width))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from selective_backprop.lab.models.layers import classifier, conv
+from selective_backprop.lab.models.layers import classifier, conv, normalised
 
 
 class _Block(nn.Module):
@@ -39,11 +39,7 @@ def cifar_resnet(depth: int, num_classes: int = 10, channels: int = 3, *, width:
     >>> sum(p.numel() for p in cifar_resnet(56).parameters())
     853018
     """
-    if depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"depth must be 6n + 2 with n >= 1 (8, 14, 20, 26, 32, ...), got {depth}")
-    if width < 1:
-        raise ValueError(f"width must be >= 1, got {width}")
-    layers: list[nn.Module] = [conv(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    layers: list[nn.Module] = [*normalised(channels, width, 3), nn.ReLU(inplace=True)]
     channels_in = width
     for stage in range(3):
         for block in range((depth - 2) // 6):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from selective_backprop.lab.models.layers import classifier, conv, kaiming_init
 
 
-def _normalised(channels_in: int, convolution: nn.Conv2d) -> list[nn.Module]:
+def _activated(channels_in: int, convolution: nn.Conv2d) -> list[nn.Module]:
     return [nn.BatchNorm2d(channels_in), nn.ReLU(), convolution]
 
 
@@ -21,8 +21,8 @@ class _Layer(nn.Module):
     def __init__(self, channels_in: int, growth: int) -> None:
         super().__init__()
         self.branch = nn.Sequential(
-            *_normalised(channels_in, conv(channels_in, 4 * growth, 1)),
-            *_normalised(4 * growth, conv(4 * growth, growth, 3)),
+            *_activated(channels_in, conv(channels_in, 4 * growth, 1)),
+            *_activated(4 * growth, conv(4 * growth, growth, 3)),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def densenet121(num_classes: int = 10, channels: int = 3) -> nn.Module:
     layers: list[nn.Module] = [conv(channels, width, 3)]
     for block, number in enumerate((6, 12, 24, 16)):
         if block > 0:
-            layers += [*_normalised(width, conv(width, width // 2, 1)), nn.AvgPool2d(2)]
+            layers += [*_activated(width, conv(width, width // 2, 1)), nn.AvgPool2d(2)]
             width //= 2
         for _ in range(number):
             layers.append(_Layer(width, growth))

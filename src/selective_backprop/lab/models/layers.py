@@ -10,6 +10,11 @@ def conv(channels_in: int, channels: int, size: int, stride: int = 1, *, groups:
     return nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
+def normalised(channels_in: int, channels: int, size: int, stride: int = 1, *, groups: int = 1) -> list[nn.Module]:
+    """A convolution and its BatchNorm."""
+    return [conv(channels_in, channels, size, stride, groups=groups), nn.BatchNorm2d(channels)]
+
+
 class Residual(nn.Module):
     """The sum of a branch and a shortcut.
 
@@ -31,7 +36,7 @@ def projection(channels_in: int, channels: int, stride: int) -> nn.Module:
     """Shortcut of a block: identity if shapes match, else a normalised 1x1 convolution (option B of He et al.)."""
     if stride == 1 and channels_in == channels:
         return nn.Identity()
-    return nn.Sequential(conv(channels_in, channels, 1, stride), nn.BatchNorm2d(channels))
+    return nn.Sequential(*normalised(channels_in, channels, 1, stride))
 
 
 def classifier(width: int, num_classes: int) -> list[nn.Module]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from selective_backprop.lab.models.layers import Residual, classifier, conv, projection
+from selective_backprop.lab.models.layers import Residual, classifier, normalised, projection
 
 # Table 2 of the paper: expansion, channels, blocks, stride of the first. The second has stride 1 here, not 2.
 _STAGES = (
@@ -25,14 +25,11 @@ def _inverted_residual(channels_in: int, channels: int, expansion: int, stride: 
     """Expand by a 1x1 convolution, filter each channel by a 3x3 one, project by a 1x1 one without activation."""
     width = expansion * channels_in
     branch = nn.Sequential(
-        conv(channels_in, width, 1),
-        nn.BatchNorm2d(width),
+        *normalised(channels_in, width, 1),
         nn.ReLU(),
-        conv(width, width, 3, stride, groups=width),
-        nn.BatchNorm2d(width),
+        *normalised(width, width, 3, stride, groups=width),
         nn.ReLU(),
-        conv(width, channels, 1),
-        nn.BatchNorm2d(channels),
+        *normalised(width, channels, 1),
     )
     return Residual(branch, projection(channels_in, channels, stride)) if stride == 1 else branch
 
@@ -46,11 +43,11 @@ def mobilenet_v2(num_classes: int = 10, channels: int = 3) -> nn.Module:
     >>> sum(p.numel() for p in mobilenet_v2().parameters())
     2296922
     """
-    layers: list[nn.Module] = [conv(channels, 32, 3), nn.BatchNorm2d(32), nn.ReLU()]
+    layers: list[nn.Module] = [*normalised(channels, 32, 3), nn.ReLU()]
     channels_in = 32
     for expansion, width, blocks, first_stride in _STAGES:
         for block in range(blocks):
             layers.append(_inverted_residual(channels_in, width, expansion, first_stride if block == 0 else 1))
             channels_in = width
-    layers += [conv(channels_in, 1280, 1), nn.BatchNorm2d(1280), nn.ReLU()]
+    layers += [*normalised(channels_in, 1280, 1), nn.ReLU()]
     return nn.Sequential(*layers, *classifier(1280, num_classes))

@@ -9,18 +9,12 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from selective_backprop.lab.models.layers import Residual, classifier, conv, kaiming_init, projection
+from selective_backprop.lab.models.layers import Residual, classifier, kaiming_init, normalised, projection
 
 
 def _basic(channels_in: int, width: int, stride: int) -> tuple[nn.Module, int]:
     """A block of two 3x3 convolutions, and its number of output channels."""
-    branch = nn.Sequential(
-        conv(channels_in, width, 3, stride),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        conv(width, width, 3),
-        nn.BatchNorm2d(width),
-    )
+    branch = nn.Sequential(*normalised(channels_in, width, 3, stride), nn.ReLU(), *normalised(width, width, 3))
     return Residual(branch, projection(channels_in, width, stride)), width
 
 
@@ -30,14 +24,11 @@ def _bottleneck(channels_in: int, width: int, stride: int) -> tuple[nn.Module, i
     The stride is in the 3x3 convolution, not in the first one as in the paper. This is v1.5, which is used today.
     """
     branch = nn.Sequential(
-        conv(channels_in, width, 1),
-        nn.BatchNorm2d(width),
+        *normalised(channels_in, width, 1),
         nn.ReLU(),
-        conv(width, width, 3, stride),
-        nn.BatchNorm2d(width),
+        *normalised(width, width, 3, stride),
         nn.ReLU(),
-        conv(width, 4 * width, 1),
-        nn.BatchNorm2d(4 * width),
+        *normalised(width, 4 * width, 1),
     )
     return Residual(branch, projection(channels_in, 4 * width, stride)), 4 * width
 
@@ -64,7 +55,7 @@ def resnet18(num_classes: int = 10, channels: int = 3) -> nn.Module:
     As in https://github.com/kuangliu/pytorch-cifar and Cutout, DeVries and Taylor 2017,
     https://arxiv.org/abs/1708.04552.
     """
-    stem = [conv(channels, 64, 3), nn.BatchNorm2d(64), nn.ReLU()]
+    stem = [*normalised(channels, 64, 3), nn.ReLU()]
     return nn.Sequential(*stem, *_stages(_basic, (2, 2, 2, 2), num_classes))
 
 
@@ -73,5 +64,5 @@ def resnet50(num_classes: int = 10, channels: int = 3) -> nn.Module:
 
     Its stem makes images four times smaller, so use large ones. Initial weights are as in the paper.
     """
-    stem = [conv(channels, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+    stem = [*normalised(channels, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     return kaiming_init(nn.Sequential(*stem, *_stages(_bottleneck, (3, 4, 6, 3), num_classes)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from selective_backprop.lab.models.cifar_resnet import cifar_resnet
-from selective_backprop.lab.models.layers import classifier, conv
+from selective_backprop.lab.models.layers import classifier, normalised
 
 
 def small_cnn(num_classes: int = 10, channels: int = 1, width: int = 32) -> nn.Module:
@@ -17,7 +17,7 @@ def small_cnn(num_classes: int = 10, channels: int = 1, width: int = 32) -> nn.M
     """
     layers: list[nn.Module] = []
     for channels_in, channels_out in ((channels, width), (width, width), (width, 2 * width)):
-        layers += [conv(channels_in, channels_out, 3), nn.BatchNorm2d(channels_out), nn.ReLU()]
+        layers += [*normalised(channels_in, channels_out, 3), nn.ReLU()]
     return nn.Sequential(*layers, *classifier(2 * width, num_classes))
 
 
@@ -33,7 +33,7 @@ def strided_cnn(num_classes: int = 10, channels: int = 3, *, width: int = 16, st
     stem = nn.Conv2d(channels, width, 4, stem_stride, padding=1 if stem_stride < 4 else 0, bias=False)
     layers: list[nn.Module] = [stem, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
     for channels_in in (width, 2 * width):
-        layers += [conv(channels_in, 2 * channels_in, 3, 2), nn.BatchNorm2d(2 * channels_in), nn.ReLU(inplace=True)]
+        layers += [*normalised(channels_in, 2 * channels_in, 3, 2), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, *classifier(4 * width, num_classes))
 
 

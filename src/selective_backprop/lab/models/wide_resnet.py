@@ -37,10 +37,6 @@ def wide_resnet(depth: int, widen_factor: int, num_classes: int = 10, channels: 
     >>> sum(p.numel() for p in wide_resnet(40, 1).parameters())
     563930
     """
-    if depth < 10 or (depth - 4) % 6:
-        raise ValueError(f"depth must be 6n + 4 with n >= 1 (10, 16, 22, 28, 34, 40, ...), got {depth}")
-    if widen_factor < 1:
-        raise ValueError(f"widen_factor must be >= 1, got {widen_factor}")
     layers: list[nn.Module] = [conv(channels, 16, 3)]
     channels_in = 16
     for stage in range(3):

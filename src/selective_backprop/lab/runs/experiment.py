@@ -21,15 +21,19 @@ class Entry:
 
     label: str
     settings: Settings
+    is_alone: bool = False
+    """Whether the folder of the experiment is that of the run itself."""
 
     @property
     def folder(self) -> str:
         """The run's folder within the experiment."""
+        if self.is_alone:
+            return "."
         name = re.sub(r"[^\w@:=,.+-]+", "_", self.label)
         return f"{name}/seed-{self.settings.seed}"
 
     def as_json(self) -> dict[str, Any]:
-        return self.settings.as_json() | {"label": self.label}
+        return self.settings.as_json() | ({} if self.is_alone else {"label": self.label})
 
 
 Show = Callable[[Entry, Record], None]
@@ -75,7 +79,8 @@ def run_in_turns(
             if out is None:
                 under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
                 continue
-            make_subfolder(out, entry.folder)  # a link on its path may lead out of the experiment, and is refused
+            if not entry.is_alone:
+                make_subfolder(out, entry.folder)  # refuses a link on its path, which may lead out of the experiment
             folder = RunFolder(out / entry.folder, entry.as_json(), load(entry.settings).fingerprint)
             stack.callback(folder.close)
             if len(records := folder.records()) == entry.settings.epochs:
@@ -86,7 +91,8 @@ def run_in_turns(
                 under_way.append(_Run(entry, training, folder, observers(folder.path, entry.settings)))
         while under_way:
             run = min(under_way, key=lambda run: run.share_done)  # the run that is furthest behind
-            advance(run.training, run.folder, run.observers)
+            if run.share_done < 1:  # or it was killed after its last checkpoint and before its last record
+                advance(run.training, run.folder, run.observers)
             show(run.entry, run.training.records[-1])
             if run.share_done == 1:
                 results[run.entry] = run.training.records

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
@@ -22,7 +22,6 @@ from selective_backprop.lab.names import suggestion, unknown
 from selective_backprop.lab.plugins import load_function
 from selective_backprop.lab.runs.ledger_log import read_selections
 from selective_backprop.lab.runs.recipes import Recipe
-from selective_backprop.methods.options import ScheduleOptions
 
 MakeNetwork = Callable[[str], nn.Module]
 """Makes a network by its name, for the run's data."""
@@ -31,75 +30,7 @@ ReferenceLosses = Callable[[str, int], Tensor]
 """Trains networks of this name for so many epochs. Returns losses by id, of networks that have not seen the example."""
 
 
-# ---- methods that take files and names where the library takes objects
-
-
-def _recorded(*, run: str | None = None, **schedule: Unpack[ScheduleOptions]) -> sb.Method:
-    """Train in each epoch on what an earlier run selected in it, for example a run with a small proxy model.
-
-    Args:
-        run: folder of the earlier run, as `train --out` or `compare --out` made it.
-        schedule: as for `selective_backprop`.
-    """
-    if run is None:
-        raise ValueError("recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats")
-    return sb.methods.recorded_backprop(record=read_selections(Path(run)), **schedule)
-
-
-def _reducible(
-    selectivity: float,
-    *,
-    reference: str | Tensor | nn.Module | None = None,
-    reference_epochs: int = 2,
-    scoring: str = "eval",
-    **schedule: Unpack[ScheduleOptions],
-) -> sb.Method:
-    """RHO-loss: train on the candidates whose loss is highest compared with that of a reference model.
-
-    Args:
-        selectivity: fraction of each candidate batch to train on.
-        reference: name of the network whose losses count as those that cannot be reduced.
-        reference_epochs: number of epochs that it is trained for, before the run begins.
-        scoring, schedule: as for `selective_backprop`.
-    """
-    assert reference_epochs and isinstance(reference, nn.Module | Tensor)  # `make_method` has trained it
-    return sb.methods.reducible_loss(selectivity, reference=reference, scoring=scoring, **schedule)
-
-
-def diet_from_file(
-    selectivity: float,
-    *,
-    scores: str | None = None,
-    prune: float = 0.25,
-    highest: float = 0.0,
-    method: str = "selective_backprop",
-    **options: Any,
-) -> sb.Method:
-    """Make Diet-SB from a file of scores: a method by name, on the examples that pruning left.
-
-    Args:
-        selectivity: fraction of the examples left that the method trains on; (1 - prune) times this of all examples.
-        scores: the file, as `diet score` or `save_scores` writes it.
-        prune: fraction of examples with the lowest scores to leave out.
-        highest: fraction with the highest scores to leave out as well.
-        method: name of the method for the rest, whose options can be given too; "traditional" for pruning alone.
-        options: options of the method.
-    """
-    if not isinstance(scores, str):
-        raise ValueError(f"diet needs scores=FILE, a file of scores as `diet score` writes it, got {scores!r}")
-    return sb.diet(
-        method=make_method(method, selectivity, options),
-        scores=sb.pruning.load_scores(scores),
-        prune=prune,
-        highest=highest,
-    )
-
-
-METHODS: dict[str, Callable[..., sb.Method]] = {name: getattr(methods, name) for name in methods.__all__} | {
-    "recorded_backprop": _recorded,
-    "reducible_loss": _reducible,
-    "diet": diet_from_file,
-}
+METHODS: dict[str, Callable[..., sb.Method]] = {name: getattr(methods, name) for name in methods.__all__}
 """Methods of this package by name."""
 
 SHORT_NAMES = {
@@ -147,6 +78,12 @@ def function_of(name: str) -> Callable[..., sb.Method]:
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word", type(None): "None"}
 _OF_PROXY: dict[str, Any] = {"proxy": str, "train_every": int, "train_share": float}
 """Options of every method with a selection pass: a smaller network scores for the one being trained."""
+_BY_NAME: dict[str, dict[str, Any]] = {
+    "recorded_backprop": {"run": str},
+    "reducible_loss": {"reference": str, "reference_epochs": int},
+    "diet": {"selectivity": float, "scores": str, "method": str},
+}
+"""Options that name a run, a network, a file or a method, where the library takes an object."""
 
 
 @cache
@@ -167,7 +104,7 @@ def options_of(name: str) -> dict[str, Any]:
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             found[parameter.name] = hints.get(parameter.name, Any)
     found = {key: kind for key, kind in found.items() if any(_is_plain(part) for part in _parts(kind))}
-    return found | (_OF_PROXY if "scoring" in found else {})
+    return found | _BY_NAME.get(name, {}) | (_OF_PROXY if "scoring" in found else {})
 
 
 def defaults_of(name: str) -> dict[str, Any]:
@@ -258,9 +195,10 @@ def make_method(
 
     Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
     train_every=, how often that network learns, and train_share=, from how much of a batch. reducible_loss takes
-    reference=MODEL and reference_epochs=, the network whose losses count as those that cannot be reduced. A run passes
-    make_network and reference_losses, which know its data. Without them, the call only checks that the method can be
-    made.
+    reference=MODEL and reference_epochs=, the network whose losses count as those that cannot be reduced.
+    recorded_backprop takes run=FOLDER, the run whose selection it repeats. diet takes scores=FILE, method=, the method
+    for the examples that are left, and the options of that method. A run passes make_network and reference_losses,
+    which know its data. Without them, the call only checks that the method can be made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
@@ -275,9 +213,20 @@ def make_method(
         given["scoring"] = sb.scorers.proxy(make_network(of_proxy.pop("proxy")), **of_proxy)
     elif of_proxy:
         raise ValueError(f"{' and '.join(of_proxy)} needs a proxy to learn: give proxy=MODEL too")
-    if name == "reducible_loss":
-        given["reference"] = _reference(given, make_network, reference_losses)
-    if has_selectivity(name):
+    if name == "recorded_backprop":
+        run = _needed(name, given, "run", "FOLDER, the earlier run whose selection it repeats")
+        given["record"] = read_selections(Path(run))
+    elif name == "reducible_loss":
+        reference = _needed(name, given, "reference", "MODEL, the name of the network to compare with")
+        if (epochs := given.pop("reference_epochs", 2)) < 1:
+            raise ValueError(f"reference_epochs must be a whole number >= 1, got {epochs!r}")
+        given["reference"] = reference_losses(reference, epochs) if reference_losses else make_network(reference)
+    elif name == "diet":
+        scores = _needed(name, given, "scores", "FILE, a file of scores as `diet score` writes it")
+        inner = {key: given.pop(key) for key in given.keys() - options_of(name)}
+        method = make_method(given.pop("method", "sb"), given.pop("selectivity", selectivity), inner, make_network)
+        given |= {"method": method, "scores": sb.pruning.load_scores(scores)}
+    if has_selectivity(name) and name != "diet":
         given.setdefault("selectivity", selectivity)
     try:
         method = function_of(name)(**given)
@@ -288,15 +237,11 @@ def make_method(
     return method
 
 
-def _reference(
-    options: dict[str, Any], make_network: MakeNetwork, reference_losses: ReferenceLosses | None
-) -> nn.Module | Tensor:
-    name, epochs = options.get("reference"), options.get("reference_epochs", 2)
-    if not isinstance(name, str):
-        raise ValueError(f"reducible_loss needs reference=MODEL, the name of the network to compare with, got {name!r}")
-    if epochs < 1:
-        raise ValueError(f"reference_epochs must be a whole number >= 1, got {epochs!r}")
-    return make_network(name) if reference_losses is None else reference_losses(name, epochs)
+def _needed(name: str, options: dict[str, Any], option: str, what: str) -> str:
+    """Take an option that must be given out of the others."""
+    if option not in options:
+        raise ValueError(f"{name} needs {option}={what}")
+    return str(options.pop(option))
 
 
 # ---- on the command line

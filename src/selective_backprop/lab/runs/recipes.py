@@ -27,16 +27,6 @@ class Decay:
     factor: float = 0.1
     """For "step": what the rate is multiplied by at each milestone."""
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("step", "cosine", "linear", "triangle", "constant"):
-            raise ValueError(f"kind must be step, cosine, linear, triangle or constant, got {self.kind!r}")
-        if not all(0 < a < 1 for a in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError(f"milestones must be rising fractions of the run in (0, 1), got {self.milestones}")
-        if (self.kind == "step") != bool(self.milestones):
-            raise ValueError(
-                f"kind 'step' needs milestones, and no other kind takes them: got {self.milestones} with {self.kind!r}"
-            )
-
     def at(self, progress: float) -> float:
         """The multiplier at this fraction of the run."""
         if self.kind == "constant":
@@ -106,9 +96,6 @@ class Recipe:
         >>> RECIPES["cifar10"].with_(epochs=20).decay.milestones
         (0.3, 0.6, 0.8)
         """
-        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
-        if unknown:
-            raise ValueError(f"a recipe has no {', '.join(sorted(unknown))}")
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -169,8 +156,6 @@ def _small(dataset: str, **more: object) -> Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "digits": _DIGITS,
-    "mnist": _DIGITS.with_(dataset="mnist", model="small_resnet", epochs=10, batch_size=128, padding=2),
-    "fashion_mnist": _DIGITS.with_(dataset="fashion_mnist", model="small_resnet", epochs=10, batch_size=128, padding=2),
     "mnist_small": _small("mnist", image_size=14, epochs=8, padding=1),
     "fashion_mnist_small": _small("fashion_mnist", image_size=14, epochs=6, padding=1, flip=True),
     "svhn_small": _small("svhn", image_size=16, epochs=8, padding=2, lr=0.2),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,22 +23,17 @@ class Settings:
     """Fraction of training labels that are replaced by wrong ones."""
     validation: float = 0.0
     """Fraction of the training data to test on instead of the test set, to choose settings."""
-    length: float | None = None
-    """Epochs after which the run ends with its learning rate fully decayed, possibly a fraction. None: the recipe's."""
     record: str | None = None
     """What the loader records beside the ledger, for audits: "dynamics", or nothing."""
 
     def __post_init__(self) -> None:
-        if self.length is not None and self.length <= 0:
-            raise ValueError(f"length must be positive, got {self.length}")
         for name in ("label_noise", "validation"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
 
     @property
     def epochs(self) -> int:
-        """Epochs that the run begins; the last one may be cut short."""
-        return self.recipe.epochs if self.length is None else math.ceil(self.length)
+        return self.recipe.epochs
 
     def as_json(self) -> dict[str, Any]:
         """The settings as plain data. Equal settings give equal data."""

@@ -182,12 +182,6 @@ class Training:
         return losses
 
     @property
-    def progress(self) -> float:
-        """Fraction of the run that is done, with the current step."""
-        length = self.settings.length or self.settings.epochs
-        return min(1.0, self.loader.progress * self.settings.epochs / length)
-
-    @property
     def ledger(self) -> Ledger:
         """The loader's ledger."""
         return self.loader.ledger.whole()
@@ -218,7 +212,7 @@ class Training:
         self.model.train()
         for images, labels in self.loader:
             # Set by progress, so that the rate has fully decayed at the end, however few steps were taken.
-            rate = self.settings.recipe.lr_at(self.progress)
+            rate = self.settings.recipe.lr_at(self.loader.progress)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             with clock("forward"):
@@ -231,9 +225,6 @@ class Training:
             losses += loss.detach() * len(labels)
             given_out += len(labels)
             wrong += (outputs.detach().argmax(1) != labels).sum()
-            if self.settings.length is not None and self.progress >= 1:
-                self.loader.stepper.end_step()  # an epoch that is left in its first step would not count
-                break  # a budget may end within an epoch
         record: Record = {}
         if self.test_every_epoch or len(self.records) == self.settings.epochs - 1:
             with clock("evaluation"):
@@ -318,21 +309,6 @@ def check(settings: Settings, data: ImageSet) -> None:
 
 Observer = Callable[[Training, Record], None]
 """Called after every epoch, before the run is saved. Its time is not counted."""
-
-
-def train(
-    settings: Settings,
-    data: ImageSet,
-    *,
-    folder: RunFolder | None = None,
-    device: torch.device | None = None,
-    observers: Sequence[Observer] = (),
-) -> list[Record]:
-    """Train to the end, starting from the folder's last checkpoint if there is one. Save after every epoch."""
-    training = start(settings, data, folder, device)
-    while len(training.records) < settings.epochs:
-        advance(training, folder, observers)
-    return training.records
 
 
 def start(
