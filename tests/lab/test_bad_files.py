@@ -4,8 +4,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +17,7 @@ from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.runs.records import RunFolder
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
-from tests.torture.files import obey_permissions, run_obediently, small_files_only
+from tests.torture.files import NotHere, require_obedience, run_obediently, small_files_only
 from tests.torture.files import refused as refused_in
 
 TRAIN = ("train", "--epochs", 3, "--method", "selective_backprop", "--model", "tests.torture.network:small")
@@ -150,14 +148,12 @@ def test_of_several_files_all_are_replaced_or_none(tmp_path, fails):
 
 @pytest.fixture
 def read_only(tmp_path):
-    probe = [sys.executable, "-c", f"open({str(tmp_path / 'place' / 'file')!r}, 'w')"]
     (tmp_path / "place").mkdir()
     (tmp_path / "place").chmod(0o555)
     try:
-        if subprocess.run(probe, preexec_fn=obey_permissions, stderr=subprocess.DEVNULL).returncode == 0:
-            pytest.skip("this user may write anywhere")
-    except subprocess.SubprocessError:
-        pytest.skip("root may write anywhere")
+        require_obedience(tmp_path / "place")
+    except NotHere as reason:
+        pytest.skip(str(reason))
     yield tmp_path / "place"
     (tmp_path / "place").chmod(0o755)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.lab.command_line import ENVIRONMENT, run, text_of
+from tests.lab.command_line import ENVIRONMENT, run, run_function, text_of
 from tests.torture.network import NAN_AT
 from tests.torture.runs import check_same_outcome, command, contents, finish, place, undisturbed
 
@@ -130,25 +130,38 @@ def full_disk(scratch):
 
 
 def obey_permissions():
-    """Root does not, unless CAP_DAC_OVERRIDE (1) is dropped (PR_CAPBSET_DROP, 24) before the program starts."""
-    if os.getuid() == 0 and ctypes.CDLL(None, use_errno=True).prctl(24, 1, 0, 0, 0) != 0:
+    """For a process of its own: from now on it heeds the permissions of files. Root does not by itself."""
+    if os.getuid() != 0:
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    header, rights = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    done = library.capget(header, rights) == 0
+    rights[0] &= ~(1 << 1)  # CAP_DAC_OVERRIDE, among those in effect
+    if not done or library.capset(header, rights) != 0:
         raise OSError(ctypes.get_errno(), "cannot drop the right to ignore permissions")
 
 
+def _write_obediently(folder):
+    obey_permissions()
+    (folder / "probe").touch()
+
+
 def run_obediently(*words):
-    """A command in a process started anew, which has no rights beyond those of the folder."""
-    line = [sys.executable, "-m", "selective_backprop.lab", *map(str, words)]
-    options = {"env": ENVIRONMENT, "cwd": ROOT, "capture_output": True, "text": True, "preexec_fn": obey_permissions}
-    try:
-        return subprocess.run(line, **options)
-    except subprocess.SubprocessError:
-        raise NotHere("root may write anywhere") from None
+    """A command in a process that has no rights beyond those of the folder."""
+    return run(*words, prepare=obey_permissions)
+
+
+def require_obedience(folder):
+    """Raise NotHere if a process could write to this folder although it may not."""
+    if "PermissionError" not in run_function(_write_obediently, folder).stderr:
+        raise NotHere("this user may write anywhere")
 
 
 def read_only_folder(scratch):
     folder = copy_of_stopped_run(scratch)
     folder.chmod(0o555)
     try:
+        require_obedience(folder)
         said = refused(*command(METHOD, folder), folder=folder, run=run_obediently)
     finally:
         folder.chmod(0o755)
