@@ -6,6 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class SelectiveBackprop(Callback):
     ) -> None:
         require_method(method)
         check_on_stats(on_stats)
-        self._filters: list[Any] = []  # of warnings, while a fit goes on
+        self._during_fit = ExitStack()  # lets the process warn again as before when a fit is over
         self.method = method
         self.loss_fn = loss_fn
         self.forward = forward or default_forward
@@ -131,22 +132,15 @@ class SelectiveBackprop(Callback):
             if getattr(trainer, name):
                 raise ValueError(f"selection does not go with {name}={getattr(trainer, name)}")
         self._trainer = trainer
+        self._during_fit.enter_context(warnings.catch_warnings())
         for message in _EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, UserWarning)
-            self._filters.append(warnings.filters[0])
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._remove_filters()
+        self._during_fit.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove_filters()
-
-    def _remove_filters(self) -> None:
-        """Let the process warn again as it did before training."""
-        for added in self._filters:
-            if added in warnings.filters:
-                warnings.filters.remove(added)  # type: ignore[attr-defined]
-        self._filters = []
+        self._during_fit.close()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = trainer.train_dataloader

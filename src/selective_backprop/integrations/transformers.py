@@ -125,16 +125,11 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
         seconds: the time to spend on measuring. Nothing is changed.
         """
-        training = self._frame, self._steps, self._saved_steps
-        try:
-            loader = self.candidate_loader(self.get_train_dataloader())
-        finally:
-            self._frame, self._steps, self._saved_steps = training
         with self._checkpointing():  # Trainer switches it on only in train()
             return advise(
                 self.model.to(self.args.device),
                 PerExampleLoss(self._loss_fn, self.reducer),
-                loader,
+                self.candidate_loader(self.get_train_dataloader()),
                 forward=self.score,
                 device=self.candidate_device,
                 seconds=seconds,
@@ -153,12 +148,6 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             self.model.gradient_checkpointing_disable()
 
     # ---- batches
-
-    def get_train_dataloader(self) -> Any:
-        """Return Trainer's own loader, which it only uses to count. The batches come from get_batch_samples."""
-        self._frame, self._steps, self._saved_steps = super().get_train_dataloader(), None, None
-        self._taken.clear()
-        return self._frame
 
     def candidate_loader(self, frame: Any) -> Any:
         """Return the DataLoader to select from: the one inside Trainer's, because accelerate's reads a batch ahead."""
@@ -206,6 +195,9 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         return steps
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple[Any, ...]:
+        """Begin a training. Trainer only counts with its own loader. The batches come from get_batch_samples."""
+        self._frame, self._steps, self._saved_steps = dataloader, None, None
+        self._taken.clear()
         values = super().set_initial_training_values(args, dataloader)
         num_epochs, self.steps_per_epoch, *_, self.max_optimizer_steps = values
         # max_steps is a number of optimizer steps; how many epochs they take is up to the selection.

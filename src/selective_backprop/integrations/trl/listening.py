@@ -87,7 +87,19 @@ class SelectiveTRLTrainer(SelectiveTrainer):
         """Return a weight for each entry of the model's outputs, of a shape that can be multiplied with them."""
         return weights.view(-1, *[1] * (outputs.dim() - 1))
 
+    def candidate_collator(self, collator: Any) -> Any:
+        """Return the collator of candidates, with one row per example. collator: TRL's."""
+        return collator
+
     # ---- the trainer
+
+    def get_train_dataloader(self) -> Any:
+        collator: Any = self.data_collator  # type: ignore[has-type]
+        self.data_collator = self.candidate_collator(collator)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = collator
 
     def default_pad(self) -> Pad:
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)  # of a processor

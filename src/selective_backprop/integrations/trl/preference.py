@@ -50,13 +50,8 @@ def unpaired(pairs: Tensor) -> Tensor:
 
 
 class _SelectivePairs(SelectiveTRLTrainer):
-    def get_train_dataloader(self) -> Any:
-        collator: Any = self.data_collator  # type: ignore[has-type]
-        self.data_collator = PairCollator(collator)
-        try:
-            return super().get_train_dataloader()
-        finally:
-            self.data_collator = collator
+    def candidate_collator(self, collator: Any) -> Any:
+        return PairCollator(collator)
 
     def to_inputs(self, examples: Any) -> dict[str, Any]:
         return {name: unpaired(value) if name in SEQUENCES else value for name, value in examples.items()}

@@ -87,14 +87,8 @@ class SelectiveSFTTrainer(SelectiveTRLTrainer, SFTTrainer):  # type: ignore[misc
         self._packed = Packed(packed)
         return packed.remove_columns(ROW)
 
-    def get_train_dataloader(self) -> Any:
-        collator: Any = self.data_collator  # type: ignore[has-type]
-        if self.padding_free:
-            self.data_collator = DocumentCollator(collator)
-        try:
-            return super().get_train_dataloader()
-        finally:
-            self.data_collator = collator
+    def candidate_collator(self, collator: Any) -> Any:
+        return DocumentCollator(collator) if self.padding_free else collator
 
     def candidate_loader(self, frame: Any) -> Any:
         rows = super().candidate_loader(frame)
