@@ -68,18 +68,20 @@ class Spy(TrainerCallback):
         self.trainer = trainer
         self.sizes, self.rates, self.gradients, self.batches, self.weights = [], [], [], [], []
         self._step = []
-        inner, get_train_dataloader = trainer.training_step, trainer.get_train_dataloader
+        inner, get_batch_samples, watched = trainer.training_step, trainer.get_batch_samples, []
 
-        def watched_dataloader():
-            loader, take = get_train_dataloader(), trainer.steps.take
+        def watched_samples(*args):
+            if trainer.steps not in watched:
+                watched.append(trainer.steps)
+                take = trainer.steps.take
 
-            def watched_take(*args):
-                slots = take(*args)
-                self.weights += [batch for batch in slots if batch is not None]
-                return slots
+                def watched_take(*args):
+                    slots = take(*args)
+                    self.weights += [batch for batch in slots if batch is not None]
+                    return slots
 
-            trainer.steps.take = watched_take
-            return loader
+                trainer.steps.take = watched_take
+            return get_batch_samples(*args)
 
         def training_step(model, inputs, num_items_in_batch=None):
             if "labels" in inputs:  # not an empty slot
@@ -88,7 +90,7 @@ class Spy(TrainerCallback):
 
         trainer.training_step = training_step
         if isinstance(trainer, SelectiveTrainer):
-            trainer.get_train_dataloader = watched_dataloader
+            trainer.get_batch_samples = watched_samples
         trainer.add_callback(self)
 
     def on_pre_optimizer_step(self, args, state, control, **rest):
