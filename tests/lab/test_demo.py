@@ -17,7 +17,7 @@ def test_the_demo_prints_progress_a_table_and_a_verdict_and_writes_a_report(tmp_
     result = run("demo", "--epochs", "1,2", "--seeds", 2, "--report", report, prepare=shrink)
     assert result.returncode == 0, result.stderr
     words = " ".join(result.stdout.split())
-    for arm in ("traditional, 2 epochs", "repeated_random, 1 epochs of compute", "ledger, 2 epochs", "SB, 2 epochs"):
+    for arm in ("traditional, 2 epochs", "repeated_random, 1 epoch of compute", "ledger, 2 epochs", "SB, 2 epochs"):
         assert re.search(rf"{arm}: .*epoch 2/2  error [\d.]+%  selectivity [\d.]+", result.stderr)
     assert "M at " in words and "…" not in words, "it fits 80 columns"
     assert re.search(r"Compared with plain training, for (its|an) error of [\d.]+%.*: .*ledger ", words)

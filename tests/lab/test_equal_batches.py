@@ -7,7 +7,7 @@ from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.runs.training import Training
 from selective_backprop.lab.study.comparison import settings_for
-from selective_backprop.lab.study.demo import halves_of
+from selective_backprop.lab.study.demo import halves
 from selective_backprop.lab.study.frontier import Budget, compute_multiplier
 
 SEEDS = range(5)
@@ -16,7 +16,7 @@ SEEDS = range(5)
 def make_training(method, epochs, seed=0, **changes):
     recipe = find_recipe("digits").with_(epochs=epochs, model="strided_cnn", **changes)
     settings = settings_for(MethodSpec.parse(method), recipe, seed=seed)
-    return Training(settings, halves_of(seed), torch.device("cpu"), test_every_epoch=False)
+    return Training(settings, halves(settings), torch.device("cpu"), test_every_epoch=False)
 
 
 def trained(method, epochs):

@@ -184,7 +184,7 @@ def test_cells_are_coloured_by_the_number_in_them(trained, kind, value):
     cell = cells([only([*PLAIN, *RANDOM, *lengths("ledger", trained)])])["ledger"][1]
     assert (cell.kind, cell.text) == (kind, value)
     unchecked = cells([only([*PLAIN, *lengths("ledger", trained)])])["ledger"][1]
-    assert unchecked.kind == ("worse" if kind == "worse" else "unknown"), "nobody ran random subsets"
+    assert unchecked.kind == ("worse" if kind == "worse" else "not_checked"), "nobody ran random subsets"
     assert unchecked.more == "random subsets were not run"
 
 
@@ -197,7 +197,7 @@ def test_the_sentence_names_plain_training_where_it_wins():
 def test_what_cannot_be_compared_is_a_sentence_and_no_number():
     short = [*PLAIN, *RANDOM, *method("ledger", 0.6, trained=10)]
     cell, *_ = cells([only(short)])["ledger"]
-    assert (cell.text, cell.more, cell.kind) == ("not reached", "at best 60.10%", "unknown")
+    assert (cell.text, cell.more, cell.kind) == ("not reached", "at best 60.10%", "not_checked")
     without = cells([only(method("ledger", 0.3))])["ledger"][0]
     assert (without.text, without.more) == ("not checked", "plain training was not run")
     assert finding(only(method("ledger", 0.3))) == "Nothing can be said: plain training was not run."

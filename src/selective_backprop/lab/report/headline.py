@@ -8,7 +8,7 @@ from selective_backprop.lab.report.comparisons import Comparison
 from selective_backprop.lab.report.figures import Cell, Line, Notes, Part, Section, Table
 from selective_backprop.lab.report.material import Material
 from selective_backprop.lab.report.runs import Run
-from selective_backprop.lab.study.frontier import Frontier, Verdict
+from selective_backprop.lab.study.frontier import Frontier
 from selective_backprop.lab.study.standing import PLAIN, RANDOM, TARGETS, Standings, alerts, error_of, winner
 from selective_backprop.lab.study.tables import arms_table, multiplier_cell, speed_up_table
 
@@ -16,12 +16,11 @@ READING = (
     "The compute multiplier M is how many times more compute is needed for the same error without the method, by plain "
     "training or by random subsets, whichever needs less: above 1 the method is cheaper."
 )
-_KINDS = {Verdict.BETTER: "better", Verdict.SAME: "same", Verdict.WORSE: "worse", Verdict.NOT_CHECKED: "unknown"}
 LEGEND = {
     "better": "cheaper than plain training and random subsets",
     "same": "not told apart from one of them",
     "worse": "dearer than one of them",
-    "unknown": "not checked",
+    "not_checked": "not checked",
 }
 
 
@@ -85,12 +84,12 @@ def _cell(name: str, standings: Standings, target: str) -> Cell:
     best = min(standing.budgets, key=lambda budget: budget.error)
     hint = f"lowest error {error_of(best)} with {best.cost:.2f} {standings.unit}"
     if not target:
-        return Cell("not checked", "plain training was not run", "unknown", hint)
+        return Cell("not checked", "plain training was not run", "not_checked", hint)
     error = standings.targets[target]
     if standing.is_plain:
         spent = Frontier(standing.budgets).cost_of(error)[0]
         return Cell(f"{spent:.2f} {standings.unit.split()[0]}", TARGETS[target], "", hint)
-    kind = "" if standing.is_random else _KINDS[standing.verdict(target)]
+    kind = "" if standing.is_random else standing.verdict(target).name.lower()
     value, _, span = multiplier_cell(standing, target, error).partition(" (")
     if not standing.reaches(error):
         span = f"at best {best.error:.2%}"

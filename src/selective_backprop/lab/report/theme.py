@@ -63,7 +63,7 @@ VERDICTS = {
     "better": {"light": "#d3ecff", "dark": "#123a57"},
     "same": {"light": "#eef0f3", "dark": "#262d37"},
     "worse": {"light": "#ffe0cc", "dark": "#56300f"},
-    "unknown": {"light": "#ffffff", "dark": "#14181e"},
+    "not_checked": {"light": "#ffffff", "dark": "#14181e"},
 }
 INK = {"light": "#1d232b", "dark": "#e6e9ee"}
 QUIET = {"light": "#5a6472", "dark": "#a0a9b6"}

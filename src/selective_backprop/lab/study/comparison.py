@@ -87,7 +87,7 @@ class Design:
         several = len(self.epochs) > 1
         return [
             Entry(
-                f"{spec.label}, {epochs} epochs" if several else spec.label,
+                f"{spec.label}, {_epochs(epochs)}" if several else spec.label,
                 settings_for(spec, self.recipe.with_(epochs=epochs), seed=seed, **self.more),
             )
             for epochs in sorted(set(self.epochs))
@@ -100,16 +100,16 @@ class Design:
         longest, entries = self.budgets[-1], []
         for epochs in self.budgets:
             plain = settings_for(MethodSpec(PLAIN, PLAIN), self.recipe.with_(epochs=epochs), seed=seed, **self.more)
-            entries.append(Entry(_plain_label(epochs), plain))
+            entries.append(Entry(f"{PLAIN}, {_epochs(epochs)}", plain))
             if epochs < longest:  # or it would be plain training
                 full = dataclasses.replace(plain, recipe=self.recipe.with_(epochs=longest))
                 random = dataclasses.replace(full, method=RANDOM, selectivity=epochs / longest)
-                entries.append(Entry(f"{RANDOM}, {epochs} epochs of compute", random))
+                entries.append(Entry(f"{RANDOM}, {_epochs(epochs)} of compute", random))
         return entries
 
 
-def _plain_label(epochs: int) -> str:
-    return f"{PLAIN}, {epochs} epoch{'' if epochs == 1 else 's'}"
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
 
 
 def train_all(

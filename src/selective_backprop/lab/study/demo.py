@@ -11,7 +11,7 @@ import torch
 
 from selective_backprop.lab.data.datasets import ImageSet, load_images
 from selective_backprop.lab.probes import make_probes
-from selective_backprop.lab.report import write_report
+from selective_backprop.lab.report import Run, write_report
 from selective_backprop.lab.runs.experiment import Entry, Show
 from selective_backprop.lab.runs.ledger_log import LedgerLog
 from selective_backprop.lab.runs.methods import MethodSpec
@@ -28,16 +28,11 @@ NUM_TEST = 899
 """Images to test on."""
 
 
-def halves(settings: Settings) -> ImageSet:
-    """The data of a run."""
-    return halves_of(settings.seed)
-
-
-def halves_of(seed: int) -> ImageSet:
+def halves(run: Settings | Run) -> ImageSet:
     """Split the data by the seed into halves for training and testing, so that a tenth of a percent means something."""
     data = load_images("digits")
     images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(run.seed))
     train, test = order[: len(order) // 2], order[len(order) // 2 :]
     return ImageSet("digits", images[train], labels[train], images[test], labels[test], data.classes)
 
@@ -57,7 +52,7 @@ def run(by_seed: Sequence[Sequence[Entry]], report: Path, *, show: Show = lambda
     longest = max(entry.settings.epochs for entry in by_seed[0])
     with TemporaryDirectory() as folder:
         arms = train_all(by_seed, halves, Path(folder), observers=partial(_watch, longest=longest), show=show)
-        write_report([Path(folder)], report, load=lambda run: halves_of(run.seed))
+        write_report([Path(folder)], report, load=halves)
     return standings(arms)
 
 

@@ -201,7 +201,6 @@ def compute_multiplier(
     *,
     resamples: int = 2000,
     confidence: float = 0.95,
-    seed: int = 0,
 ) -> Interval:
     """Cost of a baseline over that of a method for the same error, with a bootstrap interval over the seeds of both.
 
@@ -211,7 +210,6 @@ def compute_multiplier(
         error: the error to reach. None: the method's own, at its single budget.
         resamples: how often all runs are drawn anew.
         confidence: share of the resamples inside the interval.
-        seed: seed of the draws.
 
     >>> plain = [Budget((0.4, 0.4), (1.0, 1.0)), Budget((0.2, 0.2), (4.0, 4.0))]
     >>> str(compute_multiplier(plain, [Budget((0.3, 0.3), (1.0, 1.0))]))
@@ -223,7 +221,7 @@ def compute_multiplier(
     multiple = Multiple(float(values[0]), _BOUNDS[int(sides[0])])
     if min(len(budget.errors) for budget in (*baseline, *method)) < 2:
         return Interval(multiple, None, None)
-    costs, errors = _resampled([*baseline, *method], resamples, seed)
+    costs, errors = _resampled([*baseline, *method], resamples)
     own = len(baseline)
     values, sides = _multiples((costs[:, :own], errors[:, :own]), (costs[:, own:], errors[:, own:]), error)
     tail = (1 - confidence) / 2
@@ -233,18 +231,18 @@ def compute_multiplier(
     return Interval(multiple, *(Multiple(float(values[at]), _BOUNDS[int(sides[at])]) for at in (low, high)))
 
 
-def _resampled(budgets: Sequence[Budget], resamples: int, seed: int) -> tuple[Numbers, Numbers]:
+def _resampled(budgets: Sequence[Budget], resamples: int) -> tuple[Numbers, Numbers]:
     """Mean costs and errors, (R, B), of runs that are drawn anew with replacement at each budget."""
-    drawn = _drawn(tuple(len(budget.errors) for budget in budgets), resamples, seed)
+    drawn = _drawn(tuple(len(budget.errors) for budget in budgets), resamples)
     costs = [np.array(budget.costs)[runs].mean(1) for budget, runs in zip(budgets, drawn, strict=True)]
     errors = [np.array(budget.errors)[runs].mean(1) for budget, runs in zip(budgets, drawn, strict=True)]
     return np.stack(costs, axis=1), np.stack(errors, axis=1)
 
 
 @lru_cache(maxsize=16)  # many comparisons have the same numbers of seeds
-def _drawn(counts: tuple[int, ...], resamples: int, seed: int) -> list[NDArray[np.int64]]:
-    """Which runs are drawn at each budget: (R, S)."""
-    chance = random.Random(seed)
+def _drawn(counts: tuple[int, ...], resamples: int) -> list[NDArray[np.int64]]:
+    """Which runs are drawn at each budget, (R, S): the same at every call."""
+    chance = random.Random(0)
     drawn = np.array([[chance.randrange(n) for n in counts for _ in range(n)] for _ in range(resamples)])
     return np.split(drawn, np.cumsum(counts)[:-1], axis=1)
 
