@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import selective_backprop as sb
-from selective_backprop.description import checksum, describe, differences
+from selective_backprop.description import checksum, describe, differing
 from tests.contracts.methods import METHODS
 from tests.helpers import by_class, make_loader
 from tests.lab.command_line import run_function
@@ -70,9 +70,9 @@ def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
     ],
 )
 def test_different_options_are_told_apart_and_named(one, other, difference):
-    found = differences(describe(one), describe(other))
+    found = [f"{name}: {first} and {second}" for name, first, second in differing(describe(one), describe(other))]
     assert any(re.search(difference, phrase) for phrase in found), found
-    assert differences(describe(one), describe(one)) == []
+    assert differing(describe(one), describe(one)) == []
 
 
 def test_whole_numbers_are_the_same_option_however_they_are_written():
@@ -83,7 +83,7 @@ def test_records_of_other_selections_are_told_apart():
     first, second = (sb.pruning.SelectionRecord(4) for _ in range(2))
     first.add_ids(torch.tensor([0]))
     second.add_ids(torch.tensor([1]))
-    assert differences(*(describe(sb.methods.recorded_backprop(record=record)) for record in (first, second)))
+    assert differing(*(describe(sb.methods.recorded_backprop(record=record)) for record in (first, second)))
 
 
 def test_checksums_of_any_kind_of_tensor():

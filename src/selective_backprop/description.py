@@ -41,17 +41,12 @@ def describe(method: object) -> dict[str, Any]:
     return {name: described[name] for name in sorted(described)}
 
 
-def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """List the options in which two descriptions differ, as phrases such as "policy.selectivity: 0.5 and 0.25".
-
-    >>> differences({"name": "mine", "policy": {"beta": 1}}, {"name": "mine", "policy": {"beta": 2}})
-    ['policy.beta: 1 and 2']
-    """
-    return [f"{name}: {one} and {other}" for name, one, other in differing(saved, own)]
-
-
 def differing(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """List the options in which two descriptions differ: name, value in the first, value in the second."""
+    """List the options in which two descriptions differ: name, value in the first, value in the second.
+
+    >>> differing({"name": "mine", "policy": {"beta": 1}}, {"name": "mine", "policy": {"beta": 2}})
+    [('policy.beta', '1', '2')]
+    """
     found = []
     for key in [*saved, *(key for key in own if key not in saved)]:
         one, other = (side.get(key, "nothing") for side in (saved, own))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -96,16 +95,9 @@ def mean_keep_probability(below: Tensor, up_to: Tensor, total: int, beta: float)
     if beta == 0:
         return torch.ones(below.shape, dtype=torch.float64)
     # Integrals are computed once at all ranks and then looked up, which halves the operations.
-    grid = _small_grid(total) if total <= 4096 else _grid(total)
-    areas = grid.pow(beta + 1).mul_(total / (beta + 1))
+    grid = torch.arange(total + 1, dtype=torch.float64).div_(total)
+    areas = grid.pow_(beta + 1).mul_(total / (beta + 1))
     return (areas.take(up_to) - areas.take(below)).div_(up_to - below).clamp_(max=1.0)
-
-
-def _grid(total: int) -> Tensor:
-    return torch.arange(total + 1, dtype=torch.float64).div_(total)
-
-
-_small_grid = functools.lru_cache(maxsize=64)(_grid)
 
 
 def loss_above_smallest(losses: Tensor) -> Tensor:

@@ -640,7 +640,6 @@ class Inputs(keras.utils.PyDataset):
     [
         ("sb", "method must be a Method"),
         (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
-        (sb.selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.stale_selective_backprop(0.5, scoring="train"), "scoring='eval' only"),
         (sb.selective_backprop(0.5, scoring="pipelined"), "PipelinedScorer runs torch modules"),
         (

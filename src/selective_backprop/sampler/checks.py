@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler
 
-from selective_backprop.description import describe, differences, differing
+from selective_backprop.description import describe, differing
 from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
@@ -177,10 +177,10 @@ def check_saved_by(state: Any, method: Method, keys: set[str], version: int, wha
         raise ValueError(
             f"the state was saved by the method {state['method']['name']}, but this {what} has {method.name}"
         )
-    if found := differences(state["method"], describe(method)):
+    if found := differing(state["method"], describe(method)):
         raise ValueError(
             f"the state was saved by {method.name} with other options than this {what}'s. Saved, and here: "
-            f"{'; '.join(found)}"
+            f"{'; '.join(f'{name}: {saved} and {own}' for name, saved, own in found)}"
         )
 
 
