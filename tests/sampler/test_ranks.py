@@ -1,8 +1,6 @@
 """Ranks divide the plan: equally many ids on each, none twice, and the plan is that of a single process."""
 
 import copy
-import subprocess
-import sys
 import threading
 from unittest import mock
 
@@ -13,7 +11,7 @@ from torch.utils.data import DistributedSampler
 import selective_backprop as sb
 from selective_backprop.distributed.ranks import Alone
 from tests.distributed.threads import run_threads
-from tests.processes import ENVIRONMENT, ROOT
+from tests.lab.command_line import run_script_on_ranks
 from tests.sampler.runs import Ids, load, make, train
 
 _thread = threading.local()
@@ -109,7 +107,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 import selective_backprop as sb
-from tests.processes import leave
 from tests.helpers import NUM_DIGITS, digits, make_model
 
 torch.set_num_threads(1)
@@ -129,17 +126,13 @@ stats = sampler.stats
 print(f"{total:.12f} {stats.batches} {stats.trained < stats.offered}\\n", end="", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-leave()
 """
 
 
-def test_torchrun_with_ddp(tmp_path):
+def test_ddp_on_two_ranks(tmp_path):
+    """With the variables that torchrun sets."""
     (tmp_path / "run.py").write_text(RUN)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [*command, str(tmp_path / "run.py")], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    result = run_script_on_ranks(tmp_path / "run.py")
     assert result.returncode == 0, result.stderr
     first, second = result.stdout.splitlines()
     assert first == second and first.endswith(" True"), "the same model and as many batches on each"
