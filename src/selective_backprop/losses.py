@@ -325,7 +325,7 @@ class PerExampleLoss:
         if of_batch and weights is None and not self._has_reduction and self.token_share is None:
             loss = self.loss_fn(outputs, targets)
             if isinstance(loss, Tensor) and loss.dim() == 0:
-                return loss, loss.detach()
+                return loss, loss.detach().clone()  # the loop may divide the loss in place
             losses = self._reduce(loss.detach() if isinstance(loss, Tensor) else loss, targets, num_examples)
             return loss.mean(), losses
         takes_two_calls = self._has_reduction and not self._is_pure and self.token_share is None
@@ -406,7 +406,7 @@ class PerExampleLoss:
                 f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples: pass "
                 f"reducer={' or '.join(map(repr, REDUCERS))}, or a function, to make them one per example"
             )
-        return raw.reshape(rows)
+        return raw if raw.dim() == 1 else raw.reshape(rows)
 
     def _mask(self, raw: Tensor, targets: Any) -> Tensor | None:
         """Return which losses count; None if all do."""

@@ -57,7 +57,7 @@ def test_full_batches_in_order_without_loss_or_repetition(batch_size, masks, dat
 @given(st.integers(1, 9), st.lists(st.integers(0, 20), max_size=12), st.booleans())
 def test_the_last_two_batches_share_what_is_left(batch_size, sizes, drop_last):
     queue, taken, start = Queue(batch_size), [], 0
-    queue.holds_back = True
+    queue.hold_back(True)
     for size in sizes:
         add(queue, start, size, list(range(size)))
         start += size

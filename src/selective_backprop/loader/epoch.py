@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,7 +22,7 @@ from selective_backprop.distributed.team import Contribution, Share, Team
 from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.queue import Queue
 from selective_backprop.loader.saved_batch import loaded_batch, saved_batch
-from selective_backprop.loader.selector import Selector, keep_all
+from selective_backprop.loader.selector import Selector
 from selective_backprop.loader.source import AnySource, IndexedSource, Loaded
 from selective_backprop.loader.token_queue import TokenQueue
 from selective_backprop.sampler.id_batches import IdBatch, IdBatches
@@ -59,6 +60,15 @@ class Run:
         """Whether this epoch is planned from the ledger, and not scored after loading."""
         source, scorer = self.source, self.parts.scorer
         return isinstance(source, IndexedSource) and source.can_be_planned and scorer.plans(epoch)
+
+    def find_batch_size(self, largest: int) -> int:
+        """Set B from the first candidate batch. largest: its size, on the rank where it is largest."""
+        self.batch_size = max(1, round(largest * self.parts.method.batch_scale))
+        return self.batch_size
+
+    def load_batch_size(self, saved: int | None) -> None:
+        """Set B to that of a saved run."""
+        self.batch_size = saved
 
     def make_queue(self) -> Queue:
         """Make the queue of an epoch."""
@@ -124,7 +134,7 @@ class Epoch(ABC):
         """End the epoch. Candidates that have not been offered are dropped."""
         self._run.source.end()
         self._run.selector.submit(None)  # no thread may be at work when a DataLoader forks its workers
-        self._run.observer.stats.queued = 0
+        self._run.observer.stats.set_queued(0)
 
     @abstractmethod
     def move(self, device: torch.device) -> None:
@@ -152,16 +162,16 @@ class Epoch(ABC):
             source.begin(self.number)
             return
         if self._run.plans(self.number) and not self._keeps_the_users_batches(source):
-            source.begin(self._planned_batches(source), self.number, None)
+            source.begin(itertools.chain.from_iterable(self._planned(source)), self.number, None)
             return
-        self._run.observer.stats.note = self._run.parts.why_all(self.number)
+        self._run.observer.stats.set_note(self._run.parts.why_all(self.number))
         if source.keep is not None:
-            source.begin(self._unpruned_batches(source), self.number, None)
+            source.begin(itertools.chain.from_iterable(self._unpruned(source)), self.number, None)
         else:
             source.begin(map(IdBatch, source.candidate_batches()), self.number, source.num_batches)
 
-    def _planned_batches(self, source: IndexedSource) -> Iterator[IdBatch]:
-        """Plan the epoch and hand out its batches.
+    def _planned(self, source: IndexedSource) -> Iterator[IdBatches]:
+        """Plan the epoch, when its first batch is asked for, and yield all its batches at once.
 
         This is a generator, because a DataLoader asks for indices inside its own constructor, after it has drawn a
         seed for its workers. Only then may the user's sampler draw, so that it draws what it would without us.
@@ -177,12 +187,12 @@ class Epoch(ABC):
             batches = candidates
         else:
             batches = plan.batches(size, drop_last=source.drop_last and run.batch_tokens is None)
-            stats.dropped += len(plan.ids) - len(batches.ids)
-        stats.note = plan.note
+            stats.count(dropped=len(plan.ids) - len(batches.ids))
+        stats.set_note(plan.note)
         stats.switch(phase)
         self._know(candidates, batches)
         source.know(batches)
-        yield from batches
+        yield batches
 
     def _keeps_the_users_batches(self, source: IndexedSource) -> bool:
         """Whether nothing is to be planned: everything is trained on, in the user's own batches.
@@ -202,10 +212,10 @@ class Epoch(ABC):
             self.number, source.num_batches, run.parts.num_epochs
         )
 
-    def _unpruned_batches(self, source: IndexedSource) -> Iterator[IdBatch]:
+    def _unpruned(self, source: IndexedSource) -> Iterator[IdBatches]:
         batches = source.all_candidates()
         source.know(batches)
-        yield from batches
+        yield batches
 
     @abstractmethod
     def _know(self, candidates: IdBatches, batches: IdBatches) -> None:
@@ -243,14 +253,14 @@ class PlannedEpoch(Epoch):
         run = self._run
         loaded = run.source.next()
         if loaded is None:
-            self._run.observer.ledger.deliver()  # or entries of epochs with few batches would pile up
+            run.observer.deliver()  # or entries of epochs with few batches would pile up
             self._count(self._num_offered or 0, 0)
             self.fraction = 1.0
             return False
         self.fraction = loaded.fraction
-        candidates, kept = loaded.candidates, keep_all(loaded)
+        candidates = loaded.candidates
         self._check_rows(candidates.data, candidates.size)
-        self._ready.append(Batch(candidates.data, candidates.ids, kept.weights, kept.probabilities))
+        self._ready.append(Batch(candidates.data, candidates.ids, *loaded.planned()))
         if self._num_offered is None:
             run.observer.offered(candidates.ids, candidates.size, loaded=candidates.size)
         else:
@@ -259,7 +269,7 @@ class PlannedEpoch(Epoch):
             reached = max(round(self.fraction * self._num_offered), self._counted + candidates.size)
             self._count(min(reached, self._num_offered), candidates.size)
         if run.team.size > 1 and (loaded.batch_idx + 1) % _DELIVER_EVERY == 0:
-            run.observer.ledger.deliver()
+            run.observer.deliver()
         return True
 
     def _count(self, reached: int, loaded: int) -> None:
@@ -322,13 +332,12 @@ class ScoredEpoch(Epoch):
         if self.queue.is_finished:
             return False
         loaded, self._ahead = self._ahead or run.source.next(), None
-        phase = run.observer.stats.switch("selecting")
+        run.observer.stats.switch("selecting")
         if loaded is not None:
             run.parts.schedule.advance(self.number + self.fraction, self._round, run.parts.num_epochs)
         meeting = run.team.meet(self._contribution(loaded))
         if meeting.is_over:
             self._finish()
-            run.observer.stats.switch(phase)
             return False
         if loaded is None:  # this rank has run out of candidates, and others have not
             loaded = Loaded(Candidates(None, None, 0), None, self._round, 1.0)
@@ -338,11 +347,10 @@ class ScoredEpoch(Epoch):
         self._enqueue(loaded, columns, share, meeting.sizes)
         self._record(loaded)
         self.fraction = meeting.fraction
-        self.queue.holds_back = self._is_near_the_end()
-        run.observer.stats.switch(phase)
+        self.queue.hold_back(self._is_near_the_end())
         self._submit_next()
         if run.team.size > 1 and self._round % _DELIVER_EVERY == 0:
-            run.observer.ledger.deliver()
+            run.observer.deliver()
         return True
 
     def _contribution(self, loaded: Loaded | None) -> Contribution:
@@ -359,8 +367,7 @@ class ScoredEpoch(Epoch):
         """Split the candidates into the queue's columns. Raises if they could not share a training batch."""
         run = self._run
         if run.batch_size is None:
-            run.batch_size = max(1, round(largest * run.parts.method.batch_scale))
-            self.queue.set_batch_size(run.batch_size)
+            self.queue.set_batch_size(run.find_batch_size(largest))
         columns = self.queue.columns_of(candidates.data, candidates.size)
         mixes = run.pad is None and run.parts.mixes_batches
         if mixes and columns and (problem := self._shapes_differ(columns)) is not None:
@@ -379,7 +386,7 @@ class ScoredEpoch(Epoch):
     def _record(self, loaded: Loaded) -> None:
         ids, size = loaded.candidates.ids, loaded.candidates.size
         self._run.observer.offered(None if self._is_planned else ids, size, loaded=size)
-        self._run.observer.stats.queued = len(self.queue)
+        self._run.observer.stats.set_queued(len(self.queue))
 
     def _is_near_the_end(self) -> bool:
         """Whether so few examples may still be selected in this epoch that the last batches have to share them."""
@@ -399,17 +406,17 @@ class ScoredEpoch(Epoch):
         run = self._run
         if run.selector.pipeline is None or self._keeps_everything or self._is_planned:
             return
-        if run.parts.is_on(self.number + self.fraction, self._round):
+        if run.parts.schedule.is_on(self.number + self.fraction, self._round, run.parts.num_epochs):
             self._ahead = run.source.next()
             run.selector.submit(self._ahead)
 
     def _finish(self) -> None:
         """Give out what is left: no rank has candidates any more."""
-        self._run.observer.ledger.deliver()  # or entries of epochs with few rounds would pile up
+        self._run.observer.deliver()  # or entries of epochs with few rounds would pile up
         drop_last = self._run.source.drop_last
         dropped = self.queue.finish(drop_last=drop_last and not (self._keeps_everything and self._run.passes_batches))
-        self._run.observer.stats.dropped += dropped
-        self._run.observer.stats.queued = len(self.queue)
+        self._run.observer.stats.count(dropped=dropped)
+        self._run.observer.stats.set_queued(len(self.queue))
         self.fraction = 1.0
 
     def _pop(self) -> Batch | None:
@@ -448,7 +455,7 @@ class ScoredEpoch(Epoch):
         super().load_state_dict(state)
         self.queue.load_state_dict(state["queue"])
         self._keeps_everything, self._round = state["keeps_everything"], state["round"]
-        self.queue.holds_back = self._is_near_the_end()
+        self.queue.hold_back(self._is_near_the_end())
         if (ahead := state["ahead"]) is not None:
             assert self.queue.layout is not None
             device = self._run.source.device

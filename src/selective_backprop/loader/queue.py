@@ -65,8 +65,7 @@ class Queue:
         """Column layout shared by all batches. Set from the first one."""
         self.lengths = [0] * self._ranks.size
         """Number of examples that wait on each rank, without those in whole batches."""
-        self.holds_back = False
-        """Whether half a batch stays behind, so that the last two batches of the epoch can share what is left."""
+        self._holds_back = False
         self._whole: deque[Piece] = deque()  # batches that are given out unchanged
         self._pieces: deque[Piece] = deque()  # pieces that are joined and cut to size
         self._last_sizes: deque[int] | None = None  # sizes of the epoch's last batches, once it has no more candidates
@@ -100,7 +99,7 @@ class Queue:
     def _num_full(self) -> int:
         if self.batch_size is None:
             return 0
-        shortest = min(self.lengths) - (-(-self.batch_size // 2) if self.holds_back else 0)
+        shortest = min(self.lengths) - (-(-self.batch_size // 2) if self._holds_back else 0)
         return max(0, shortest // self.batch_size)
 
     # ---- adding
@@ -112,6 +111,14 @@ class Queue:
         if self.layout is None:
             self.layout = Layout.of(data, size)
         return self.layout.columns(data, size)
+
+    def set_layout(self, layout: Layout) -> None:
+        """Set the layout of batches, if it is known before anything is added."""
+        self.layout = layout
+
+    def hold_back(self, holds_back: bool) -> None:
+        """Decide whether half a batch stays behind, so that the epoch's last two batches can share what is left."""
+        self._holds_back = holds_back
 
     def set_batch_size(self, batch_size: int) -> None:
         """Set the size of a full batch. Call this before anything is added."""

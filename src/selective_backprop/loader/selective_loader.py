@@ -45,7 +45,6 @@ from selective_backprop.loader.selector import Selector
 from selective_backprop.loader.source import StreamSource, make_source
 from selective_backprop.loader.state_form import check_form
 from selective_backprop.loader.stepper import Stepper
-from selective_backprop.loader.user_samplers import SizeCheck
 from selective_backprop.losses import PerExampleLoss, WrongCountError, default_forward
 from selective_backprop.method import Method
 from selective_backprop.sampler.parts import Parts
@@ -144,19 +143,18 @@ class SelectiveLoader(LoaderAttributes):
         """The ranks that train together. A process that trains alone is a team of one."""
         num_batches, num_candidates = agree(self.team, self._source, agreed)
         needs = method.scorer.needs
-        self.ledger: AnyLedger = make_ledger(self._source.num_examples or 0, ranks, needs.columns)
-        """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part."""
+        ledger = make_ledger(self._source.num_examples or 0, ranks, needs.columns)
         task = Task(model, forward or default_forward, self._loss)
         parts = Parts(method, num_epochs=num_epochs, seed=seed, team=self.team)
-        observer = Observer(parts, self.ledger, self.stats, place, audit=audit)
+        observer = Observer(parts, ledger, self.stats, place, audit=audit)
         size = batch_size or self._source.batch_size
         if size is None and batch_tokens is None and (parts.mixes_batches or method.keep is not None):
-            self._source.check_size = SizeCheck()
+            self._source.check_sizes()
         self._run = Run(
             parts,
             self.team,
             self._source,
-            Planner(parts, self.ledger, self.team),
+            Planner(parts, ledger, self.team),
             Selector(parts, task, self.team, observer, self._source.stand_in),
             observer,
             batch_size=None if size is None else max(1, round(size * method.batch_scale)),
@@ -218,6 +216,14 @@ class SelectiveLoader(LoaderAttributes):
         None before the first batch if your loader does not say its batch size.
         """
         return self._run.batch_tokens or self._run.batch_size
+
+    @property
+    def ledger(self) -> AnyLedger:
+        """What is known about each example; empty if your loader has no ids. With several ranks, each holds a part.
+
+        It is brought up to date when it is read here.
+        """
+        return self._run.observer.ledger
 
     @property
     def policy(self) -> Policy:
@@ -310,14 +316,12 @@ class SelectiveLoader(LoaderAttributes):
                 )
             batch = step.batch
         weights = batch.weights.to(self._source.device, non_blocking=True) if batch.is_weighted else None
-        needed = self._run.observer.recorder is not None or self._run.parts.learns_losses
-        if needed or weights is not None:
+        observer, of_batch = self._run.observer, self._run.parts.takes_batch_losses
+        if observer.needs_losses or weights is not None:
             self._check_targets(batch.data, targets)
         try:
-            parts = self._run.parts
-            of_batch = not parts.scorer.needs.selection_pass and parts.policy.weighting == "none"
             loss, losses = self._loss.for_training(
-                outputs, targets, weights, len(batch), record=needed, of_batch=of_batch
+                outputs, targets, weights, len(batch), record=observer.needs_losses, of_batch=of_batch
             )
         except WrongCountError as error:
             raise ValueError(
@@ -328,9 +332,9 @@ class SelectiveLoader(LoaderAttributes):
             # A batch that was taken ahead may be trained on when its epoch is already over.
             is_current = step is not None and step.batch is batch
             epoch = step.epoch if step is not None and is_current else self.epoch - (not self.stepper.in_epoch)
-            self._run.observer.trained(batch, outputs, targets, losses, epoch)
+            observer.trained(batch, outputs, targets, losses, epoch)
         if step is None:
-            self._run.observer.settle()  # the batch was the last, and no end of a step will come
+            observer.settle()  # the batch was the last, and no end of a step will come
         return loss
 
     # ---- iteration
@@ -502,7 +506,7 @@ class SelectiveLoader(LoaderAttributes):
         stateful = [source.transform] if hasattr(source.transform, "load_state_dict") else []
         parts = [self, run, source, run.selector, run.observer, self._reporting, self.stepper, self.stats]
         with unchanged_on_error(*parts, generators=source.generators(), stateful=[*stateful, run.parts]):
-            run.batch_size = state["batch_size"]
+            run.load_batch_size(state["batch_size"])
             for generator, saved in zip(source.generators(), state["generators"], strict=True):
                 generator.set_state(saved)
             if isinstance(source, StreamSource):

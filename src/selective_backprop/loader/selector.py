@@ -58,7 +58,8 @@ class Selector:
         candidates = loaded.candidates
         if not meeting.on:
             self._watch(candidates, probing=meeting.probing, epoch=epoch)
-            return Share(keep_all(loaded), meeting.sizes, keeps_all=True)
+            kept = Selection(torch.arange(candidates.size), *loaded.planned())
+            return Share(kept, meeting.sizes, keeps_all=True)
         scores = self.score(candidates, epoch)
         everyone = self._team.pool(scores, meeting.sizes)
         # Checked only after the other ranks have these scores: if this rank raised earlier, they would wait forever.
@@ -146,18 +147,6 @@ class Selector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._tried = state["tried"]
-
-
-def keep_all(loaded: Loaded) -> Selection:
-    """Select all loaded candidates, with the weights and probabilities of the plan. Without a plan these are 1."""
-    size, asked = loaded.candidates.size, loaded.asked
-    weights = None if asked is None else asked.weights
-    probabilities = None if asked is None else asked.probabilities
-    return Selection(
-        torch.arange(size),
-        torch.ones(size) if weights is None else weights,
-        torch.ones(size, dtype=torch.float64) if probabilities is None else probabilities,
-    )
 
 
 _FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError)

@@ -59,6 +59,16 @@ class Loaded:
     fraction: float
     """Fraction of the epoch's batches loaded, this one included; 0 if their number is not known."""
 
+    def planned(self) -> tuple[Tensor, Tensor]:
+        """Return the weights and probabilities that a plan gave these candidates. Without a plan all are 1."""
+        size, asked = self.candidates.size, self.asked
+        weights = None if asked is None else asked.weights
+        chances = None if asked is None else asked.probabilities
+        return (
+            torch.ones(size) if weights is None else weights,
+            torch.ones(size, dtype=torch.float64) if chances is None else chances,
+        )
+
 
 class Source(ABC):
     """Reads the user's loader, epoch by epoch.
@@ -82,14 +92,21 @@ class Source(ABC):
         self.transform: Any = transform
         self._takes_ids: bool = getattr(transform, "takes_ids", False)
         self._stats = stats
-        self.check_size: SizeCheck | None = None
-        """Told the size of every batch of the user's, if training batches are to have the same."""
+        self._check_size: SizeCheck | None = None  # told the size of every batch of the user's
         # Only generators that exist now: a sampler that makes its generator in __iter__ also seeds it there.
         self._generator_owners = generator_owners(loader)
         self._batches: Iterator[Any] = iter(())
         self._epoch = 0
         self._position = 0
         self._total: int | None = None  # batches of this epoch, if known
+
+    def check_sizes(self) -> None:
+        """Check from now on that the user's batches have one size, because training batches are to have the same."""
+        self._check_size = SizeCheck()
+
+    def move(self, device: torch.device) -> None:
+        """Load batches to this device from now on."""
+        self.device = device
 
     # ---- what is known before an epoch
 
@@ -137,23 +154,21 @@ class Source(ABC):
 
     def next(self) -> Loaded | None:
         """Load the next batch; None at the end of the epoch."""
-        phase = self._stats.switch("loading")
+        self._stats.switch("loading")
         data = next(self._batches, _NO_BATCH)
-        loaded = None
-        if data is not _NO_BATCH:
-            self._position += 1
-            asked = self._arrived()
-            data = self._on_device(data, None if asked is None else asked.ids)
-            fraction = min(1.0, self._position / self._total) if self._total else 0.0
-            ids = None if asked is None else asked.ids
-            size = count_rows(data) if ids is None else ids.numel()
-            if ids is None and self.check_size is not None:
-                self.check_size(size)
-            loaded = Loaded(Candidates(data, ids, size), asked, self._position - 1, fraction)
-        elif self._position:
-            self._tell_length()
-        self._stats.switch(phase)
-        return loaded
+        if data is _NO_BATCH:
+            if self._position:
+                self._tell_length()
+            return None
+        self._position += 1
+        asked = self._arrived()
+        ids = None if asked is None else asked.ids
+        data = self._on_device(data, ids)
+        size = count_rows(data) if ids is None else ids.numel()
+        if ids is None and self._check_size is not None:
+            self._check_size(size)
+        fraction = min(1.0, self._position / self._total) if self._total else 0.0
+        return Loaded(Candidates(data, ids, size), asked, self._position - 1, fraction)
 
     def _on_device(self, data: Any, ids: Tensor | None) -> Any:
         data = move(data, self.device)
@@ -296,8 +311,8 @@ class IndexedSource(Source):
         return IdBatches(ids, torch.tensor(sizes, dtype=torch.int64))
 
     def _drawn(self) -> Iterator[Tensor]:
-        if self.check_size is not None:
-            self.check_size.begin_epoch()
+        if self._check_size is not None:
+            self._check_size.begin_epoch()
         for indices in self._feed.drawn:
             try:
                 # numpy reads a list in a quarter of the time that torch takes.
@@ -306,8 +321,8 @@ class IndexedSource(Source):
                 ids = torch.empty(0)
             if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
                 raise TypeError(f"your sampler must yield integer indices, which serve as ids; got {indices!r:.200}")
-            if self.check_size is not None:
-                self.check_size(ids.numel())
+            if self._check_size is not None:
+                self._check_size(ids.numel())
             yield ids
 
     def _require_known(self, ids: Tensor) -> None:
@@ -468,8 +483,8 @@ class StreamSource(Source):
     def begin(self, epoch: int) -> None:
         """Start the next epoch."""
         self._epoch, self._position, self._total, self._finished = epoch, 0, self._num_loader_batches(), False
-        if self.check_size is not None:
-            self.check_size.begin_epoch()
+        if self._check_size is not None:
+            self._check_size.begin_epoch()
         ended, self._ended = self._ended, None
         if self._resumed_stream is not None:
             self._resumed_stream.load_state_dict(None)

@@ -117,7 +117,7 @@ class Stepper:
         """
         if self.step is None:
             return
-        batch, self.step.is_ahead = self.step.batch, True
+        batch, self.step = self.step.batch, replace(self.step, is_ahead=True)
         if self._needs_losses or batch.is_weighted:
             self._unreported = replace(batch, data=None)
             self._num_unreported += 1
@@ -168,14 +168,17 @@ class Stepper:
     def offer(self) -> bool:
         """Load the next batch, and select from it. False when the epoch has no candidates left."""
         assert self.epoch is not None
-        scored = self._run.observer.stats.scored
-        if self.epoch.step():
-            if self._run.observer.stats.scored > scored and self._run.selector.pipeline is None:
+        observer = self._run.observer
+        scored = observer.stats.scored
+        has_more = self.epoch.step()
+        observer.stats.switch("")
+        if has_more:
+            if observer.stats.scored > scored and self._run.selector.pipeline is None:
                 # No extra wait: scoring has just waited for the device. In the background it waits for its own stream.
-                self._run.observer.learn()
+                observer.learn()
             return True
         if not self.epoch.num_given and not self.epoch.num_ready:
-            offered = self._run.observer.stats.offered - self.epoch.began_with.offered
+            offered = observer.stats.offered - self.epoch.began_with.offered
             if not any(self._run.team.count(offered)):
                 raise ValueError(
                     "the loader is empty: it offered no batch in a whole epoch. If it did before, its sampler is an "
@@ -222,8 +225,7 @@ class Stepper:
             return
         run = self._run
         run.observer.stats.switch("")
-        run.observer.commit()
-        run.observer.learn()
+        run.observer.end_epoch()
         epoch.end()
         run.parts.share_check.end_epoch(epoch.number)
         self.num_done += 1
@@ -256,7 +258,7 @@ class Stepper:
 
     def move(self, device: torch.device) -> None:
         """Load candidates to this device from now on, and move what waits there."""
-        self._run.source.device = device
+        self._run.source.move(device)
         self._run.observer.follow(device)
         if self.epoch is not None:
             self.epoch.move(device)

@@ -90,7 +90,8 @@ class TokenQueue(Queue):
             longest = max(1, math.floor(_RATIO**number + 1e-6))
             queue = Queue(max(1, self._tokens // longest), self._trim, device=self._device)
             self._by_length[number] = queue
-        self._by_length[number].layout = self.layout
+        if self.layout is not None:
+            self._by_length[number].set_layout(self.layout)
         return self._by_length[number]
 
     def pop(self) -> Batch | None:

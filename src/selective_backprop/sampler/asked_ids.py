@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class AskedIds:
         """Number of examples of the largest batch that came back."""
         self.is_exhausted = False
         """Whether more ids were asked for than there are."""
+        self._counted = self._skipped = 0  # candidates that count as offered, and those of them that are not loaded
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,6 +67,14 @@ class AskedIds:
     def is_complete(self) -> bool:
         """Whether all ids were asked for and have come back; without any update, whether all were asked for."""
         return self.is_exhausted and (not self.num_updates or self.num_updated == len(self))
+
+    def hand_out(self) -> Iterator[int]:
+        """Yield the ids that were not asked for yet, one by one."""
+        for piece in torch.split(self.ids[self.asked :], 4096):  # a list of all ids of an epoch may take gigabytes
+            for number in piece.tolist():
+                self.asked += 1
+                yield number
+        self.is_exhausted = True
 
     def next_places(self, count: int) -> Places:
         """Return the places of the next `count` ids that have not come back, in the order of asking."""
@@ -96,17 +106,33 @@ class AskedIds:
         places = torch.arange(self.updated, max(self.asked, self.updated))
         return places[~torch.isin(places, self.ahead)] if len(self.ahead) else places
 
-    def come_back(self, places: Places, count: int) -> None:
-        """Take note that a batch of this many ids came back."""
+    def come_back(self, places: Places, count: int) -> tuple[int, int]:
+        """Take note that a batch of this many ids came back.
+
+        Returns how many more candidates count as offered, and how many of them were skipped. They count evenly over the
+        epoch's ids, so that statistics make sense in mid-epoch too.
+        """
         self.num_updates += 1
         self.largest = max(self.largest, count)
         if isinstance(places, slice):  # those that follow on `updated`
             self.updated += count
-            return
-        ahead = torch.cat([self.ahead, places]).sort().values
-        # The places that follow on `updated` without a gap.
-        joined = int((ahead == torch.arange(self.updated, self.updated + len(ahead))).cumprod(0).sum())
-        self.updated, self.ahead = self.updated + joined, ahead[joined:]
+        else:
+            ahead = torch.cat([self.ahead, places]).sort().values
+            # The places that follow on `updated` without a gap.
+            joined = int((ahead == torch.arange(self.updated, self.updated + len(ahead))).cumprod(0).sum())
+            self.updated, self.ahead = self.updated + joined, ahead[joined:]
+        return self._count()
+
+    def _count(self) -> tuple[int, int]:
+        """Count candidates up to what has come back. Returns how many more are offered and skipped than before."""
+        updated, before = self.num_updated, (self._counted, self._skipped)
+        self._counted = round(self.num_offered * updated / max(1, len(self.ids)))
+        self._skipped = max(0, self._counted - updated)
+        return self._counted - before[0], self._skipped - before[1]
+
+    def num_uncounted(self) -> tuple[int, int]:
+        """Return how many candidates were not counted yet, and how many of those that are skipped."""
+        return self.num_offered - self._counted, max(0, self.num_offered - len(self)) - self._skipped
 
     # ---- saving
 
@@ -138,15 +164,19 @@ class AskedIds:
             order = torch.cat([order[: place["updated"]], ahead, later[~torch.isin(later, ahead)]])
             ids, weights = ids[order], None if weights is None else weights[order]
         epoch = AskedIds(state["number"], ids, weights, state["num_offered"])
-        epoch.num_updates, epoch.largest = place["updates"], place["largest"]
-        # Without any update, nothing says what was trained on, except what was asked for.
-        epoch.go_to(place["updated"] + len(ahead) if place["updates"] else place["asked"])
+        epoch._go_on(place)
         return epoch
+
+    def _go_on(self, place: dict[str, Any]) -> None:
+        self.num_updates, self.largest = place["updates"], place["largest"]
+        # Without any update, nothing says what was trained on, except what was asked for.
+        self.go_to(place["updated"] + len(place["ahead"]) if place["updates"] else place["asked"])
 
     def go_to(self, place: int) -> None:
         """Ask for the ids from this place on. Those before it do not come back any more."""
         self.asked, self.updated, self.ahead = place, max(self.num_updated, place), NO_IDS
         self.is_exhausted = place >= len(self)
+        self._count()
 
 
 def _numbered(ids: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ class Planner:
 
     def _is_on(self, sizes: Tensor, epoch: int) -> Tensor | None:
         """Return (n,) bool: whether selection is on for each candidate. None if it is on for all of them."""
-        parts, count = self._parts, len(sizes)
-        on = torch.tensor([parts.is_on(epoch + i / count, i) for i in range(count)], dtype=torch.bool)
+        schedule, num_epochs, count = self._parts.schedule, self._parts.num_epochs, len(sizes)
+        on = torch.tensor([schedule.is_on(epoch + i / count, i, num_epochs) for i in range(count)], dtype=torch.bool)
         return None if bool(on.all()) else on.repeat_interleave(sizes)
 
     def _decide(self, ids: Tensor, on: Tensor | None, epoch: int) -> _Loads:

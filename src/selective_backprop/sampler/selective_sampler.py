@@ -38,6 +38,7 @@ from selective_backprop.sampler.id_batches import IdBatches
 from selective_backprop.sampler.parts import Parts
 from selective_backprop.sampler.planner import Planner
 from selective_backprop.sampler.stats import Stats
+from selective_backprop.sampler.training_losses import joined, write_losses
 from selective_backprop.sampler.undoing import unchanged_on_error
 
 _logger = logging.getLogger(__name__)
@@ -221,6 +222,8 @@ class SelectiveSampler(Sampler[int]):
             self._before = self._to_go_back_to()
             epoch = self._epoch = self._plan(self._next_epoch)
             self._num_begun += 1
+        if self._iteration is not None:
+            self._iteration.leave()
         self._iteration, self._goes_on, self._is_set = iteration, False, False
         self._refresh(everything=True)
         return epoch
@@ -246,8 +249,8 @@ class SelectiveSampler(Sampler[int]):
                 count -= count % self.batch_size == 1  # BatchNorm cannot train on a last batch of a single example
         finally:
             self.stats.switch(phase)
-        self.stats.dropped += len(plan.ids) - count
-        self.stats.note = plan.note
+        self.stats.count(dropped=len(plan.ids) - count)
+        self.stats.set_note(plan.note)
         self._candidates = ids
         weights = None if plan.weights is None else plan.weights[:count]
         return AskedIds(number, plan.ids[:count], weights, plan.num_offered)
@@ -286,13 +289,12 @@ class SelectiveSampler(Sampler[int]):
             self._warn_if_losses_are_missing(epoch)
         self._learn(everything=True)
         if not epoch.num_updates:  # nobody tells what was trained on, so it is what was asked for
-            self._count_trained(epoch.ids[: epoch.asked], epoch.asked)
+            self._ledger.count_selected(epoch.ids[: epoch.asked])
+            self.stats.count(trained=epoch.asked)
         if is_over:
-            self.stats.offered += epoch.num_offered - self._counted(epoch)
-            self.stats.dropped += len(epoch) - epoch.num_updated if epoch.num_updates and epoch.is_over else 0
-            self.stats.skipped_before_loading += max(0, epoch.num_offered - len(epoch)) - self._skipped(
-                epoch, self._counted(epoch)
-            )
+            offered, skipped = epoch.num_uncounted()
+            dropped = len(epoch) - epoch.num_updated if epoch.num_updates and epoch.is_over else 0
+            self.stats.count(offered=offered, skipped_before_loading=skipped, dropped=dropped)
         self._parts.share_check.end_epoch(epoch.number)
         self._epoch, self._before = None, {}
         if not self._is_set:
@@ -401,14 +403,8 @@ class SelectiveSampler(Sampler[int]):
 
     def _come_back(self, epoch: AskedIds, places: Places, count: int, ids: Tensor, weights: Tensor) -> None:
         """Take note that a batch was trained on. count: number of places, of this epoch."""
-        before = self._counted(epoch)
-        skipped = self._skipped(epoch, before)
-        epoch.come_back(places, count)
-        self.stats.batches += 1
-        self.stats.trained += len(ids)
-        counted = self._counted(epoch)
-        self.stats.offered += counted - before
-        self.stats.skipped_before_loading += self._skipped(epoch, counted) - skipped
+        offered, skipped = epoch.come_back(places, count)
+        self.stats.count(batches=1, trained=len(ids), offered=offered, skipped_before_loading=skipped)
         self._last = ids, weights
 
     def _places(self, epoch: AskedIds, losses: Tensor, ids: Tensor | None, size: int | None) -> Places:
@@ -458,28 +454,12 @@ class SelectiveSampler(Sampler[int]):
             self._candidates = None
         read = len(self._waiting) - num_left
         waiting, self._waiting = self._waiting[:read], self._waiting[read:]
-        for ids, losses, number in _joined([(ids, finish_copy(copied), number) for ids, copied, number in waiting]):
+        for ids, losses, number in joined([(ids, finish_copy(copied), number) for ids, copied, number in waiting]):
             of_each = losses.expand(len(ids))
             require_finite(of_each, ids, "training loss")
             self.stats.count_losses(float(of_each.sum(dtype=torch.float64)), len(ids), "trained")
             self._ledger.count_selected(ids)
-            if losses.dim():
-                self._ledger.record_losses(ids, losses, number)
-            else:
-                self._ledger.record_batch_losses(ids, of_each, number)
-
-    def _count_trained(self, ids: Tensor, count: int) -> None:
-        self._ledger.count_selected(ids)
-        self.stats.trained += count
-
-    @staticmethod
-    def _counted(epoch: AskedIds) -> int:
-        """Return how many candidates count as offered: they count evenly over the epoch's ids."""
-        return round(epoch.num_offered * epoch.num_updated / max(1, len(epoch)))
-
-    @staticmethod
-    def _skipped(epoch: AskedIds, counted: int) -> int:
-        return max(0, counted - epoch.num_updated)
+            write_losses([(ids, losses, number)], self._ledger)
 
     # ---- saving
 
@@ -549,11 +529,27 @@ class SelectiveSampler(Sampler[int]):
             self._waiting = [(ids, (losses, None), number) for ids, losses, number in now["waiting"]]
             self._epoch = None if now["epoch"] is None else AskedIds.from_state_dict(now["epoch"], now["place"])
             self._goes_on = self._epoch is not None and not self._epoch.is_exhausted
-            self._iteration, self._last, self._before, self._now = None, None, {}, {}
+            left, self._iteration, self._last, self._before, self._now = self._iteration, None, None, {}, {}
             self._is_set = False
             # The ledger is written to in place and cannot be undone. check_state_dict has made sure that it fits.
             self._ledger.load_state_dict(state["ledger"])
             self._refresh(everything=True)
+        if left is not None:
+            left.leave()
+
+    def _place_of_next_id(self, epoch: AskedIds | None) -> dict[str, int]:
+        """Return which id an iteration asks for next. epoch: the one that it gives out; None if it begins the next."""
+        if epoch is None:
+            return {"begun": self._num_begun + 1, "asked": 0}
+        return {"begun": self._num_begun, "asked": epoch.asked}
+
+    def _go_to(self, place: dict[str, int]) -> bool:
+        """Go on from this place with the epoch of the state that was loaded. False if it is a place of another one."""
+        self._goes_on = False
+        if self._epoch is None or place["begun"] != self._num_begun:
+            return False
+        self._epoch.go_to(place["asked"])
+        return True
 
 
 class _Iteration(Iterator[int]):
@@ -565,58 +561,30 @@ class _Iteration(Iterator[int]):
     def __init__(self, sampler: SelectiveSampler) -> None:
         self._sampler = sampler
         self._epoch: AskedIds | None = None
-        self._ids: Iterator[int] = iter(())
+        self._ids: Iterator[int] | None = None  # None before the first id, and when the iteration was left
         self._goes_on = False  # whether a state was loaded into this iteration
 
     def __iter__(self) -> _Iteration:
         return self
 
     def __next__(self) -> int:
-        epoch = self._epoch
-        if epoch is None:
-            epoch = self._epoch = self._sampler._begin(self, goes_on=self._goes_on)
-            self._ids = _one_by_one(epoch.ids[epoch.asked :])
-        elif self._sampler._iteration is not self:
-            raise RuntimeError(
-                "another iteration over this sampler has begun, or a state was loaded: an iteration that was left "
-                "cannot go on. For two loops at once, make two samplers"
-            )
-        for number in self._ids:
-            epoch.asked += 1
-            return number
-        epoch.is_exhausted = True
-        raise StopIteration
+        if self._ids is None:
+            if self._epoch is not None:
+                raise RuntimeError(
+                    "another iteration over this sampler has begun, or a state was loaded: an iteration that was left "
+                    "cannot go on. For two loops at once, make two samplers"
+                )
+            self._epoch = self._sampler._begin(self, goes_on=self._goes_on)
+            self._ids = self._epoch.hand_out()
+        return next(self._ids)
+
+    def leave(self) -> None:
+        """Give out no more ids: another iteration has begun, or a state was loaded."""
+        self._ids = None
 
     def state_dict(self) -> dict[str, Any]:
-        if self._epoch is None and not self._goes_on:  # the next epoch to be planned
-            return {"begun": self._sampler._num_begun + 1, "asked": 0}
-        epoch = self._epoch or self._sampler._epoch
-        return {"begun": self._sampler._num_begun, "asked": 0 if epoch is None else epoch.asked}
+        is_ahead = self._epoch is None and self._goes_on
+        return self._sampler._place_of_next_id(self._sampler._epoch if is_ahead else self._epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        epoch = self._sampler._epoch
-        self._sampler._goes_on = False
-        if epoch is not None and state["begun"] == self._sampler._num_begun:
-            epoch.go_to(state["asked"])
-            self._goes_on = True
-
-
-Learned = tuple[Tensor, Tensor, int]
-"""The ids of a training batch, their losses or the loss of the batch, and the number of the epoch."""
-
-
-def _joined(batches: list[Learned]) -> list[Learned]:
-    """Join batches into one, faster to write; not if an id is in two of them, or a loss is of a whole batch."""
-    if len(batches) < 2 or any(not losses.dim() for _, losses, _ in batches) or len({b[2] for b in batches}) > 1:
-        return batches
-    ids = torch.cat([ids for ids, _, _ in batches])
-    in_order = ids.sort().values
-    if bool((in_order[1:] == in_order[:-1]).any()):
-        return batches
-    return [(ids, torch.cat([losses for _, losses, _ in batches]), batches[0][2])]
-
-
-def _one_by_one(ids: Tensor) -> Iterator[int]:
-    # In pieces: a list of all ids of an epoch may take gigabytes.
-    for piece in torch.split(ids, 4096):
-        yield from piece.tolist()
+        self._goes_on = self._sampler._go_to(state) or self._goes_on

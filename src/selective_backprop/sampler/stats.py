@@ -82,6 +82,19 @@ class Stats:
         """
         return _mean(self.loss_sums["candidates"], self.loss_sums["num_candidates"])
 
+    def count(self, **more: int) -> None:
+        """Add to these counts, such as `count(trained=32, batches=1)`."""
+        for name, number in more.items():
+            setattr(self, name, getattr(self, name) + number)
+
+    def set_queued(self, queued: int) -> None:
+        """Set the number of selected examples that wait for their batch to fill."""
+        self.queued = queued
+
+    def set_note(self, note: str) -> None:
+        """Set why the epoch is trained on as a whole; "" if it is not, or if the user asked for it."""
+        self.note = note
+
     def count_losses(self, total: float, count: int, of: str) -> None:
         """Add losses, given as their sum and number. of: "trained" examples, or "candidates" of a selection pass."""
         self.loss_sums[of] += total
