@@ -7,14 +7,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from selective_backprop.distributed.ranks import Alone, current_ranks
+from selective_backprop.distributed.ranks import Alone, Ranks, current_ranks
 from tests.distributed.launch import ENVIRONMENT
 from tests.processes import begin, start_server
 
 PATIENCE = 120  # seconds; a rank that waits longer has lost the others
 
 
-class ThreadRanks:
+class ThreadRanks(Ranks):
     """As `Ranks`, for threads of one process."""
 
     def __init__(self, rank, size, shared):

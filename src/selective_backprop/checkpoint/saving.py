@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from selective_backprop.checkpoint import folders
 from selective_backprop.checkpoint.reshard import redeal, redeal_ledger
 from selective_backprop.distributed.agreement import all_do, first_does
-from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks, current_ranks
 from selective_backprop.files.sealed import check_large, map_large, write_large
 from selective_backprop.files.signing import signed
@@ -136,7 +135,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
                         f"going on from {path}, as newer checkpoints are damaged: {'; '.join(problems)}", stacklevel=3
                     )
                 return True
-            if not any(gather(ranks, os.path.lexists(path))):
+            if not any(ranks.gather_plain(os.path.lexists(path))):
                 break  # a process that saves has removed it just now, and there are newer ones
             problems.append(f"{path.name}: {problem}")
         else:
@@ -157,7 +156,7 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
         every = _read(path, ranks)
     except Exception as error:  # of many kinds, depending on where a file stops making sense
         problem = str(error)
-    if (first := next((one for one in gather(ranks, problem) if one is not None), None)) is not None:
+    if (first := next((one for one in ranks.gather_plain(problem) if one is not None), None)) is not None:
         return str(first)
 
     chunks: dict[str, list[Any]] = {}
@@ -264,7 +263,7 @@ def _write_on_all(ranks: Ranks, written: Path, work: Callable[[], None]) -> None
             return [error.errno, error.strerror or str(error)]
         return None
 
-    for rank, told in enumerate(gather(ranks, all_do(ranks, reason))):
+    for rank, told in enumerate(ranks.gather_plain(all_do(ranks, reason))):
         if told is not None:
             number, text = told
             where = "" if ranks.size == 1 else f" on rank {rank}"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ def fails_on_all(ranks: Ranks, failed: str = "failed") -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    problems = gather(ranks, None if failure is None else _sentence(failure))
+    problems = ranks.gather_plain(None if failure is None else _sentence(failure))
     if failure is not None:
         raise failure
     for rank, problem in enumerate(problems):
@@ -48,4 +47,4 @@ def all_do(ranks: Ranks, work: Callable[[], T]) -> T:
 def first_does(ranks: Ranks, work: Callable[[], Any]) -> Any:
     """Run work() on rank 0 and return its result on all ranks. JSON must be able to hold the result."""
     result = all_do(ranks, lambda: work() if ranks.rank == 0 else None)
-    return gather(ranks, result)[0]
+    return ranks.gather_plain(result)[0]

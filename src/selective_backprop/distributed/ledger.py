@@ -23,8 +23,12 @@ def make_ledger(num_examples: int, ranks: Ranks, columns: Mapping[str, Column]) 
     return Ledger(num_examples, columns) if ranks.size == 1 else ShardedLedger(num_examples, ranks, columns)
 
 
-_WITH_VALUES = {"scores": 1, "losses": 1, "batch losses": 1, "probabilities": 1, "rewards": 3}  # values per id
-_KINDS = (*_WITH_VALUES, "offered", "selected")
+_KINDS = {
+    **{"record_scores": 1, "record_losses": 1, "record_batch_losses": 1, "record_probabilities": 1},
+    **{"record_rewards": 3, "count_offered": 0, "count_selected": 0},
+}
+"""The methods of a ledger that write to it, and how many values they take for each id."""
+_WITHOUT_EPOCH = ("record_probabilities", "count_offered", "count_selected")
 
 
 class Write(NamedTuple):
@@ -38,20 +42,9 @@ class Write(NamedTuple):
     epoch: int | Tensor
 
     def apply(self, ledger: Ledger) -> None:
-        if self.kind == "scores":
-            ledger.record_scores(self.ids, self.values, self.epoch)
-        elif self.kind == "losses":
-            ledger.record_losses(self.ids, self.values, self.epoch)
-        elif self.kind == "batch losses":
-            ledger.record_batch_losses(self.ids, self.values, self.epoch)
-        elif self.kind == "rewards":
-            ledger.record_rewards(self.ids, self.values, self.epoch)
-        elif self.kind == "probabilities":
-            ledger.record_probabilities(self.ids, self.values)
-        elif self.kind == "offered":
-            ledger.count_offered(self.ids)
-        else:
-            ledger.count_selected(self.ids)
+        values = [self.values] if _KINDS[self.kind] else []
+        epoch = [] if self.kind in _WITHOUT_EPOCH else [self.epoch]
+        getattr(ledger, self.kind)(self.ids, *values, *epoch)
 
 
 class ShardedLedger:
@@ -89,29 +82,29 @@ class ShardedLedger:
 
     def record_scores(self, ids: Tensor, scores: Tensor, epoch: int) -> None:
         """Store scores of a selection pass."""
-        self._write("scores", ids, scores, epoch)
+        self._write("record_scores", ids, scores, epoch)
 
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
         """Store losses of a training step."""
-        self._write("losses", ids, losses, epoch)
+        self._write("record_losses", ids, losses, epoch)
 
     def record_batch_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
         """Store the loss of the whole batch that each id was in; see `Ledger.record_batch_losses`."""
-        self._write("batch losses", ids, losses, epoch)
+        self._write("record_batch_losses", ids, losses, epoch)
 
     def record_rewards(self, ids: Tensor, groups: Tensor, step: int) -> None:
         """Store the rewards of a group of rollouts per prompt; see `Ledger.record_rewards`."""
-        self._write("rewards", ids, groups, step)
+        self._write("record_rewards", ids, groups, step)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""
-        self._write("probabilities", ids, probabilities)
+        self._write("record_probabilities", ids, probabilities)
 
     def count_offered(self, ids: Tensor) -> None:
-        self._write("offered", ids)
+        self._write("count_offered", ids)
 
     def count_selected(self, ids: Tensor) -> None:
-        self._write("selected", ids)
+        self._write("count_selected", ids)
 
     def _write(self, kind: str, ids: Tensor, values: Tensor | None = None, epoch: int = 0) -> None:
         if not len(ids):
@@ -154,24 +147,24 @@ class ShardedLedger:
         ids, values = torch.cat([write.ids for write in writes]), torch.cat([write.values for write in writes])
         sizes = torch.tensor([len(write.ids) for write in writes])
         codes = ids + len(self) * torch.tensor([write.epoch for write in writes]).repeat_interleave(sizes)
-        if kind in _WITH_VALUES:
+        if _KINDS[kind]:
             # If an id occurs twice in one write, only the last value counts. Dropping the earlier values here means
             # that the owner need not know where a write ends.
             rows = _last_of_each(ids + len(self) * torch.arange(len(writes)).repeat_interleave(sizes))
             ids, codes, values = ids[rows], codes[rows], values[rows]
         order, counts = self._routes(ids)
         parts = torch.split(codes[order], counts)
-        if kind not in _WITH_VALUES:
+        if not _KINDS[kind]:
             return [(part, values) for part in parts]
         return list(zip(parts, [part.flatten() for part in torch.split(values[order], counts)], strict=True))
 
     def _apply(self, block: Ledger, kind: str, codes: Tensor, values: Tensor) -> None:
         ids = codes % max(1, len(self)) - self._first
-        if kind not in _WITH_VALUES:
+        if not _KINDS[kind]:
             return Write(kind, ids, values, 0).apply(block)
         epochs = (codes // max(1, len(self))).to(torch.int32)
         # There are many writes, so all ids are applied at once; ids that were written twice are applied again.
-        occurrence, values = _occurrence(ids), values.view(-1, _WITH_VALUES[kind]).squeeze(1)
+        occurrence, values = _occurrence(ids), values.view(-1, _KINDS[kind]).squeeze(1)
         for number in range(int(occurrence.max()) + 1 if len(ids) else 0):
             rows = (occurrence == number).nonzero().flatten()
             Write(kind, ids[rows], values[rows], epochs[rows]).apply(block)
@@ -205,7 +198,9 @@ class ShardedLedger:
 
     def has_losses(self) -> bool:
         """Whether the training loss of any example is known, delivered or not. All ranks must call this."""
-        own = self.block.has_losses() or any(write.kind in ("losses", "batch losses") for write in self._writes)
+        own = self.block.has_losses() or any(
+            write.kind in ("record_losses", "record_batch_losses") for write in self._writes
+        )
         return bool(torch.cat(self._ranks.gather(torch.tensor([own]), [1] * self._ranks.size)).any())
 
     def whole(self) -> Ledger:
@@ -257,7 +252,7 @@ class ShardedLedger:
 def _split(codes: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Split what a rank sent by the kinds of writes."""
     lengths, codes = codes[: len(_KINDS)].tolist(), codes[len(_KINDS) :]
-    of_values = [_WITH_VALUES.get(kind, 0) * length for kind, length in zip(_KINDS, lengths, strict=True)]
+    of_values = [width * length for width, length in zip(_KINDS.values(), lengths, strict=True)]
     return list(zip(torch.split(codes, lengths), torch.split(values, of_values), strict=True))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -88,6 +89,11 @@ class Ranks:
         self.bytes_sent += 8 * (self.size - 1) + sum(part.nbytes for part in parts) - own
         return list(torch.split(result, coming.tolist()))
 
+    def gather_plain(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank. JSON must be able to hold the value, so no code in a message is run."""
+        message = torch.frombuffer(bytearray(json.dumps(value, default=str).encode()), dtype=torch.uint8)
+        return [json.loads(part.numpy().tobytes()) for part in self.gather(message)]
+
     @contextmanager
     def _reporting(self) -> Iterator[Any]:
         """Give out the group. Replace torch's error for a broken connection by one that says what to do."""
@@ -113,6 +119,9 @@ class Alone(Ranks):
 
     def share(self, numbers: list[float]) -> list[list[float]]:
         return [numbers]
+
+    def gather_plain(self, value: Any) -> list[Any]:
+        return [value]
 
     def exchange(self, parts: list[Tensor]) -> list[Tensor]:
         return parts

@@ -5,33 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from selective_backprop.distributed.agreement import fails_on_all
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.types import Selection
 
 _BLOCK = 2**22  # candidates of all ranks that are selected from at once when an epoch is planned; 16 MB of scores
-
-
-class Contribution(NamedTuple):
-    """What one rank brings to a round."""
-
-    size: int
-    """Number of candidates that this rank loaded; 0 if it has none left in this epoch."""
-    is_over: bool
-    """Whether this rank has no candidates left in this epoch."""
-    fraction: float
-    """Fraction of this rank's epoch offered after this round."""
-    on: bool
-    """Whether this rank's schedule says that selection is on."""
-    probing: bool
-    """Whether this rank's schedule wants scores although selection is off."""
 
 
 class Meeting(NamedTuple):
@@ -79,16 +61,24 @@ class Team:
         """Whether this is rank 0, which writes the log lines that concern the whole team."""
         return self.rank == 0
 
-    def meet(self, mine: Contribution) -> Meeting:
+    def meet(self, size: int, fraction: float, *, is_over: bool, on: bool, probing: bool) -> Meeting:
         """Exchange what every rank brings to the next round.
 
         Rank 0's schedule decides for all ranks: schedules may follow losses or the clock, which differ between ranks.
         The fraction is that of the slowest rank, so that learning rates by progress are the same everywhere.
+
+        Args:
+            size: number of candidates that this rank loaded; 0 if it has none left in this epoch.
+            fraction: fraction of this rank's epoch offered after this round.
+            is_over: whether this rank has no candidates left in this epoch.
+            on: whether this rank's schedule says that selection is on.
+            probing: whether this rank's schedule wants scores although selection is off.
         """
         if self.size == 1:  # the same as below, without messages
-            return Meeting([mine.size], mine.is_over, mine.fraction, mine.on, mine.probing)
-        sizes, over, fractions, on, probing = zip(*self.ranks.share(list(mine)), strict=True)
-        return Meeting(list(map(int, sizes)), all(over), min(fractions), bool(on[0]), bool(probing[0]))
+            return Meeting([size], is_over, fraction, on, probing)
+        mine = [size, is_over, fraction, on, probing]
+        sizes, over, fractions, ons, probings = zip(*self.ranks.share(mine), strict=True)
+        return Meeting(list(map(int, sizes)), all(over), min(fractions), bool(ons[0]), bool(probings[0]))
 
     def pool(self, values: Tensor, counts: list[int]) -> Tensor:
         """Join the values of all ranks. counts: number of values on each rank."""
@@ -136,15 +126,3 @@ class Team:
         """
         share = max(1, _BLOCK // self.size)
         return [slice(begin, begin + share) for begin in range(0, max(*self.count(count), 1), share)]
-
-    @contextmanager
-    def failing_together(self, failed: str) -> Iterator[None]:
-        """Run a block on every rank; if it raises on one, all raise. It must not send messages between ranks.
-
-        failed: the verb for the error of the other ranks, such as "could not plan this epoch".
-        """
-        if self.size == 1:
-            yield
-            return
-        with fails_on_all(self.ranks, failed):
-            yield

@@ -85,6 +85,10 @@ class Dynamics:
             self.labels[rows["id"]] = np.nan_to_num(labels, nan=-1)
         self._rows.setdefault(epoch, []).append(rows)
 
+    def add_labels(self, labels: Array) -> None:
+        """Add the labels that another rank has seen; -1 where it has seen none."""
+        self.labels = np.maximum(self.labels, labels)
+
     def rows(self, epoch: int) -> Array:
         """Return the rows of an epoch, in the order in which they were recorded."""
         parts = self._rows.get(epoch, [])

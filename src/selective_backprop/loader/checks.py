@@ -12,14 +12,13 @@ from torch.nn.parameter import is_lazy
 
 from selective_backprop.batches.padding import PadToLongest
 from selective_backprop.description import describe, differing
-from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.inference import is_sharded
 from selective_backprop.loader.source import AnySource, IndexedSource
 from selective_backprop.loader.user_samplers import num_candidates
 from selective_backprop.method import Method, require_method
-from selective_backprop.sampler.checks import check_saved_by, check_sizes
+from selective_backprop.sampler.checks import check_method_of_run, check_rank, check_saved_by, check_seed, check_whole
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.scorers.base import fresh_of
 
@@ -52,27 +51,22 @@ def check_arguments(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     require_method(method)
-    _check_whole("batch_size", batch_size)
-    _check_whole("num_epochs", num_epochs)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be a whole number, got {seed!r}")
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed must be from -2**63 to 2**64 - 1, as of any torch.Generator, got {seed}")
+    check_whole("batch_size", batch_size)
+    check_whole("num_epochs", num_epochs)
+    check_seed(seed)
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(
             f"your model has lazy modules whose parameters have no shape before the first batch "
             f"({', '.join(lazy[:3])}): call the model on one batch before you make the optimizer and the loader"
         )
-    if method.needs_num_epochs and num_epochs is None:
-        raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
 
 
 def check_batch_tokens(
     batch_tokens: int | None, *, batch_size: int | None, pad: Any, method: Method, ranks: Ranks
 ) -> None:
     """Raise if training batches cannot be made by tokens."""
-    _check_whole("batch_tokens", batch_tokens)
+    check_whole("batch_tokens", batch_tokens)
     if batch_tokens is None:
         return
     if batch_size is not None:
@@ -98,19 +92,12 @@ def check_on_stats(on_stats: Any) -> None:
     """Raise if the function for statistics cannot work."""
     if on_stats is not None and not callable(on_stats):
         raise TypeError(f"on_stats must be a function of a dict, got {on_stats!r:.100}")
-    _check_whole("on_stats.every", getattr(on_stats, "every", None))
+    check_whole("on_stats.every", getattr(on_stats, "every", None))
 
 
-def _check_whole(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any = None) -> None:
+def check_source(
+    source: AnySource, method: Method, ranks: Ranks, transform: Any = None, *, num_epochs: int | None
+) -> None:
     """Raise if the method or the transform cannot work with the user's loader."""
     if getattr(transform, "takes_ids", False) and source.num_examples is None:
         raise ValueError(
@@ -141,7 +128,7 @@ def check_source(source: AnySource, method: Method, ranks: Ranks, transform: Any
             "num_samples=len(data)), and train for several epochs; or use a method that decides batch by batch, such "
             "as selective_backprop"
         )
-    check_sizes(method, source.num_examples)
+    check_method_of_run(method, source.num_examples, num_epochs)
 
 
 def check_audit(audit: Any, source: AnySource) -> None:
@@ -199,7 +186,7 @@ def agree(team: Team, source: AnySource, agreed: dict[str, Any]) -> tuple[int | 
     """
     mine = {"agreed": agreed, "num_batches": source.num_batches, "batch_size": source.batch_size or 0}
     mine["num_candidates"] = source.num_candidates
-    answers = gather(team.ranks, mine)
+    answers = team.ranks.gather_plain(mine)
     for rank, other in enumerate(answers):
         if found := differing(answers[0]["agreed"], other["agreed"]):
             raise ValueError(_disagreement(rank, found))
@@ -243,13 +230,12 @@ def check_state(
 ) -> None:
     """Raise if a saved state does not fit, before anything is loaded from it."""
     check_saved_by(state, method, _STATE_KEYS, STATE_VERSION, "loader")
-    saved, here = state["ranks"], {"rank": team.rank, "size": team.size}
-    if saved != here:
-        raise ValueError(
-            f"the state was saved by rank {saved['rank']} of {saved['size']}, but this is rank {here['rank']} of "
-            f"{here['size']}: each rank saves and loads its own state, because each has other examples in its queue. "
-            "To resume with another number of ranks, use save_checkpoint and load_checkpoint"
-        )
+    check_rank(
+        state,
+        team,
+        ", because each has other examples in its queue. To resume with another number of ranks, use save_checkpoint "
+        "and load_checkpoint",
+    )
     if None not in (batch_size, state["batch_size"]) and batch_size != state["batch_size"]:
         raise ValueError(
             f"the state was saved with training batches of {state['batch_size']}, but this loader's have {batch_size} "

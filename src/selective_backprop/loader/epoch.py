@@ -18,7 +18,8 @@ import torch
 from selective_backprop.batches.layout import Column, RowCheck, move
 from selective_backprop.batches.padding import Pad, PadToLongest, ShapeCheck
 from selective_backprop.batches.plain import loaded_columns, saved_columns
-from selective_backprop.distributed.team import Contribution, Share, Team
+from selective_backprop.distributed.agreement import fails_on_all
+from selective_backprop.distributed.team import Meeting, Share, Team
 from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.queue import Queue
 from selective_backprop.loader.saved_batch import loaded_batch, saved_batch
@@ -179,7 +180,7 @@ class Epoch(ABC):
         run = self._run
         stats = run.observer.stats
         phase = stats.switch("selecting")
-        with run.team.failing_together("could not plan this epoch"):
+        with fails_on_all(run.team.ranks, "could not plan this epoch"):
             candidates = source.all_candidates()
         size = run.batch_size or max(run.team.count(max([1, *candidates.sizes.tolist()])))
         plan = run.planner.plan(candidates, self.number, at_least=size, drop_last=source.drop_last)
@@ -333,9 +334,7 @@ class ScoredEpoch(Epoch):
             return False
         loaded, self._ahead = self._ahead or run.source.next(), None
         run.observer.stats.switch("selecting")
-        if loaded is not None:
-            run.parts.schedule.advance(self.number + self.fraction, self._round, run.parts.num_epochs)
-        meeting = run.team.meet(self._contribution(loaded))
+        meeting = self._meet(loaded)
         if meeting.is_over:
             self._finish()
             return False
@@ -353,15 +352,17 @@ class ScoredEpoch(Epoch):
             run.observer.deliver()
         return True
 
-    def _contribution(self, loaded: Loaded | None) -> Contribution:
-        """Describe what this rank brings to the next round."""
-        schedule = self._run.parts.schedule
-        place = self.number + self.fraction, self._round, self._run.parts.num_epochs
+    def _meet(self, loaded: Loaded | None) -> Meeting:
+        """Tell the other ranks what this rank brings to the next round."""
+        run, schedule = self._run, self._run.parts.schedule
+        place = self.number + self.fraction, self._round, run.parts.num_epochs
+        if loaded is not None:
+            schedule.advance(*place)
         on = not self._is_planned and schedule.is_on(*place)
         probing = not on and not self._is_planned and schedule.wants_scores(*place)
         if loaded is None:
-            return Contribution(0, True, 1.0, on, probing)
-        return Contribution(loaded.candidates.size, False, loaded.fraction, on, probing)
+            return run.team.meet(0, 1.0, is_over=True, on=on, probing=probing)
+        return run.team.meet(loaded.candidates.size, loaded.fraction, is_over=False, on=on, probing=probing)
 
     def _columns(self, candidates: Candidates, largest: int) -> list[Column]:
         """Split the candidates into the queue's columns. Raises if they could not share a training batch."""

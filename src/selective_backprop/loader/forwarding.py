@@ -6,20 +6,10 @@ from typing import Any
 
 from selective_backprop.loader.source import AnySource
 
-
-class _OfTheLoader:
-    """An attribute of the user's loader that can be read but not set on a SelectiveLoader."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else getattr(instance._source.user_loader, self.name)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        raise AttributeError(
-            f"{self.name} belongs to your DataLoader and can only be read here: set it when you make the DataLoader"
-        )
+_OF_THE_LOADER = {
+    *("dataset", "sampler", "batch_sampler", "drop_last", "collate_fn", "generator", "timeout", "pin_memory"),
+    *("num_workers", "prefetch_factor", "persistent_workers", "worker_init_fn", "multiprocessing_context", "in_order"),
+}
 
 
 class LoaderAttributes:
@@ -31,20 +21,13 @@ class LoaderAttributes:
 
     _source: AnySource
 
-    dataset = _OfTheLoader()
-    sampler = _OfTheLoader()
-    batch_sampler = _OfTheLoader()
-    drop_last = _OfTheLoader()
-    collate_fn = _OfTheLoader()
-    num_workers = _OfTheLoader()
-    prefetch_factor = _OfTheLoader()
-    persistent_workers = _OfTheLoader()
-    worker_init_fn = _OfTheLoader()
-    multiprocessing_context = _OfTheLoader()
-    generator = _OfTheLoader()
-    timeout = _OfTheLoader()
-    pin_memory = _OfTheLoader()
-    in_order = _OfTheLoader()
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what belongs to the user's loader, which would not notice."""
+        if name in _OF_THE_LOADER:
+            raise AttributeError(
+                f"{name} belongs to your DataLoader and can only be read here: set it when you make the DataLoader"
+            )
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Look up a name that SelectiveLoader does not have on the user's loader."""

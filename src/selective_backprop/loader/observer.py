@@ -51,6 +51,7 @@ class Observer:
         self._offered: list[Tensor] = []
         self._given: list[Tensor] = []
         self._counts = True  # whether the epoch counts, which is not known in its first training step
+        self._before = stats.copy()  # the statistics when the epoch began, or went on after a resume
         self._knows_batch_losses = False
         self.needs_losses = self.recorder is not None or parts.learns_losses
         """Whether anybody needs the loss of each example."""
@@ -183,11 +184,10 @@ class Observer:
 
     # ---- an epoch that may turn out not to count
 
-    def begin_epoch(self) -> Stats:
-        """Begin an epoch, which does not count before its first `settle`. Returns the statistics, for `forget`."""
+    def begin_epoch(self) -> None:
+        """Begin an epoch, or go on with one. This does not count before the first `settle`."""
         self.write()
-        self._counts = False
-        return self.stats.copy()
+        self._counts, self._before = False, self.stats.copy()
 
     def end_epoch(self) -> None:
         """Take note that the epoch counts and is over, and learn all its losses."""
@@ -195,10 +195,10 @@ class Observer:
         self.learn()
         self.write()
 
-    def forget(self, began_with: Stats) -> None:
+    def forget(self) -> None:
         """Go back to the statistics at the start of an epoch that does not count, apart from its seconds."""
         self._counts, self._offered, self._given = True, [], []
-        self.stats.load_state_dict(replace(began_with, seconds=self.stats.seconds).state_dict())
+        self.stats.load_state_dict(replace(self._before, seconds=self.stats.seconds).state_dict())
 
     # ---- saving
 

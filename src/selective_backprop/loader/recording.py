@@ -58,7 +58,8 @@ class Recorder:
             return self.dynamics
         own, result = self.dynamics, Dynamics(len(self._dynamics))
         last = int(max(epoch for (epoch,) in ranks.share([len(own.epochs)])))
-        result.labels = torch.stack(ranks.gather(torch.from_numpy(own.labels))).amax(0).numpy()
+        for labels in ranks.gather(torch.from_numpy(own.labels)):
+            result.add_labels(labels.numpy())
         for epoch in range(last):
             for rows in ranks.gather(rows_to_bytes(own.rows(epoch))):
                 result.add_rows(rows_from_bytes(rows), epoch)

@@ -128,8 +128,7 @@ class SelectiveLoader(LoaderAttributes):
             self._follows_model = device is None
             place = torch.device(device) if device is not None else device_of(model)
             self._source = make_source(loader, place, transform, self.stats, method.keep)
-            check_source(self._source, method, ranks, transform)
-            method.scorer.check_run(self._source.num_examples, num_epochs)
+            check_source(self._source, method, ranks, transform, num_epochs=num_epochs)
             check_audit(audit, self._source)
             check_ranks(model, method, ranks)
             self._loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)

@@ -62,8 +62,7 @@ class Loaded:
     def planned(self) -> tuple[Tensor, Tensor]:
         """Return the weights and probabilities that a plan gave these candidates. Without a plan all are 1."""
         size, asked = self.candidates.size, self.asked
-        weights = None if asked is None else asked.weights
-        chances = None if asked is None else asked.probabilities
+        weights, chances = (None, None) if asked is None else (asked.weights, asked.probabilities)
         return (
             torch.ones(size) if weights is None else weights,
             torch.ones(size, dtype=torch.float64) if chances is None else chances,
@@ -146,11 +145,6 @@ class Source(ABC):
         return None
 
     # ---- an epoch
-
-    @property
-    def position(self) -> int:
-        """Number of batches returned in this epoch."""
-        return self._position
 
     def next(self) -> Loaded | None:
         """Load the next batch; None at the end of the epoch."""

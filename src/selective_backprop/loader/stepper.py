@@ -56,7 +56,6 @@ class Stepper:
         """The batch taken last; None before the first one."""
         # The states of the epoch to go on with and of the parts, until that epoch's first training step is over.
         self._to_resume: dict[str, Any] | None = None
-        self._before = run.observer.stats  # the statistics before the first step of the epoch or of its rest
         self._num_silent = 0  # epochs that gave out no batch
         self._warned_beyond_end = False
         self.loss_call, self.weights_call = "loader.loss(outputs, targets)", "loader.weights()"
@@ -158,10 +157,10 @@ class Stepper:
             scorer, recorder = run.parts.scorer, run.observer.recorder
             if isinstance(scorer, AuditedLossScorer) and recorder is not None:
                 scorer.learn(recorder.whole(run.team.ranks))
-            self._before = run.observer.begin_epoch()
+            run.observer.begin_epoch()
             self.epoch = begin_epoch(run, self.num_done)
         else:
-            self._before = run.observer.begin_epoch()
+            run.observer.begin_epoch()
             self.epoch = resume_epoch(run, self.num_done, self._to_resume["epoch"])
         self._reporting.begin_epoch()
 
@@ -247,7 +246,7 @@ class Stepper:
         self.epoch = self.step = None
         self._run.observer.stats.switch("")
         epoch.end()
-        self._run.observer.forget(self._before)
+        self._run.observer.forget()
         self._reporting.forget_epoch()
         if self._to_resume is not None:
             self._run.parts.load_state_dict(self._to_resume["parts"])

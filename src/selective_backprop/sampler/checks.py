@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import BatchSampler
 
 from selective_backprop.description import describe, differing
-from selective_backprop.distributed.messages import gather
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.files.signing import is_signed
@@ -27,21 +26,12 @@ _STATE_KEYS = {"method", "ranks", "num_examples", "ledger", "now"}
 
 def check_arguments(source: Any, *, batch_size: Any, num_epochs: Any, seed: Any, num_examples: Any) -> None:
     """Raise if the source of ids or a number cannot work."""
-    numbers = {"batch_size": batch_size, "num_epochs": num_epochs, "num_examples": num_examples}
+    check_whole("batch_size", batch_size)
+    check_whole("num_epochs", num_epochs)
+    check_whole("num_examples", num_examples)
+    check_seed(seed)
     if isinstance(source, int):
-        numbers["source, the size of the data set,"] = source
-    for name, value in numbers.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be a whole number, got {seed!r}")
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed must be from -2**63 to 2**64 - 1, as of any torch.Generator, got {seed}")
-    if isinstance(source, int):
+        check_whole("source, the size of the data set,", source)
         if num_examples not in (None, source):
             raise ValueError(f"source is a data set of {source} examples, but num_examples={num_examples}")
         return
@@ -59,6 +49,34 @@ def check_arguments(source: Any, *, batch_size: Any, num_epochs: Any, seed: Any,
         raise TypeError(
             f"source must be the size of the data set, or a sampler of ids with a length, got {type(source).__name__}"
         )
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Raise if a number of something is not a whole number from 1 on. None: it was not given."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise if a torch.Generator could not take this seed."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, got {seed!r}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must be from -2**63 to 2**64 - 1, as of any torch.Generator, got {seed}")
+
+
+def check_method_of_run(method: Any, num_examples: int | None, num_epochs: int | None) -> None:
+    """Raise if a method does not fit a data set of this size, or a run of this length. None: not known."""
+    if method.needs_num_epochs and num_epochs is None:
+        raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
+    method.scorer.check_run(num_examples, num_epochs)
+    for name, values in {"keep": method.keep, "classes": method.groups}.items():
+        if values is not None:
+            require_one_each(f"{method.name} has {name}", len(values), num_examples)
 
 
 def size_of(source: Any) -> int:
@@ -101,17 +119,7 @@ def check_method(method: Any, num_examples: int, *, batch_size: int | None, num_
         )
     if method.schedule.interrupt > 1 and batch_size is None:
         raise ValueError("interrupt= counts batches of candidates: pass batch_size= to SelectiveSampler")
-    if method.needs_num_epochs and num_epochs is None:
-        raise ValueError(f"{method.name} selects in a window of training: pass num_epochs=, the length of the run")
-    scorer.check_run(num_examples, num_epochs)
-    check_sizes(method, num_examples)
-
-
-def check_sizes(method: Method, num_examples: int | None) -> None:
-    """Raise if what the method knows by id does not fit a data set of this size."""
-    for name, values in {"keep": method.keep, "classes": method.groups}.items():
-        if values is not None:
-            require_one_each(f"{method.name} has {name}", len(values), num_examples)
+    check_method_of_run(method, num_examples, num_epochs)
 
 
 def checked_ids(source: Iterable[Any], num_examples: int) -> Tensor:
@@ -136,9 +144,7 @@ def checked_ids(source: Iterable[Any], num_examples: int) -> Tensor:
 
 def agree(ranks: Ranks, method: Method, **options: Any) -> None:
     """Raise if the ranks differ in settings that must be equal. All ranks must call this."""
-    if ranks.size == 1:
-        return
-    answers = gather(ranks, {"method": describe(method), **options})
+    answers = ranks.gather_plain({"method": describe(method), **options})
     for rank, other in enumerate(answers):
         if found := differing(answers[0], other):
             name, first, second = found[0]
@@ -184,6 +190,16 @@ def check_saved_by(state: Any, method: Method, keys: set[str], version: int, wha
         )
 
 
+def check_rank(state: dict[str, Any], team: Team, why: str = "") -> None:
+    """Raise if another rank has saved the state. why: why that matters and what to do, for the error."""
+    saved, here = state["ranks"], {"rank": team.rank, "size": team.size}
+    if saved != here:
+        raise ValueError(
+            f"the state was saved by rank {saved['rank']} of {saved['size']}, but this is rank {here['rank']} of "
+            f"{here['size']}: each rank saves and loads its own state{why}"
+        )
+
+
 def check_state(state: Any, method: Method, *, num_examples: int, team: Team) -> None:
     """Raise if a saved state does not fit, before anything is loaded from it."""
     check_saved_by(state, method, _STATE_KEYS, STATE_VERSION, "sampler")
@@ -192,10 +208,5 @@ def check_state(state: Any, method: Method, *, num_examples: int, team: Team) ->
             f"the state was saved for {state['num_examples']} examples, but this sampler has {num_examples}: was it "
             "saved for another data set, or has this one changed?"
         )
-    saved, here = state["ranks"], {"rank": team.rank, "size": team.size}
-    if saved != here:
-        raise ValueError(
-            f"the state was saved by rank {saved['rank']} of {saved['size']}, but this is rank {here['rank']} of "
-            f"{here['size']}: each rank saves and loads its own state"
-        )
+    check_rank(state, team)
     check_form(state, num_examples)

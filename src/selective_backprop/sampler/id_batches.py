@@ -80,15 +80,10 @@ class IdBatches:
     def join(batches: list[IdBatch]) -> IdBatches:
         """Store these batches flat."""
         flat = IdBatches.of(batch.ids for batch in batches)
-
-        def column(name: str, dtype: torch.dtype) -> Tensor | None:
-            values = [getattr(batch, name) for batch in batches]
-            if all(value is None for value in values):
-                return None
-            ones = (torch.ones(len(batch.ids), dtype=dtype) for batch in batches)
-            return torch.cat([one if value is None else value for one, value in zip(ones, values, strict=True)])
-
-        return IdBatches(flat.ids, flat.sizes, column("weights", torch.float32), column("probabilities", torch.float64))
+        sizes = flat.sizes.tolist()
+        weights = join_columns([batch.weights for batch in batches], sizes, torch.float32)
+        chances = join_columns([batch.probabilities for batch in batches], sizes, torch.float64)
+        return IdBatches(flat.ids, flat.sizes, weights, chances)
 
     def state_dict(self) -> dict[str, Any]:
         # clone: a slice would be saved with the whole tensor that it belongs to.
@@ -98,6 +93,18 @@ class IdBatches:
     @staticmethod
     def from_state_dict(state: dict[str, Any]) -> IdBatches:
         return IdBatches(**state)
+
+
+def join_columns(columns: list[Tensor | None], sizes: list[int], dtype: torch.dtype) -> Tensor | None:
+    """Join columns, where None stands for ones. If all columns are None, so is the result."""
+    if all(column is None for column in columns):
+        return None
+    return torch.cat([ones_if_none(column, size, dtype) for column, size in zip(columns, sizes, strict=True)])
+
+
+def ones_if_none(column: Tensor | None, size: int, dtype: torch.dtype) -> Tensor:
+    """Return the column itself, or ones in its place."""
+    return torch.ones(size, dtype=dtype) if column is None else column
 
 
 def training_batch_sizes(count: int, batch_size: int, *, drop_last: bool, counts: list[int] | None = None) -> Tensor:

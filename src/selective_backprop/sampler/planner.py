@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.distributed.agreement import fails_on_all
 from selective_backprop.distributed.balance import even_columns
 from selective_backprop.distributed.ledger import AnyLedger
 from selective_backprop.distributed.team import Team
 from selective_backprop.losses import require_finite
-from selective_backprop.sampler.id_batches import NO_IDS, IdBatches, training_batch_sizes
+from selective_backprop.sampler.id_batches import (
+    NO_IDS,
+    IdBatches,
+    join_columns,
+    ones_if_none,
+    training_batch_sizes,
+)
 from selective_backprop.sampler.parts import Parts
 from selective_backprop.types import Selection
 
@@ -128,7 +135,7 @@ class Planner:
     def _select(self, scores: Tensor, ids: Tensor) -> Selection:
         """Select among this rank's candidates, together with those of the other ranks. All ranks must call this."""
         parts, team = self._parts, self._team
-        with team.failing_together("could not plan this epoch"):
+        with fails_on_all(team.ranks, "could not plan this epoch"):
             require_finite(scores, ids, parts.score_is)
             groups = parts.groups_of(ids)
         counts = team.count(len(scores))
@@ -179,18 +186,16 @@ class _Loads:
 
     @staticmethod
     def join(parts: list[_Loads]) -> _Loads:
-        flat = [(part.ids, part.weights, part.probabilities) for part in parts]
-        ids = torch.cat([ids for ids, *_ in flat])
-
-        def column(values: list[Tensor | None], dtype: torch.dtype) -> Tensor | None:
-            if all(value is None for value in values):
-                return None
-            ones = (torch.ones(len(part.ids), dtype=dtype) for part in parts)
-            return torch.cat([one if value is None else value for one, value in zip(ones, values, strict=True)])
-
-        weights = column([weights for _, weights, _ in flat], torch.float32)
-        chances = column([chances for *_, chances in flat], torch.float64)
+        ids, sizes = torch.cat([part.ids for part in parts]), [len(part.ids) for part in parts]
+        weights = join_columns([part.weights for part in parts], sizes, torch.float32)
+        chances = join_columns([part.probabilities for part in parts], sizes, torch.float64)
         return _Loads(ids, weights, chances, parts[-1].skipped, all(part.is_plain for part in parts))
+
+    def _filled(self) -> tuple[Tensor, Tensor]:
+        """Return the weights and the probabilities, with ones where they are None."""
+        count = len(self.ids)
+        weights = ones_if_none(self.weights, count, torch.float32)
+        return weights, ones_if_none(self.probabilities, count, torch.float64)
 
     def topped_up(self, at_least: int, *, weight: float) -> _Loads:
         """Load further ids until there are `at_least`. They have the probability 1.
@@ -198,18 +203,13 @@ class _Loads:
         weight: 0 if the weights of the others already make up for what is skipped.
         """
         added = self.skipped.best(max(0, at_least - len(self.ids)))
-        count, more = len(self.ids), len(added)
-        weights = torch.ones(count) if self.weights is None else self.weights
-        chances = torch.ones(count, dtype=torch.float64) if self.probabilities is None else self.probabilities
-        weights = torch.cat([weights, torch.full((more,), weight)])
-        chances = torch.cat([chances, torch.ones(more, dtype=torch.float64)])
+        weights, chances = self._filled()
+        weights = torch.cat([weights, torch.full((len(added),), weight)])
+        chances = torch.cat([chances, torch.ones(len(added), dtype=torch.float64)])
         same = bool((weights == 1).all())
         return _Loads(torch.cat([self.ids, added]), None if same else weights, chances, self.skipped, is_plain=False)
 
     def evened(self, team: Team, counts: list[int]) -> _Loads:
         """Move ids between ranks until all load equally many, give or take one. All ranks must call this."""
-        count = len(self.ids)
-        weights = torch.ones(count) if self.weights is None else self.weights
-        chances = torch.ones(count, dtype=torch.float64) if self.probabilities is None else self.probabilities
-        ids, weights, chances = even_columns([self.ids, weights, chances], counts, team.ranks)
+        ids, weights, chances = even_columns([self.ids, *self._filled()], counts, team.ranks)
         return _Loads(ids, weights, chances, self.skipped, is_plain=False)

@@ -237,7 +237,7 @@ class SelectiveSampler(Sampler[int]):
     def _plan(self, number: int) -> AskedIds:
         phase = self.stats.switch("selecting")
         try:
-            with self.team.failing_together("could not plan this epoch"):
+            with fails_on_all(self.team.ranks, "could not plan this epoch"):
                 ids = self._draw()
             size = self.batch_size or max(1, -(-len(ids) // _PARTS_OF_AN_EPOCH))
             sizes = torch.full((-(-len(ids) // size),), size)
@@ -383,7 +383,7 @@ class SelectiveSampler(Sampler[int]):
         self._come_back(epoch, places, count, batch_ids, weights)
         # Many at once: reading losses waits for a GPU, and rows of a large ledger are far apart in memory.
         if len(self._waiting) >= MAX_WAITING:
-            self._learn(num_left=LEFT_WAITING)
+            self._learn(num_left=0 if on_cpu else LEFT_WAITING)
         if self._is_watched:
             self._refresh()
         return weights
