@@ -418,3 +418,19 @@ def test_a_planned_epoch_that_selects_nothing_gives_one_batch():
     loader = make_loader(sb.methods.recorded_backprop(record=record), num_epochs=2)
     assert [len(inputs) for _ in range(2) for inputs, _ in loader] == [16, 16]
     assert loader.stats.offered == 406
+
+
+@pytest.mark.parametrize("method", [sb.ledger_backprop(), sb.selective_backprop(0.5)], ids=lambda method: method.name)
+def test_the_ledger_is_up_to_date_whenever_it_is_read(method):
+    """The loader writes to it every few steps only."""
+    loader, model = make_loader(method, loader_options={"batch_size": 4}), make_model()
+    trained = 0
+    for step, (inputs, targets) in enumerate(loader):
+        if step:
+            ledger = loader.ledger
+            assert int((ledger.loss_epoch == 0).sum()) == trained, "the losses of all steps before this one"
+            assert int(ledger.selected.sum()) == loader.stats.trained == trained + len(targets)
+            assert int(ledger.offered.sum()) == loader.stats.offered
+        loader.loss(model(inputs), targets).backward()
+        trained += len(targets)
+    assert int((loader.ledger.loss_epoch == 0).sum()) == trained > 64

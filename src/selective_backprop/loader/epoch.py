@@ -111,25 +111,13 @@ class Epoch(ABC):
         """Number of training batches of the whole epoch, once it is known."""
         return None
 
-    @property
-    @abstractmethod
-    def num_queued(self) -> int:
-        """Number of selected examples that wait for their batch."""
-
     @abstractmethod
     def step(self) -> bool:
         """Load the next batch and decide what to do with it. False when the epoch has no candidates left."""
 
+    @abstractmethod
     def take(self) -> Batch | None:
         """Take the next training batch; None if none is ready."""
-        batch = self._pop()
-        if batch is not None:
-            self.num_given += 1
-            self._run.observer.given_out(batch, self.num_queued)
-        return batch
-
-    @abstractmethod
-    def _pop(self) -> Batch | None: ...
 
     def end(self) -> None:
         """End the epoch. Candidates that have not been offered are dropped."""
@@ -242,10 +230,6 @@ class PlannedEpoch(Epoch):
     def num_batches(self) -> int | None:
         return self._num_planned
 
-    @property
-    def num_queued(self) -> int:
-        return sum(map(len, self._ready))
-
     def _know(self, candidates: IdBatches, batches: IdBatches) -> None:
         self._num_offered, self._num_planned = len(candidates.ids), len(batches)
         self._run.observer.offered(candidates.ids, 0, loaded=0)
@@ -277,8 +261,13 @@ class PlannedEpoch(Epoch):
         self._run.observer.offered(None, reached - self._counted, loaded=loaded)
         self._counted = reached
 
-    def _pop(self) -> Batch | None:
-        return self._ready.popleft() if self._ready else None
+    def take(self) -> Batch | None:
+        if not self._ready:
+            return None
+        batch = self._ready.popleft()
+        self.num_given += 1
+        self._run.observer.given_out(batch, sum(map(len, self._ready)))
+        return batch
 
     def move(self, device: torch.device) -> None:
         self._ready = deque(
@@ -319,10 +308,6 @@ class ScoredEpoch(Epoch):
     @property
     def most_ready(self) -> int:
         return self.queue.most_batches
-
-    @property
-    def num_queued(self) -> int:
-        return len(self.queue)
 
     def _know(self, candidates: IdBatches, batches: IdBatches) -> None:
         skipped = len(candidates.ids) - len(batches.ids)
@@ -420,8 +405,12 @@ class ScoredEpoch(Epoch):
         self._run.observer.stats.set_queued(len(self.queue))
         self.fraction = 1.0
 
-    def _pop(self) -> Batch | None:
-        return self.queue.pop()
+    def take(self) -> Batch | None:
+        batch = self.queue.pop()
+        if batch is not None:
+            self.num_given += 1
+            self._run.observer.given_out(batch, len(self.queue))
+        return batch
 
     def move(self, device: torch.device) -> None:
         self.queue.move(device)
