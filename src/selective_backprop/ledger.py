@@ -314,3 +314,14 @@ class Ledger(Columns):
 def _require_column(name: str, names: tuple[str, ...]) -> None:
     if name not in names:
         raise AttributeError(f"a ledger has no column {name!r}, only {', '.join(names)}")
+
+
+def occurrences(ids: Tensor) -> Tensor:
+    """Count, for each place, how often its id occurs before it.
+
+    >>> occurrences(torch.tensor([7, 3, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    in_order, order = ids.sort(stable=True)
+    before = torch.arange(len(ids)) - torch.searchsorted(in_order, in_order)
+    return torch.empty_like(before).index_copy_(0, order, before)

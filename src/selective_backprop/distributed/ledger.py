@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.distributed.ranks import Ranks
-from selective_backprop.ledger import Column, Ledger, LedgerRows
+from selective_backprop.ledger import Column, Ledger, LedgerRows, occurrences
 
 AnyLedger: TypeAlias = "Ledger | ShardedLedger"
 
@@ -164,7 +164,7 @@ class ShardedLedger:
             return Write(kind, ids, values, 0).apply(block)
         epochs = (codes // max(1, len(self))).to(torch.int32)
         # There are many writes, so all ids are applied at once; ids that were written twice are applied again.
-        occurrence, values = _occurrence(ids), values.view(-1, _KINDS[kind]).squeeze(1)
+        occurrence, values = occurrences(ids), values.view(-1, _KINDS[kind]).squeeze(1)
         for number in range(int(occurrence.max()) + 1 if len(ids) else 0):
             rows = (occurrence == number).nonzero().flatten()
             Write(kind, ids[rows], values[rows], epochs[rows]).apply(block)
@@ -264,14 +264,3 @@ def _last_of_each(keys: Tensor) -> Tensor:
     """
     keys, order = keys.sort(stable=True)
     return order[torch.cat([keys[1:] != keys[:-1], torch.ones(1, dtype=torch.bool)])]
-
-
-def _occurrence(ids: Tensor) -> Tensor:
-    """Count, for each place, how often its id occurs before it.
-
-    >>> _occurrence(torch.tensor([7, 3, 7, 7])).tolist()
-    [0, 0, 1, 2]
-    """
-    in_order, order = ids.sort(stable=True)
-    before = torch.arange(len(ids)) - torch.searchsorted(in_order, in_order)
-    return torch.empty_like(before).index_copy_(0, order, before)

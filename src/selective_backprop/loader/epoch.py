@@ -26,7 +26,7 @@ from selective_backprop.loader.saved_batch import loaded_batch, saved_batch
 from selective_backprop.loader.selector import Selector
 from selective_backprop.loader.source import AnySource, IndexedSource, Loaded
 from selective_backprop.loader.token_queue import TokenQueue
-from selective_backprop.sampler.id_batches import IdBatch, IdBatches
+from selective_backprop.sampler.id_batches import IdBatches
 from selective_backprop.sampler.parts import Parts
 from selective_backprop.sampler.planner import Planner
 from selective_backprop.types import Batch, Candidates
@@ -62,14 +62,9 @@ class Run:
         source, scorer = self.source, self.parts.scorer
         return isinstance(source, IndexedSource) and source.can_be_planned and scorer.plans(epoch)
 
-    def find_batch_size(self, largest: int) -> int:
-        """Set B from the first candidate batch. largest: its size, on the rank where it is largest."""
-        self.batch_size = max(1, round(largest * self.parts.method.batch_scale))
-        return self.batch_size
-
-    def load_batch_size(self, saved: int | None) -> None:
-        """Set B to that of a saved run."""
-        self.batch_size = saved
+    def set_batch_size(self, batch_size: int | None) -> None:
+        """Set B, when the first batch is loaded or a state."""
+        self.batch_size = batch_size
 
     def make_queue(self) -> Queue:
         """Make the queue of an epoch."""
@@ -157,7 +152,7 @@ class Epoch(ABC):
         if source.keep is not None:
             source.begin(itertools.chain.from_iterable(self._unpruned(source)), self.number, None)
         else:
-            source.begin(map(IdBatch, source.candidate_batches()), self.number, source.num_batches)
+            source.begin(source.candidate_batches(), self.number, source.num_batches)
 
     def _planned(self, source: IndexedSource) -> Iterator[IdBatches]:
         """Plan the epoch, when its first batch is asked for, and yield all its batches at once.
@@ -353,7 +348,9 @@ class ScoredEpoch(Epoch):
         """Split the candidates into the queue's columns. Raises if they could not share a training batch."""
         run = self._run
         if run.batch_size is None:
-            self.queue.set_batch_size(run.find_batch_size(largest))
+            batch_size = max(1, round(largest * run.parts.method.batch_scale))
+            run.set_batch_size(batch_size)
+            self.queue.set_batch_size(batch_size)
         columns = self.queue.columns_of(candidates.data, candidates.size)
         mixes = run.pad is None and run.parts.mixes_batches
         if mixes and columns and (problem := self._shapes_differ(columns)) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from selective_backprop.distributed.team import Team
-from selective_backprop.sampler.stats import COMBINATIONS, PHASES, Stats
+from selective_backprop.sampler.stats import COMBINATIONS, PHASES, Stats, quotient
 
 OnStats = Callable[[dict[str, float]], None]
 """Called with a flat dict of numbers: what happened since the last call."""
@@ -99,12 +99,8 @@ def _flat(by_name: dict[str, tuple[float, ...]]) -> dict[str, float]:
     """Combine the sums of all ranks. What is not known is left out."""
     total = {name: sum(values) for name, values in by_name.items()}
     found = {name: total[name] for name in _COUNTS} | {"batches": by_name["batches"][0]}
-    found["selectivity"] = _ratio(total["selected"], total["offered"])
-    found["mean_trained_loss"] = _ratio(total["loss_trained"], total["loss_num_trained"])
-    found["mean_candidate_loss"] = _ratio(total["loss_candidates"], total["loss_num_candidates"])
+    found["selectivity"] = quotient(total["selected"], total["offered"])
+    found["mean_trained_loss"] = quotient(total["loss_trained"], total["loss_num_trained"])
+    found["mean_candidate_loss"] = quotient(total["loss_candidates"], total["loss_num_candidates"])
     found |= {f"seconds_{phase}": max(by_name[f"seconds_{phase}"]) for phase in PHASES}
     return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _ratio(total: float, count: float) -> float:
-    return total / count if count else float("nan")

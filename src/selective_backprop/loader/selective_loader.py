@@ -505,7 +505,7 @@ class SelectiveLoader(LoaderAttributes):
         stateful = [source.transform] if hasattr(source.transform, "load_state_dict") else []
         parts = [self, run, source, run.selector, run.observer, self._reporting, self.stepper, self.stats]
         with unchanged_on_error(*parts, generators=source.generators(), stateful=[*stateful, run.parts]):
-            run.load_batch_size(state["batch_size"])
+            run.set_batch_size(state["batch_size"])
             for generator, saved in zip(source.generators(), state["generators"], strict=True):
                 generator.set_state(saved)
             if isinstance(source, StreamSource):

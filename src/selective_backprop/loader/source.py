@@ -264,12 +264,12 @@ class IndexedSource(Source):
 
     # ---- the user's ids
 
-    def candidate_batches(self) -> Iterator[Tensor]:
+    def candidate_batches(self) -> Iterator[IdBatch]:
         """Yield the user's batches of ids for one epoch, as the sampler draws them."""
         for ids in self._drawn():
             ids = ids.to(torch.int64)
             self._require_known(ids)
-            yield ids
+            yield IdBatch(ids)
 
     def all_candidates(self) -> IdBatches:
         """Collect the user's batches of ids for one epoch, without pruned ids. Raises if they do not seem to end."""

@@ -21,7 +21,6 @@ from selective_backprop.inference import NoTrace, calls_of, device_of, preserved
 from selective_backprop.loader.source import IndexedSource
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, untouched_generators
 from selective_backprop.losses import default_forward, require_finite
-from selective_backprop.sampler.id_batches import IdBatch
 from selective_backprop.sampler.stats import Stats
 from selective_backprop.types import Forward
 
@@ -145,7 +144,7 @@ def _by_id(model: nn.Module, loader: Iterable[Any], compute: Callable[[Any], Ten
     no_trace, device, result = NoTrace(model), device_of(model), torch.empty(0)
     source = IndexedSource(loader, device, None, Stats())  # type: ignore[arg-type]
     with untouched_generators(generator_owners(loader)), preserved_rng(device):  # loading draws too
-        source.begin(map(IdBatch, source.candidate_batches()), 0, None)
+        source.begin(source.candidate_batches(), 0, None)
         while (loaded := source.next()) is not None:
             ids, data = loaded.candidates.ids, loaded.candidates.data
             assert ids is not None and source.num_examples is not None

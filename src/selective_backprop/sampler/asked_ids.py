@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.ledger import occurrences
 from selective_backprop.sampler.id_batches import NO_IDS
 
 Places = Tensor | slice
@@ -180,11 +181,5 @@ class AskedIds:
 
 
 def _numbered(ids: Tensor) -> Tensor:
-    """Turn ids into keys that are all different: the id, and how often it occurred before.
-
-    >>> _numbered(torch.tensor([5, 5])).unique().numel()
-    2
-    """
-    in_order, order = ids.sort(stable=True)
-    before = torch.arange(len(ids)) - torch.searchsorted(in_order, in_order)
-    return torch.empty_like(ids).index_copy_(0, order, in_order * (2**20) + before)
+    """Turn ids into keys that are all different: the id, and how often it occurred before."""
+    return ids * (2**20) + occurrences(ids)

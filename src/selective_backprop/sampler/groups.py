@@ -13,6 +13,7 @@ from torch import Tensor
 
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import as_numbers
+from selective_backprop.sampler.stats import quotient
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,6 @@ def stats_by_group(groups: Tensor, ledger: Ledger) -> dict[int, GroupStats]:
     columns = (torch.ones(len(groups)), ledger.loss.nan_to_num(0.0), ~ledger.loss.isnan(), ledger.selected)
     parts = zip(numbers.tolist(), *map(total, (*columns, ledger.offered)), strict=True)
     return {
-        number: GroupStats(int(size), _quotient(losses, known), _quotient(trained, offered))
+        number: GroupStats(int(size), quotient(losses, known), quotient(trained, offered))
         for number, size, losses, known, trained, offered in parts
     }
-
-
-def _quotient(one: float, other: float) -> float:
-    return one / other if other else float("nan")

@@ -63,7 +63,7 @@ class Stats:
     @property
     def selectivity(self) -> float:
         """Fraction of the offered candidates that was selected so far."""
-        return (self.trained + self.queued) / self.offered if self.offered else float("nan")
+        return quotient(self.trained + self.queued, self.offered)
 
     @property
     def mean_trained_loss(self) -> float:
@@ -72,7 +72,7 @@ class Stats:
         Do not compare it with the training loss of plain training: methods that select hard examples make it higher.
         NaN before `loader.loss` is called, or if the loss function does not tell the loss of each example.
         """
-        return _mean(self.loss_sums["trained"], self.loss_sums["num_trained"])
+        return quotient(self.loss_sums["trained"], self.loss_sums["num_trained"])
 
     @property
     def mean_candidate_loss(self) -> float:
@@ -80,7 +80,7 @@ class Stats:
 
         NaN if there was no selection pass, or if the method scores by something else than the model's loss.
         """
-        return _mean(self.loss_sums["candidates"], self.loss_sums["num_candidates"])
+        return quotient(self.loss_sums["candidates"], self.loss_sums["num_candidates"])
 
     def count(self, **more: int) -> None:
         """Add to these counts, such as `count(trained=32, batches=1)`."""
@@ -160,5 +160,6 @@ COMBINATIONS: dict[str, Combination] = {statistic.name: statistic.metadata["comb
 """How ranks combine each statistic. If a statistic does not declare it, importing this module raises a KeyError."""
 
 
-def _mean(total: float, count: float) -> float:
+def quotient(total: float, count: float) -> float:
+    """Divide, or return NaN if there is nothing to divide by."""
     return total / count if count else float("nan")
