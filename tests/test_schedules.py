@@ -45,6 +45,30 @@ def test_on_in_epoch():
     assert [schedule.on_in_epoch(e, 10, num_epochs=10) for e in range(10)] == [2 <= e < 5 for e in range(10)]
 
 
+class OddBatches(Schedule):
+    """On at the first and the last of three batches, and not in between."""
+
+    def is_on(self, epochs_done, batch_idx, num_epochs=None):
+        return batch_idx % 2 == 0
+
+
+WINDOWS = [
+    Schedule(),
+    Schedule(warmup_epochs=1.5),
+    Schedule(start=0.25, end=0.55),
+    Schedule(interrupt=3),
+    Schedule(end=0),
+]
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 2, 3, 10])
+@pytest.mark.parametrize("schedule", [*WINDOWS, OddBatches()], ids=repr)
+def test_on_in_a_whole_epoch_is_what_every_batch_says(schedule, num_batches):
+    for epoch in range(6):
+        says = [schedule.is_on(epoch + i / num_batches, i, 5) for i in range(num_batches)]
+        assert schedule.on_in_whole_epoch(epoch, num_batches, 5) == all(says)
+
+
 def schedules():
     return [Schedule(interrupt=2), VariableStart(threshold=1.0)]
 

@@ -90,6 +90,13 @@ class Schedule:
             return epoch >= self.warmup_epochs
         return any(self.is_on(epoch + i / num_batches, i, num_epochs) for i in range(num_batches))
 
+    def on_in_whole_epoch(self, epoch: int, num_batches: int, num_epochs: int | None = None) -> bool:
+        """Whether selection is on for every candidate batch of the epoch."""
+        batches = range(num_batches)
+        if type(self).is_on is Schedule.is_on and not self.interrupt:
+            batches = batches[:: max(1, num_batches - 1)]  # a window that has the first and the last batch has all
+        return all(self.is_on(epoch + i / num_batches, i, num_epochs) for i in batches)
+
     def observe(self, scores: Tensor) -> None:
         """Take note of scores of candidates. This schedule ignores them; subclasses may use them."""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -208,7 +209,7 @@ def take_rows(column: Column, positions: Tensor) -> Column:
 
 def move(value: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Move every tensor in the value to the device. With non_blocking, copies from pinned memory do not wait."""
-    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    return map_tensors(value, operator.methodcaller("to", device, non_blocking=non_blocking))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

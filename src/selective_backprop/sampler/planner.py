@@ -103,8 +103,10 @@ class Planner:
     def _is_on(self, sizes: Tensor, epoch: int) -> Tensor | None:
         """Return (n,) bool: whether selection is on for each candidate. None if it is on for all of them."""
         schedule, num_epochs, count = self._parts.schedule, self._parts.num_epochs, len(sizes)
+        if schedule.on_in_whole_epoch(epoch, count, num_epochs):
+            return None
         on = torch.tensor([schedule.is_on(epoch + i / count, i, num_epochs) for i in range(count)], dtype=torch.bool)
-        return None if bool(on.all()) else on.repeat_interleave(sizes)
+        return on.repeat_interleave(sizes)
 
     def _decide(self, ids: Tensor, on: Tensor | None, epoch: int) -> _Loads:
         """Decide about the candidates of one block. All ranks must call this."""
