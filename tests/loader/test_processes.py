@@ -2,17 +2,19 @@
 
 import os
 import signal
-import subprocess
-import sys
+import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.helpers import Noisy, make_loader, make_model, train
 from tests.lab.command_line import run_function
-from tests.processes import ENVIRONMENT, ROOT
+from tests.processes import leave
 
 METHODS = {
     "sb": lambda: sb.selective_backprop(0.4),
@@ -66,41 +68,29 @@ def test_5_killed_and_resumed_in_another_process(method, tmp_path):
     assert same(results[0]["model"], results[1]["model"])
 
 
-WRAPPED = """
-import sys
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-import selective_backprop as sb
-from tests.helpers import make_loader, make_model
-
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-calls = []
 class Wrapper(nn.parallel.DistributedDataParallel):
+    """Remembers for what it was called."""
+
     def forward(self, *inputs):
-        calls.append(torch.is_grad_enabled())
+        self.__dict__.setdefault("calls", []).append(torch.is_grad_enabled())
         return super().forward(*inputs)
 
-ddp = Wrapper(make_model())
-sharded = make_model()
-fully_shard(sharded)
-for model in (ddp, sharded):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loader = make_loader(sb.selective_backprop(0.4), model=model, num_epochs=2)
-    for _ in range(2):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loader.loss(model(inputs), targets).backward()
-            optimizer.step()
-    # What waits when the second epoch begins is not scored again.
-    assert loader.stats.scored + loader.stats.skipped_before_loading == 406, loader.stats
-assert calls and all(calls), "the wrapper is called for training only"
-dist.destroy_process_group()
-"""
+
+def train_wrapped_models(store):
+    """In a process of its own."""
+    warnings.simplefilter("error", UserWarning)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    ddp, sharded = Wrapper(make_model()), make_model()
+    fully_shard(sharded)
+    for model in (ddp, sharded):
+        loader = make_loader(sb.selective_backprop(0.4), model=model, num_epochs=2)
+        train(loader, model, 2)
+        assert loader.stats.scored + loader.stats.skipped_before_loading == 406, loader.stats
+    assert ddp.calls and all(ddp.calls), "the wrapper is called for training only"
+    dist.destroy_process_group()
+    leave()
 
 
 def test_ddp_and_fsdp_models_are_scored_without_side_effects_on_the_wrapper(tmp_path):
-    command = [sys.executable, "-W", "error::UserWarning", "-c", WRAPPED, str(tmp_path / "store")]
-    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    result = run_function(train_wrapped_models, tmp_path / "store")
     assert result.returncode == 0, result.stderr
