@@ -153,6 +153,7 @@ class Stats:
 STATS_FORM = {name: type(value) for name, value in Stats().state_dict().items()} | {
     "loss_sums": dict.fromkeys(_LOSSES, float),
     "seconds": dict.fromkeys(PHASES, float),
+    "skipped_before_loading": float,  # below 0 on a rank that loads ids of others; the sum over ranks is not
 }
 """The form of saved statistics."""
 
