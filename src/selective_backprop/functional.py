@@ -26,6 +26,8 @@ def beta_from_selectivity(selectivity: float) -> float:
     >>> beta_from_selectivity(0.25)
     3.0
     """
+    if not isinstance(selectivity, int | float):
+        raise TypeError(f"selectivity must be a number in (0, 1], got {selectivity!r}")
     if not 0 < selectivity <= 1:
         raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
     return 1 / selectivity - 1

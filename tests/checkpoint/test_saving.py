@@ -197,6 +197,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(copied):
     assert same(parts["model"].state_dict(), make_model().state_dict())
 
 
+def test_another_optimizer_is_refused(tmp_path):
+    loader, model = make_loader(sb.traditional()), make_model()
+    sb.save_checkpoint(tmp_path, loader, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    other = torch.optim.Adam(model.parameters(), lr=0.5)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(
+        ValueError, match=r"parts/optimizer was saved by another optimizer than this Adam.* lack .*betas"
+    ):
+        sb.load_checkpoint(tmp_path, loader, optimizer=other)
+    assert same(before, other.state_dict())
+    assert sb.load_checkpoint(tmp_path, loader, optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+
+
 def test_another_data_set_or_method_is_refused(copied):
     folder, _ = copied
     _, parts = make_run()

@@ -526,6 +526,22 @@ def test_a_state_that_does_not_fit_changes_nothing(change, error):
         make(sb.ledger_backprop(max_age=5)).load_state_dict(before)
 
 
+@pytest.mark.parametrize("option", ["forward", "transform", "pad"])
+def test_a_function_that_is_none(option):
+    with pytest.raises(TypeError, match=f"{option} must be a function, got 5"):
+        sb.SelectiveLoader([], torch.nn.Linear(1, 1), torch.nn.MSELoss(), sb.traditional(), **{option: 5})
+
+
+def test_options_of_methods_that_are_no_numbers():
+    for method in (sb.selective_backprop, sb.top_k, sb.random_backprop, sb.kath18):
+        with pytest.raises(TypeError, match=r"selectivity must be a number in \(0, 1\], got 'a'"):
+            method("a")
+    with pytest.raises(TypeError, match=r"loss_share must be a number in \(0, 1\], got 'a'"):
+        sb.ledger_backprop(loss_share="a")
+    with pytest.raises(TypeError, match="method must be a Method"):
+        sb.diet(method=None, scores=[0.1, 0.2])
+
+
 def test_options_that_torch_would_stumble_over():
     with pytest.raises(ValueError, match="seed must be from"):
         make(seed=2**70)

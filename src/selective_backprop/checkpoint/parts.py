@@ -72,7 +72,14 @@ def load_part(name: str, part: Any, tensors: dict[str, Tensor], own: Any) -> Non
         state = {number: dict(values) for number, values in own["state"].items()}
         for number, key in own["shared"]:
             state[number][key] = shared[f"{number}/{key}"]
+        before = [set(group) for group in part.param_groups]
         part.load_state_dict({"state": state, "param_groups": own["param_groups"]})
+        # torch adds what a later version of the same optimizer knows, so what is missing now is of another one.
+        if missing := [name for had, group in zip(before, part.param_groups, strict=True) for name in had - set(group)]:
+            raise ValueError(
+                f"{name} was saved by another optimizer than this {type(part).__name__}: its groups of parameters lack "
+                f"{', '.join(sorted(set(missing)))}"
+            )
     else:
         part.load_state_dict(own)
 

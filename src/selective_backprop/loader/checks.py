@@ -88,6 +88,13 @@ def check_batch_tokens(
         )
 
 
+def check_functions(**functions: Any) -> None:
+    """Raise if one of the user's functions cannot be called."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, got {function!r:.100}")
+
+
 def check_on_stats(on_stats: Any) -> None:
     """Raise if the function for statistics cannot work."""
     if on_stats is not None and not callable(on_stats):

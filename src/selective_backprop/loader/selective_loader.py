@@ -30,6 +30,7 @@ from selective_backprop.loader.checks import (
     check_arguments,
     check_audit,
     check_batch_tokens,
+    check_functions,
     check_on_stats,
     check_ranks,
     check_source,
@@ -124,6 +125,7 @@ class SelectiveLoader(LoaderAttributes):
         with fails_on_all(ranks, "could not start"):  # if one rank raises, all do, so that none waits for it forever
             check_arguments(loader, model, method, batch_size=batch_size, num_epochs=num_epochs, seed=seed)
             check_batch_tokens(batch_tokens, batch_size=batch_size, pad=pad, method=method, ranks=ranks)
+            check_functions(forward=forward, transform=transform, pad=pad)
             check_on_stats(on_stats)
             self._follows_model = device is None
             place = torch.device(device) if device is not None else device_of(model)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from selective_backprop.method import Method
+from selective_backprop.method import Method, require_method
 from selective_backprop.pruning.prune import keep_after_pruning
 
 
@@ -33,6 +33,7 @@ def diet(
     >>> diet(method=traditional(), scores=torch.tensor([0.1, 0.9, 0.5, 0.7])).keep.tolist()
     [False, True, True, True]
     """
+    require_method(method)
     keep = keep_after_pruning(scores, prune, highest=highest, classes=classes)
     if method.keep is not None:
         keep = keep & method.keep

@@ -52,6 +52,8 @@ class LossSharePolicy(Policy):
         keep_at_least: float = 0.0,
         skip_at_least: float = 0.0,
     ) -> None:
+        if not isinstance(loss_share, int | float):
+            raise TypeError(f"loss_share must be a number in (0, 1], got {loss_share!r}")
         if not 0 < loss_share <= 1:
             raise ValueError(f"loss_share must be in (0, 1], got {loss_share}")
         if not cap >= 1:
