@@ -81,7 +81,7 @@ def score(
     screen.note("  " + shlex.join(["selective-backprop", "train", *which, *method]))
     screen.result(
         {"out": out, "networks": folder, "examples": len(scores), "epochs": epochs}
-        | {"seeds": seeds, "rank_correlations": pairs, "classes": [row._asdict() for row in classes]}
+        | {"seeds": seeds, "rank_correlations": pairs, "classes": classes}
     )
 
 
@@ -117,8 +117,7 @@ def prune(
     warning = warning_about(classes, left_out / len(keep))
     if warning:
         warn(f"warning: some classes lose far more than others. {warning}")
-    told = [row._asdict() for row in classes]
-    screen.result({"kept": kept, "left_out": left_out, "classes": told, "warning": warning or None})
+    screen.result({"kept": kept, "left_out": left_out, "classes": classes, "warning": warning or None})
 
 
 diet_app = make_app(

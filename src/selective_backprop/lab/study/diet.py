@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,8 @@ def _score(training: Training, images: Tensor, labels: Tensor, measure: Measure)
     return sb.pruning.score_examples(training.model, loader, measure=measure, forward=forward)
 
 
-class ClassScores(NamedTuple):
+@dataclass(frozen=True)
+class ClassScores:
     """The scores of one class, and how much of it a pruning leaves out."""
 
     name: str
@@ -92,9 +94,9 @@ def summarise(scores: Tensor, keep: Tensor, labels: Tensor, classes: Sequence[st
 
     >>> scores, labels = torch.tensor([0.1, 0.9, 0.5, 0.7]), torch.tensor([0, 1, 0, 1])
     >>> for row in summarise(scores, sb.pruning.keep_after_pruning(scores, 0.5), labels, ("cat", "dog")):
-    ...     print(*row)
-    cat 2 0.1... 0.1... 0.5 2
-    dog 2 0.69... 0.69... 0.89... 0
+    ...     print(row.name, row.examples, row.median, row.pruned)
+    cat 2 0.1... 2
+    dog 2 0.69... 0
     """
     rows = []
     for label, name in enumerate(classes):
