@@ -273,7 +273,7 @@ def test_a_table_cannot_name_images_on_this_machine(tmp_path):
     cells = [{"bytes": None, "path": str(secret)}] * len(table)
     table = table.set_column(0, "image", pa.array(cells, table.schema.field("image").type))
     pq.write_table(table, tmp_path / "mine" / "train.parquet")
-    with pytest.raises(ValueError, match=r"holds no image but .*secret.png.*a path is not opened"):
+    with pytest.raises(ValueError, match=r"holds no image but .*'path': .*a path is not opened"):
         load_images(tmp_path / "mine", cache_dir=tmp_path / "cache")
 
 

@@ -194,9 +194,7 @@ def test_a_threshold_that_is_no_number_is_refused():
 def test_a_variable_start_refuses_another_schedules_state():
     schedule = sb.schedules.VariableStart(threshold=1.0)
     schedule.observe(torch.tensor([0.0, 1.0]))
-    with pytest.raises(
-        ValueError, match=r"the saved schedule has \['on'\], but a VariableStart has \['tau', 'unobserved'\]"
-    ):
+    with pytest.raises(ValueError, match="the saved state's schedule lacks tau, unobserved"):
         schedule.load_state_dict({"on": True})
     other = sb.schedules.VariableStart(threshold=1.0)
     other.load_state_dict(schedule.state_dict())
@@ -459,7 +457,6 @@ def test_loss_share_at_its_limits():
     half = sb.policies.LossSharePolicy(loss_share=0.5)
     assert len(half.select(torch.zeros(50), generator()).positions) == 50  # nothing is known to be easier
     assert half.select(torch.ones(1), generator()).positions.tolist() == [0]
-    assert len(half.select(torch.ones(0), generator()).positions) == 0
 
 
 def test_a_loss_share_of_equal_losses_is_that_share_of_them_by_lot():

@@ -83,7 +83,8 @@ def run_in_turns(
                 make_subfolder(out, entry.folder)  # refuses a link on its path, which may lead out of the experiment
             folder = RunFolder(out / entry.folder, entry.as_json(), load(entry.settings).fingerprint)
             stack.callback(folder.close)
-            if len(records := folder.records()) == entry.settings.epochs:
+            # A run alone always reads its checkpoint, which tells damaged files and writes lost records again.
+            if not entry.is_alone and len(records := folder.records()) == entry.settings.epochs:
                 results[entry] = records
                 show(entry, records[-1])
             else:
