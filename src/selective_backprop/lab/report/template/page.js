@@ -32,7 +32,8 @@ async function draw(element) {
   const id = element.id, figure = page.figures[id], chart = element.querySelector(".chart");
   const theme = page.themes[dark.matches ? "dark" : "light"];
   const spec = {width: "container", height: 260, description: chart.getAttribute("aria-label"), ...figure.spec,
-    data: {name: "rows", values: shownRows(id)}};
+    // On the right there is room for half a label of a tick that stands at the end of its axis.
+    padding: {left: 5, top: 5, right: 16, bottom: 5}, data: {name: "rows", values: shownRows(id)}};
   // Legends wrap by the room there is: bars have long names on their left, phones have little of it anyway.
   const room = chart.clientWidth * (figure.spec.mark === "bar" ? 0.65 : 1) - 80, fields = [...legendFields(figure.spec)];
   const longest = Math.max(...spec.data.values.flatMap(row => fields.map(field => String(row[field] ?? "").length)));
