@@ -87,7 +87,7 @@ def test_nothing_is_cut_off(browser, site):
         browser.new_page(viewport={"width": width, "height": 900}, java_script_enabled=False) for width in (1280, 390)
     )
     for path in sorted(site.rglob("*.html")):
-        wide.goto(path.as_uri(), wait_until="domcontentloaded")
+        wide.goto(path.as_uri(), wait_until="load")
         assert wide.evaluate(CUT_OFF) == [], path.relative_to(site)
         if path.name in (
             "index.html",
@@ -96,7 +96,7 @@ def test_nothing_is_cut_off(browser, site):
             "quickstart.html",
             "selective_backprop.html",
         ):
-            phone.goto(path.as_uri(), wait_until="domcontentloaded")
+            phone.goto(path.as_uri(), wait_until="load")
             assert "the page itself" not in phone.evaluate(CUT_OFF), path.relative_to(site)
     for path in ("leaderboard.html", "leaderboard-small.html"):
         wide.goto((site / path).as_uri())
