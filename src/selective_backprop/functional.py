@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from selective_backprop.inference import NoTrace
+from selective_backprop.options import require_numbers
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 _UNIT = 1 << 32  # probability 1 in the integer arithmetic of systematic_sample
@@ -26,8 +27,7 @@ def beta_from_selectivity(selectivity: float) -> float:
     >>> beta_from_selectivity(0.25)
     3.0
     """
-    if not isinstance(selectivity, int | float):
-        raise TypeError(f"selectivity must be a number in (0, 1], got {selectivity!r}")
+    require_numbers(selectivity=selectivity)
     if not 0 < selectivity <= 1:
         raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
     return 1 / selectivity - 1
@@ -39,6 +39,7 @@ def selectivity_from_beta(beta: float) -> float:
     >>> selectivity_from_beta(3)
     0.25
     """
+    require_numbers(beta=beta)
     if not 0 <= beta < float("inf"):
         raise ValueError(f"beta must be a number >= 0, got {beta}")
     return 1 / (beta + 1)
@@ -172,7 +173,7 @@ def is_outlier(losses: Tensor, *, ordered: Tensor | None = None) -> Tensor:
     An outlier is more than 100 times as large as the bound below which 99% of the losses lie, or all but ten of them if
     that is more. So a loss is compared with other hard examples, not with the mean: if most examples are learned and a
     few are not, those few are no outliers. Nor are the examples of a rare class with more than ten of them. Among fewer
-    than 20 losses there is no outlier.
+    than 20 losses there is no outlier, nor if the bound is 0: then nothing is left of all losses but these few.
 
     ordered: the same losses in falling order, if they are sorted already. This saves most of the time.
 
@@ -185,7 +186,7 @@ def is_outlier(losses: Tensor, *, ordered: Tensor | None = None) -> Tensor:
     number = max(1 + int(0.99 * (len(losses) - 1)), len(losses) - 10)
     # torch.quantile takes no more than 2 ** 24 values.
     within = losses.kthvalue(number).values if ordered is None else ordered[-number]
-    return losses > 100 * within
+    return (losses > 100 * within) & (within > 0)
 
 
 def highest(scores: Tensor, num_selected: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -274,7 +275,9 @@ def softmax_distance(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the L2 distance between softmax(outputs) and the one-hot (or soft) target of each example.
 
     It is also the norm of the gradient of the cross-entropy with respect to the outputs. Up to a factor, that is an
-    upper bound of the gradient norm with respect to all parameters (Katharopoulos and Fleuret 2018).
+    upper bound of the gradient norm with respect to all parameters (Katharopoulos and Fleuret 2018). So it is 0 for
+    targets that are ignored, which are class indices below 0. Half precision is computed in float32: all easy examples
+    would have the same distance otherwise.
 
     >>> softmax_distance(torch.tensor([[100.0, 0.0], [100.0, 0.0]]), torch.tensor([0, 1])).tolist()
     [0.0, 1.4142...]
@@ -289,10 +292,21 @@ def softmax_distance(outputs: Tensor, targets: Tensor) -> Tensor:
             f"targets must be class indices, shape (N,), or probabilities of the shape of outputs, "
             f"{tuple(outputs.shape)}; got {targets.dtype} of shape {tuple(targets.shape)}"
         )
+    outputs = at_least_float32(outputs)
+    counts = None
     if targets.dim() == 1:
-        targets = F.one_hot(targets.long(), outputs.shape[1])
+        counts, targets = targets >= 0, F.one_hot(targets.long().clamp(min=0), outputs.shape[1])
     distances: Tensor = torch.linalg.vector_norm(outputs.softmax(1) - targets.to(outputs.dtype), dim=1)
-    return distances
+    return distances if counts is None else distances * counts
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32.
+
+    >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, at_least_float32(torch.ones(1).double()).dtype
+    (torch.float32, torch.float64)
+    """
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def flip_coins(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.files.writing import write_table
 from selective_backprop.ledger import Column, Event, LedgerRows
 from selective_backprop.losses import as_ids, as_numbers
+from selective_backprop.options import require_numbers
 
 SMALLEST_VARIANCE = 1e-8
 """Rewards with a smaller variance differ by rounding alone."""
@@ -32,8 +33,7 @@ def prompt_column(*, half_life: float = 100, right_at: float = 0.5) -> dict[str,
         right_at: if all rewards of a group are equal, they are right from this reward on, and wrong below it.
     """
     for name, value in (("half_life", half_life), ("right_at", right_at)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{name} must be a number, got {value!r}")
+        require_numbers(**{name: value})
         if value != value:
             raise ValueError(f"{name} must be a number, got {value}")
     if not half_life > 0:

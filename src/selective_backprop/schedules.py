@@ -10,6 +10,7 @@ from torch import Tensor
 
 from selective_backprop.files.forms import require_form
 from selective_backprop.functional import should_selective_backprop
+from selective_backprop.options import require_numbers
 
 _MOMENTUM = 0.9  # weight of the earlier estimate of tau in its running mean
 _PROBE_EVERY = 10  # while selection is off, a candidate batch is scored after so many without training losses
@@ -36,6 +37,7 @@ class Schedule:
     """Whether `observe_losses` uses training losses, so that the user's loop must report them."""
 
     def __post_init__(self) -> None:
+        require_numbers(warmup_epochs=self.warmup_epochs, start=self.start, end=self.end)
         if not self.warmup_epochs >= 0:  # also if it is NaN
             raise ValueError(f"warmup_epochs must be >= 0, got {self.warmup_epochs}")
         if not 0 <= self.start <= 1 or not 0 <= self.end <= 1:
@@ -149,6 +151,7 @@ class VariableStart(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_numbers(threshold=self.threshold)
         if not self.threshold >= 0:  # NaN is not, either
             raise ValueError(f"threshold must be a number >= 0, got {self.threshold}")
 

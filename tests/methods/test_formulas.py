@@ -45,6 +45,19 @@ def test_distance_takes_soft_targets():
         SF.softmax_distance(outputs[:, 0], soft)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_distance_in_half_precision_is_that_of_the_same_outputs_in_full(dtype):
+    outputs = torch.tensor([[9.0, 0.0, 0.0], [7.0, 0.0, 0.0]], dtype=dtype)
+    got, indices = SF.softmax_distance(outputs, torch.tensor([0, 0])), torch.tensor([0, 0])
+    assert torch.equal(got, SF.softmax_distance(outputs.float(), indices))
+
+
+def test_distance_is_the_gradient_of_the_loss_also_of_ignored_targets():
+    outputs, targets = torch.randn(4, 3, requires_grad=True), torch.tensor([0, -100, 2, 1])
+    F.cross_entropy(outputs, targets, reduction="sum").backward()
+    torch.testing.assert_close(SF.softmax_distance(outputs.detach(), targets), outputs.grad.norm(dim=1))
+
+
 # ---- predicted_selective_backprop
 
 
@@ -94,6 +107,17 @@ def test_variance_reduction_is_kath18s(losses):
     schedule = sb.schedules.VariableStart(threshold=1.0)
     schedule.observe(torch.tensor(losses))
     assert schedule.state_dict()["tau"] == pytest.approx(reference.variance_reduction(losses))
+
+
+def test_a_step_of_unbiased_kath18_has_the_expected_loss_of_a_plain_step():
+    losses, draws = torch.rand(24, generator=generator()) + 0.1, generator()
+    policy = sb.methods.kath18(1 / 4, unbiased=True).policy
+    selections = [policy.select(losses, draws) for _ in range(4000)]
+    assert all(len(selection.positions) == 6 for selection in selections)
+    weights = torch.stack([selection.weights for selection in selections])
+    steps = (weights * torch.stack([losses[selection.positions] for selection in selections])).mean(1)
+    assert steps.mean() == pytest.approx(float(losses.mean()), rel=1e-4), "draws in proportion have no variance"
+    assert weights.mean() == pytest.approx(1, abs=0.02), "so an example weighs a quarter per epoch"
 
 
 def test_kath18_starts_when_losses_are_uneven_enough():

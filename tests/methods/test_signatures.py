@@ -3,10 +3,14 @@
 import inspect
 
 import pytest
+import torch
 
 import selective_backprop as sb
 from selective_backprop.methods import __all__ as NAMES
-from selective_backprop.methods.options import WindowOptions
+from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, WindowOptions
+from selective_backprop.scorers.selection_record import SelectionRecord
+
+SHARED = (PercentileOptions, ScheduleOptions, WindowOptions)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,3 +53,26 @@ def test_the_method_that_we_recommend_first_has_at_most_eleven_options():
 def test_options_that_a_method_does_not_have_are_refused():
     with pytest.raises(TypeError, match="ledger_percentile has no option loss_share; there are beta, end"):
         sb.methods.ledger_percentile(0.5, loss_share=0.9)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "traditional"])
+def test_options_that_are_still_text_are_refused_by_their_name(name):
+    """A command line or a file of settings gives "0.5" and "False" unless somebody turns them into numbers."""
+    make, record = getattr(sb.methods, name), SelectionRecord(2)
+    record.add_ids(torch.tensor([0]))
+    given = {
+        "diet": {"method": sb.traditional(), "scores": [0.1, 0.2]},
+        "reducible_loss": {"reference": torch.zeros(2)},
+        "recorded_backprop": {"record": record},
+    }
+    options = {}
+    for one in inspect.signature(make).parameters.values():
+        kinds = next((kind.__annotations__ for kind in SHARED if kind.__name__ in str(one.annotation)), None)
+        options |= {one.name: one.annotation} if kinds is None else {key: str(kind) for key, kind in kinds.items()}
+    tried = 0
+    for option, kind in options.items():
+        if any(word in kind for word in ("int", "float", "bool")) and "Sequence" not in kind:
+            with pytest.raises((TypeError, ValueError), match=f"{option} must be .*got .*'0.5'"):
+                make(**given.get(name, {}), **{option: "0.5"})
+            tried += 1
+    assert tried

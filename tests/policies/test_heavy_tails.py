@@ -152,6 +152,16 @@ def test_the_rest_is_skipped_where_a_few_examples_are_still_to_be_learned(share,
     assert len(positions) == 1000 and int((positions < number).sum()) == number
 
 
+@pytest.mark.parametrize("count", [1, 5, 10, 11])
+def test_the_rest_is_skipped_if_its_losses_are_all_zero(count):
+    losses = torch.cat([torch.zeros(1000 - count), torch.linspace(0.1, 1, count)])
+    policy = sb.ledger_backprop().policy
+    assert policy.keep_fraction(losses) == 0.1
+    selected = policy.select(losses, torch.Generator().manual_seed(0)).positions
+    assert len(selected) == 100
+    assert set(range(1000 - count, 1000)) <= set(selected.tolist())
+
+
 def test_no_loss_counts_for_more_than_20_times_the_mean():
     """1% of the losses are 50 and the others 0.5 to 1.5. The mean is 1.49, so these 1% count for 29.8 each."""
     others = torch.linspace(0.5, 1.5, 9900)

@@ -237,7 +237,7 @@ def test_top_k_decides_ties_by_lot():
         (lambda: PercentilePolicy(selectivity=0.5, beta=1), "give either selectivity or beta"),
         (lambda: PercentilePolicy(beta=-1), "beta must be a number >= 0, got -1"),
         (lambda: PercentilePolicy(selectivity=1.5), r"selectivity must be in \(0, 1\], got 1.5"),
-        (lambda: PercentilePolicy(beta=1, history_size=0), "history size must be at least 1, got 0"),
+        (lambda: PercentilePolicy(beta=1, history_size=0), "history_size must be a whole number >= 1, got 0"),
         (lambda: PercentilePolicy(beta=1, paper="False"), "paper must be true or false, got 'False'"),
         (lambda: UniformPolicy(selectivity=0), r"selectivity must be in \(0, 1\], got 0"),
         (lambda: TopKPolicy(selectivity=-1), r"selectivity must be in \(0, 1\], got -1"),

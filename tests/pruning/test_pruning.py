@@ -512,7 +512,8 @@ def reference_keep(scores, prune, highest, classes):
     for label in set(classes):
         ids = [i for i, score in enumerate(scores) if classes[i] == label and not math.isnan(score)]
         ids.sort(key=lambda i: (scores[i], i))
-        low, high = round(prune * len(ids)), round(highest * len(ids))
+        low = min(round(prune * len(ids)), max(0, len(ids) - 1))
+        high = min(round(highest * len(ids)), max(0, len(ids) - 1 - low))
         for i in ids[:low] + ids[len(ids) - high :]:
             keep[i] = False
     return keep
@@ -547,6 +548,14 @@ def test_an_easy_class_is_not_lost_when_classes_are_balanced():
     scores, classes = torch.arange(20.0), torch.arange(20) // 10
     assert int(keep_after_pruning(scores, 0.5)[:10].sum()) == 0
     assert keep_after_pruning(scores, 0.5, classes=classes).tolist() == ([False] * 5 + [True] * 5) * 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_small_class_is_not_lost_by_rounding(size):
+    scores, classes = torch.arange(100.0 + size), torch.tensor([0] * size + [1] * 100)
+    kept = keep_after_pruning(scores, 0.65, highest=0.23, classes=classes)
+    assert int(kept[:size].sum()) == 1
+    assert int(kept[size:].sum()) == 12
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array, list, tuple])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from selective_backprop.functional import softmax_distance
 from selective_backprop.method import Method
 from selective_backprop.methods.options import ScheduleOptions
+from selective_backprop.options import require_flags
 from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
 from selective_backprop.schedules import Schedule, VariableStart
 from selective_backprop.scorers import DiverseScorer, ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
@@ -48,6 +49,7 @@ def kath18(
     measures = {"loss": None, "gradient_norm": softmax_distance}
     if score not in measures:
         raise ValueError(f"score must be one of {', '.join(measures)}, got {score!r}")
+    require_flags(variable_start=variable_start)
     policy = ImportancePolicy(selectivity=selectivity, unbiased=unbiased)
     when = Schedule(**schedule)
     if variable_start:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypedDict
 
 from selective_backprop.method import Method
+from selective_backprop.options import require_numbers
 from selective_backprop.policies import PercentilePolicy
 from selective_backprop.schedules import Schedule
 from selective_backprop.types import Scorer
@@ -47,3 +49,10 @@ def percentile_method(name: str, scorer: Scorer, selectivity: float | None, opti
         selectivity = 1 / 3
     policy = PercentilePolicy(selectivity=selectivity, **of_policy)  # type: ignore[arg-type]
     return Method(name, scorer, policy, Schedule(**timing))  # type: ignore[arg-type]
+
+
+def first_selecting_epoch(options: PercentileOptions) -> int:
+    """Return the first epoch that begins after the warm-up."""
+    warmup_epochs = options.get("warmup_epochs", 0)
+    require_numbers(warmup_epochs=warmup_epochs)
+    return math.ceil(warmup_epochs)

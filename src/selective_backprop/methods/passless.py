@@ -9,6 +9,7 @@ from torch import Tensor
 
 from selective_backprop.method import Method
 from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, WindowOptions, percentile_method
+from selective_backprop.options import require_flags, require_numbers
 from selective_backprop.policies import (
     BelowMeanPolicy,
     ClippedScorePolicy,
@@ -58,8 +59,7 @@ def random_backprop(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptio
 def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
     """Train on a new random subset in each epoch. No example comes again before all have been trained on.
 
-    This is the baseline that selection has to beat. An example that waits in the queue when an epoch begins is trained
-    on in that epoch, and not selected for it again.
+    This is the baseline that selection has to beat.
 
     Args:
         selectivity: the share of the data set that an epoch trains on.
@@ -78,8 +78,7 @@ def recorded_backprop(*, record: SelectionRecord, **schedule: Unpack[ScheduleOpt
     """Train in each epoch on what an earlier run selected in it, for example a run with a small proxy model.
 
     Other examples are not loaded. If candidates come in the same order, training batches are the same as in the earlier
-    run, except for weights and for examples that it drew more than once in an epoch. If the order differs, examples
-    that wait in the queue between two epochs count for the second one.
+    run, except for weights and for examples that it drew more than once in an epoch.
 
     Args:
         record: the record of a run on the same data set that was at least as long.
@@ -137,6 +136,7 @@ def ledger_backprop(
     >>> ledger_backprop(loss_share=0.8).policy.loss_share
     0.8
     """
+    require_flags(audit=audit)
     scorer = (AuditedLossScorer if audit else TrainingLossScorer)(max_age=max_age, most_rise=most_rise)
     policy = LossSharePolicy(loss_share=loss_share, cap=cap, keep_at_least=keep_at_least, skip_at_least=skip_at_least)
     if classes is None:
@@ -185,6 +185,7 @@ def infobatch(
 
     Qin et al. 2024, https://arxiv.org/abs/2303.04947.
     """
+    require_numbers(until=until)
     schedule = Schedule(end=until, start=start, warmup_epochs=warmup_epochs, interrupt=interrupt)
     return Method("infobatch", TrainingLossScorer(), BelowMeanPolicy(prune=prune), schedule)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Unpack
 
 from torch import Tensor
 
 from selective_backprop.functional import softmax_distance
 from selective_backprop.method import Method
-from selective_backprop.methods.options import PercentileOptions, ScheduleOptions, percentile_method
+from selective_backprop.methods.options import (
+    PercentileOptions,
+    ScheduleOptions,
+    first_selecting_epoch,
+    percentile_method,
+)
 from selective_backprop.policies import ClippedScorePolicy, ExpectedPolicy
 from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import Scoring, StoredScorer, scorer_from
@@ -56,7 +60,7 @@ def stale_selective_backprop(
     >>> stale_selective_backprop(0.25, every=2).scorer.every
     2
     """
-    first_epoch = math.ceil(options.get("warmup_epochs", 0))
+    first_epoch = first_selecting_epoch(options)
     scorer = StoredScorer(scorer_from(scoring), every=every, first_epoch=first_epoch)
     return percentile_method("stale_selective_backprop", scorer, selectivity, options)
 
@@ -83,7 +87,7 @@ def predicted_selective_backprop(
     >>> predicted_selective_backprop(every=2).scorer.every
     2
     """
-    first_epoch = math.ceil(options.get("warmup_epochs", 0))
+    first_epoch = first_selecting_epoch(options)
     scorer = StoredScorer(
         scorer_from(scoring), every=every, first_epoch=first_epoch, decay=decay, past_scores=past_scores
     )

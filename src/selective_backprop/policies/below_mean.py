@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.options import require_numbers
 from selective_backprop.types import Policy, Selection
 
 
@@ -26,6 +27,7 @@ class BelowMeanPolicy(Policy):
     weighting = "unbiased"
 
     def __init__(self, *, prune: float) -> None:
+        require_numbers(prune=prune)
         if not 0 <= prune < 1:
             raise ValueError(f"prune must be in [0, 1), got {prune}")
         self.prune = prune

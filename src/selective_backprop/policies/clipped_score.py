@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.options import require_numbers
 from selective_backprop.types import Policy, Selection
 
 
@@ -20,6 +21,7 @@ class ClippedScorePolicy(Policy):
     """
 
     def __init__(self, *, minimum: float) -> None:
+        require_numbers(minimum=minimum)
         if not 0 <= minimum <= 1:
             raise ValueError(f"minimum must be a probability in [0, 1], got {minimum}")
         self.minimum = minimum

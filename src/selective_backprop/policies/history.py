@@ -25,8 +25,8 @@ class LossHistory:
     """
 
     def __init__(self, size: int = 1024) -> None:
-        if size < 1:
-            raise ValueError(f"history size must be at least 1, got {size}")
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"history_size must be a whole number >= 1, got {size!r:.100}")
         self.size = size
         self.losses = torch.empty(0)
         """The remembered losses, oldest first."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from selective_backprop import functional
 from selective_backprop.losses import require_not_negative
+from selective_backprop.options import require_flags
 from selective_backprop.types import Policy, Selection
 
 
@@ -33,6 +34,7 @@ class ImportancePolicy(Policy):
     selectivity: float
 
     def __init__(self, *, selectivity: float, unbiased: bool = False) -> None:
+        require_flags(unbiased=unbiased)
         functional.beta_from_selectivity(selectivity)  # the same bounds hold
         self.selectivity = selectivity
         self.unbiased = unbiased

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.options import require_numbers
 from selective_backprop.types import Policy, Selection
 
 
@@ -52,8 +53,7 @@ class LossSharePolicy(Policy):
         keep_at_least: float = 0.0,
         skip_at_least: float = 0.0,
     ) -> None:
-        if not isinstance(loss_share, int | float):
-            raise TypeError(f"loss_share must be a number in (0, 1], got {loss_share!r}")
+        require_numbers(loss_share=loss_share, cap=cap, keep_at_least=keep_at_least, skip_at_least=skip_at_least)
         if not 0 < loss_share <= 1:
             raise ValueError(f"loss_share must be in (0, 1], got {loss_share}")
         if not cap >= 1:

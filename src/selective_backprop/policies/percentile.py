@@ -9,6 +9,7 @@ from torch import Tensor
 
 from selective_backprop import functional
 from selective_backprop.files.forms import require_form
+from selective_backprop.options import require_flags, require_numbers
 from selective_backprop.policies.history import LossHistory
 from selective_backprop.policies.sizes import Debt, Sizes
 from selective_backprop.types import Policy, Selection
@@ -62,14 +63,14 @@ class PercentilePolicy(Policy):
         max_weight: float = 10.0,
         paper: bool = False,
     ) -> None:
+        require_flags(fixed_size=fixed_size, unbiased=unbiased, paper=paper)
         if (selectivity is None) == (beta is None):
             raise ValueError(f"give either selectivity or beta, got selectivity={selectivity} and beta={beta}")
         if fixed_size and unbiased:
             raise ValueError("give either fixed_size or unbiased: unbiased weights need a coin for each candidate")
-        if max_weight < 1:
+        require_numbers(max_weight=max_weight)
+        if not max_weight >= 1:  # also if it is NaN
             raise ValueError(f"max_weight must be at least 1, got {max_weight}")
-        if not isinstance(paper, bool):  # "False" of a command line would count as true
-            raise ValueError(f"paper must be true or false, got {paper!r}")
         if selectivity is not None:
             self.selectivity, self.beta = selectivity, functional.beta_from_selectivity(selectivity)
         elif beta is not None:

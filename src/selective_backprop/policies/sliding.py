@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
+from selective_backprop.options import require_numbers
 from selective_backprop.types import Policy, Selection
 
 
@@ -32,6 +33,7 @@ class SlidingWindowPolicy(Policy):
     """
 
     def __init__(self, *, prune: float = 0.1, groups: int = 5, window: int = 4, until: float = 0.875) -> None:
+        require_numbers(prune=prune, until=until)
         if not 0 <= prune < 1:
             raise ValueError(f"prune must be in [0, 1), got {prune}")
         for name, number in {"groups": groups, "window": window}.items():

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from selective_backprop.options import require_flags
 from selective_backprop.types import Policy, Selection
 
 
@@ -25,8 +26,7 @@ class ThresholdPolicy(Policy):
     def __init__(self, *, threshold: float, relative: bool = True) -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold < math.inf:
             raise ValueError(f"threshold must be a number >= 0, got {threshold!r}")
-        if not isinstance(relative, bool):  # "False" of a command line would count as true
-            raise ValueError(f"relative must be true or false, got {relative!r}")
+        require_flags(relative=relative)
         self.threshold, self.relative = threshold, relative
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:

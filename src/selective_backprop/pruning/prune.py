@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.files.sealed import read_sealed, write_sealed
+from selective_backprop.options import require_numbers
 
 _KIND = "scores 1"
 
@@ -55,12 +56,14 @@ def keep_after_pruning(
         scores: (M,) by id: a tensor, a numpy array or a list.
         prune: fraction of the lowest scores to drop.
         highest: fraction of the highest scores to drop as well, because wrong labels are found there.
-        classes: one label per id. The fractions are then those of each class, so that easy classes do not disappear.
+        classes: one label per id. The fractions are then those of each class, so that easy classes do not disappear. At
+            least one example of each class is kept.
 
     >>> keep_after_pruning(torch.tensor([0.3, 0.1, float("nan"), 0.9, 0.2]), 0.5).tolist()
     [True, False, True, True, False]
     """
     scores = _numbers(scores, "scores")
+    require_numbers(prune=prune, highest=highest)
     if not (prune >= 0 and highest >= 0 and prune + highest < 1):
         raise ValueError(f"prune and highest must be >= 0 and together below 1, got {prune} and {highest}")
     scored = (~scores.isnan()).nonzero().flatten()
@@ -74,8 +77,11 @@ def keep_after_pruning(
         groups = order[position].tensor_split(ordered.diff().nonzero().flatten() + 1)
     keep = torch.ones(len(scores), dtype=torch.bool)
     for group in groups:
-        keep[group[: round(prune * len(group))]] = False
-        keep[group[len(group) - round(highest * len(group)) :]] = False
+        most = len(group) - 1  # by rounding, a small class could get lost
+        num_lowest = min(round(prune * len(group)), most)
+        num_highest = min(round(highest * len(group)), most - num_lowest)
+        keep[group[:num_lowest]] = False
+        keep[group[len(group) - num_highest :]] = False
     return keep
 
 

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.batches.layout import move
-from selective_backprop.functional import softmax_distance
+from selective_backprop.functional import at_least_float32, softmax_distance
 from selective_backprop.inference import NoTrace, calls_of, device_of, preserved_rng, unwrap
 from selective_backprop.loader.source import IndexedSource
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, untouched_generators
 from selective_backprop.losses import default_forward, require_finite
+from selective_backprop.options import require_numbers
 from selective_backprop.sampler.stats import Stats
 from selective_backprop.types import Forward
 
@@ -32,12 +33,12 @@ def el2n(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: (N, C), before the softmax.
-        targets: (N,) class indices, or (N, C) probabilities.
+        targets: (N,) class indices, or (N, C) probabilities. One below 0 is ignored, as by the loss: its error is 0.
 
     >>> el2n(torch.tensor([[100.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1])).tolist()
     [0.0, 0.707...]
     """
-    return softmax_distance(_at_least_float32(outputs), targets)
+    return softmax_distance(outputs, targets)
 
 
 def grand(outputs: Tensor, targets: Tensor, features: Tensor, *, bias: bool = True) -> Tensor:
@@ -51,7 +52,7 @@ def grand(outputs: Tensor, targets: Tensor, features: Tensor, *, bias: bool = Tr
     """
     if features.dim() != 2 or len(features) != len(outputs):
         raise ValueError(f"features must be (examples, width) for {len(outputs)} outputs, got {tuple(features.shape)}")
-    squares = _at_least_float32(features).square().sum(1)
+    squares = at_least_float32(features).square().sum(1)
     return el2n(outputs, targets) * (squares + bias).sqrt()
 
 
@@ -194,6 +195,7 @@ def average_scores(
         score_loader: the loader of the examples to score; by default train_loader. Scores are better without
             augmentation.
     """
+    require_numbers(num_models=num_models, epochs=epochs)
     if num_models < 1 or epochs < 0:
         raise ValueError(f"num_models must be at least 1 and epochs at least 0, got {num_models} and {epochs}")
     make_optimizer = make_optimizer or functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4)
@@ -241,8 +243,3 @@ def _find_last_layer(model: nn.Module, last_layer: nn.Linear | None, what: str =
     if last_layer is not None and not any(last_layer is layer for layer in layers):
         raise ValueError(f"last_layer must be an nn.Linear of the model, got {last_layer!r}")
     return last_layer or layers[-1]
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    """Convert half precision to float32: in half precision, all easy examples would have the same score."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

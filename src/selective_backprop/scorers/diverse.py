@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.functional import beta_from_selectivity
 from selective_backprop.inference import Call, NoTrace, calls_of
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.types import Candidates, Task
@@ -40,8 +41,7 @@ class DiverseScorer(FreshScorer):
     score_name = "greedy order"
 
     def __init__(self, *, selectivity: float = 1.0, layer: str | None = None) -> None:
-        if not 0 < selectivity <= 1:
-            raise ValueError(f"selectivity must be in (0, 1], got {selectivity}")
+        beta_from_selectivity(selectivity)  # the same bounds hold
         if layer is not None and not isinstance(layer, str):
             raise TypeError(f"layer must be the name of a module in your model, got {type(layer).__name__}")
         self.selectivity, self.layer = selectivity, layer

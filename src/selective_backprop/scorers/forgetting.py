@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.files.forms import require_form
+from selective_backprop.options import require_numbers
 
 _logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class ForgettingCheck:
     """
 
     def __init__(self, most_rise: float) -> None:
+        require_numbers(most_rise=most_rise)
         if not most_rise > 0:  # also if it is NaN
             raise ValueError(f"most_rise must be a share of the mean loss above 0, got {most_rise}")
         self.most_rise = most_rise

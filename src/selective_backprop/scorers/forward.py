@@ -10,6 +10,7 @@ from torch import Tensor
 
 from selective_backprop.functional import shrink
 from selective_backprop.inference import NoTrace, ScoringMode
+from selective_backprop.options import require_numbers
 from selective_backprop.scorers.base import FreshScorer
 from selective_backprop.types import Candidates, Measure, Task
 
@@ -32,6 +33,7 @@ class ForwardScorer(FreshScorer):
     def __init__(self, mode: ScoringMode = "eval", *, measure: Measure | None = None, scale_factor: float = 1) -> None:
         if mode not in ("eval", "train"):
             raise ValueError(f"scoring mode must be 'eval' or 'train', got {mode!r}")
+        require_numbers(scale_factor=scale_factor)
         if not 0 < scale_factor <= 1:
             raise ValueError(f"scale_factor must be <= 1 and above 0, got {scale_factor}")
         self.mode = mode

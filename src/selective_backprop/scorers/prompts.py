@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ledger import LedgerRows
+from selective_backprop.options import require_numbers
 from selective_backprop.prompt_ledger import PromptRows, prompt_column
 from selective_backprop.types import Needs, Scorer
 
@@ -88,6 +89,7 @@ class GresoScorer(ChanceScorer):
 
     def __init__(self, *, easy: float, hard: float, half_life: float = 100, right_at: float = 0.5) -> None:
         super().__init__(half_life=half_life, right_at=right_at)
+        require_numbers(easy=easy, hard=hard)
         for name, share in (("easy", easy), ("hard", hard), ("easy + hard", easy + hard)):
             if not 0 <= share < 1:
                 raise ValueError(f"{name} must be a share of an epoch in [0, 1), got {share}")
@@ -128,6 +130,7 @@ class MasteryScorer(ChanceScorer):
 
     def __init__(self, *, at: float, recheck: float, half_life: float = 100, right_at: float = 0.5) -> None:
         super().__init__(half_life=half_life, right_at=right_at)
+        require_numbers(at=at, recheck=recheck)
         if not 0 <= recheck < 1:
             raise ValueError(f"recheck must be a share of an epoch in [0, 1), got {recheck}")
         self.at, self.recheck = at, recheck
@@ -154,6 +157,7 @@ class NearHalfScorer(PromptScorer):
 
     def __init__(self, *, target: float, half_life: float = 100, right_at: float = 0.5) -> None:
         super().__init__(half_life=half_life, right_at=right_at)
+        require_numbers(target=target)
         if not 0 < target < 1:
             raise ValueError(f"target must be a pass rate between 0 and 1, got {target}")
         self.target = target

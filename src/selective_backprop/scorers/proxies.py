@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 from selective_backprop.batches.layout import Layout, take_rows
 from selective_backprop.files.forms import require_form
 from selective_backprop.inference import device_of, seeded_rng, unwrap
+from selective_backprop.options import require_numbers
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.types import Candidates, Task
@@ -66,6 +67,7 @@ class ProxyScorer(FreshScorer):
             raise TypeError(f"a proxy must be a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(train_every, int) or train_every < 0:
             raise ValueError(f"train_every must be a whole number of candidate batches >= 0, got {train_every!r}")
+        require_numbers(train_share=train_share)
         if not 0 < train_share <= 1:
             raise ValueError(f"train_share must be in (0, 1], got {train_share}")
         self.model = unwrap(model)

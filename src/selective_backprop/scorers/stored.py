@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ledger import Column, LedgerRows, shift
+from selective_backprop.options import require_numbers
 from selective_backprop.scorers.base import Wrapping
 from selective_backprop.types import Needs, Scorer
 
@@ -32,10 +33,11 @@ class StoredScorer(Wrapping):
     ) -> None:
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of epochs >= 1, got {every!r}")
+        require_numbers(decay=decay)
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be in [0, 1), got {decay}")
-        if past_scores < 1:
-            raise ValueError(f"past_scores must be at least 1, got {past_scores}")
+        if not isinstance(past_scores, int) or past_scores < 1:
+            raise ValueError(f"past_scores must be a whole number >= 1, got {past_scores!r:.100}")
         super().__init__(fresh)
         self.every, self.first_epoch = every, first_epoch
         self.past_scores, self.decay = past_scores, decay

@@ -11,6 +11,7 @@ from torch import Tensor
 from selective_backprop.files.forms import require_form
 from selective_backprop.functional import loss_above_smallest, mean_of_easiest
 from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, first, shift
+from selective_backprop.options import require_numbers
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.scorers.remembering import MemoryCheck
 from selective_backprop.types import Needs, Scorer
@@ -38,6 +39,7 @@ class TrainingLossScorer(Scorer):
     needs = Needs(ids=True, training_losses=True)
 
     def __init__(self, *, max_age: int | None = None, most_rise: float | None = None) -> None:
+        require_numbers(max_age=1 if max_age is None else max_age)
         if max_age is not None and not max_age >= 1:  # also if it is NaN
             raise ValueError(f"max_age must be at least 1 epoch, got {max_age}")
         self.max_age = max_age
