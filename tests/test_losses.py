@@ -96,6 +96,17 @@ def test_weights_keep_the_scale_of_the_users_loss(loss_fn, divisor):
     assert losses.shape == (6,)
 
 
+@pytest.mark.parametrize("ignored", [-100, 255])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weights_where_the_ignored_target_is_no_class_and_classes_have_weights(ignored, smoothing):
+    labels = torch.tensor([0, 1, ignored, 3, 0, 1])
+    own = nn.CrossEntropyLoss(weight=class_weights, ignore_index=ignored, label_smoothing=smoothing)
+    loss = PerExampleLoss(own)
+    counts = torch.tensor([0.1, 1.0, 0.0, 5.0, 0.1, 1.0])
+    wanted = (weights * loss.per_example(outputs, labels)).sum() / weighted_divisor(counts)
+    torch.testing.assert_close(loss.for_training(outputs, labels, weights)[0], wanted)
+
+
 def test_weights_that_are_all_the_same_multiply_any_mean():
     for loss_fn in (nn.CrossEntropyLoss(weight=class_weights), nn.CrossEntropyLoss(ignore_index=2)):
         got, _ = PerExampleLoss(loss_fn).for_training(outputs, targets, torch.full((6,), 3.0))
@@ -142,6 +153,19 @@ def test_weights_of_a_mean_of_sequence_means():
     logits, labels = torch.randn(2, 3, 4), torch.tensor([[1, 2, 3], [1, -100, -100]])
     got, losses = PerExampleLoss(mean_of_sequences, "mean").for_training(logits, labels, torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(got, (losses[0] + 2 * losses[1]) / 2)
+
+
+def test_weights_of_a_mean_that_half_precision_hardly_tells_from_another():
+    logits, labels = torch.linspace(-0.2, 0.2, 24).view(2, 3, 4).bfloat16(), torch.tensor([[1, 2, 3], [1, -100, -100]])
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    of_tokens, of_sequences = losses.sum() / 4, mean_of_sequences(logits, labels)
+    assert 0 < abs(of_tokens - of_sequences) < 0.03 * of_sequences, "both are within rounding"
+    logits.requires_grad_()
+    PerExampleLoss(mean_of_sequences, "mean").for_training(logits, labels, torch.tensor([1.0, 2.0]))[0].backward()
+    got, logits.grad = logits.grad, None
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+    (losses[0] / 3 / 2 + losses[1]).backward()
+    torch.testing.assert_close(got, logits.grad, rtol=0.02, atol=1e-3)
 
 
 def test_weights_when_all_losses_are_zero():
@@ -200,6 +224,18 @@ def test_one_value_per_example_needs_no_reducer():
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3), torch.ones(3), 4),
             ValueError,
             r"shape \(3,\) for 4 examples",
+        ),
+        (
+            lambda: PerExampleLoss(lambda o, t: o.flatten() - t.flatten()).per_example(
+                torch.ones(3, 2), torch.ones(3, 2), 3
+            ),
+            ValueError,
+            r"shape \(6,\) for 3 examples, maybe one per token: let it return them in the shape of the targets",
+        ),
+        (
+            lambda: PerExampleLoss(lambda o, t: o - t).per_example(torch.ones(3, 1), torch.ones(3)),
+            ValueError,
+            r"shape \(3, 3\) for 3 examples: .* if outputs are \(3, 1\) and targets \(3,\), make their shapes equal",
         ),
         (
             lambda: PerExampleLoss(nn.CTCLoss()),
@@ -266,6 +302,20 @@ def test_padding_does_not_count_if_a_function_hides_its_ignore_index(ignored):
     losses = hidden(token_logits, labels)
     found = PerExampleLoss(hidden, "mean").per_example(token_logits, labels)
     torch.testing.assert_close(found, torch.stack([losses[0].mean(), losses[1, :2].mean(), torch.tensor(0.0)]))
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        lambda labels: (labels, 1),
+        lambda labels: {"labels": labels, "mask": labels >= 0},
+        lambda labels: {"scores": labels.float(), "inside": [(labels >= 0).long()]},
+    ],
+    ids=["tuple", "labels and mask", "mask only"],
+)
+def test_padding_does_not_count_if_labels_or_a_mask_are_in_a_container(pack):
+    found = PerExampleLoss(lambda losses, _: losses, "mean").per_example(by_token, pack(token_labels))
+    torch.testing.assert_close(found, torch.stack([by_token[0].mean(), by_token[1, :2].mean(), torch.tensor(0.0)]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])

@@ -21,6 +21,7 @@ from selective_backprop.copying import LaterErrors
 from selective_backprop.description import checksum
 from selective_backprop.functional import highest_of_tokens
 from selective_backprop.inference import preserved_rng, private_copy, random_states, set_random_states, unwrap
+from selective_backprop.options import require_numbers
 
 Reducer = Callable[..., Tensor]
 """A function from losses (N, ...) to (N,). If it takes a second argument, that is the mask of losses that count, such
@@ -48,6 +49,7 @@ def mean_of_largest(count: int) -> Reducer:
     >>> mean_of_largest(2)(torch.tensor([[0.1, 3.0, 1.0], [0.2, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]]))
     tensor([2.0000, 0.2000])
     """
+    require_numbers(count=count)
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
 
@@ -118,6 +120,7 @@ class TokenShare:
     """
 
     def __init__(self, loss_fn: Callable[..., Tensor], share: float) -> None:
+        require_numbers(share=share)
         if not 0 < share <= 1:
             raise ValueError(f"the share of tokens to train on must be in (0, 1], got {share}")
         self.loss_fn, self.share = loss_fn, share
@@ -202,6 +205,10 @@ class PerExampleLoss:
             reducer = "mean" if reducer is None else reducer
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
+        if isinstance(loss_fn, type):
+            raise TypeError(
+                f"loss_fn got the class {loss_fn.__name__}: forgot the parentheses? Pass {loss_fn.__name__}()"
+            )
         _require_two_arguments(loss_fn)
         if hasattr(loss_fn, "selects_examples"):
             raise TypeError(
@@ -219,6 +226,7 @@ class PerExampleLoss:
         self._ignore_index = _ignore_index(loss_fn)
         self._errors = LaterErrors()
         self._reducer_takes_mask = self.reducer is not None and _takes_mask(self.reducer)
+        self._mean_is_known = False  # whether it was looked at what the loss divides by
         self.writes_state: bool | None = None
         """Whether the loss is a module that changes its buffers; None before the first selection pass."""
 
@@ -304,6 +312,7 @@ class PerExampleLoss:
         *,
         record: bool = True,
         of_batch: bool = False,
+        may_weigh: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the scalar to call backward on, and the detached loss of each example.
 
@@ -321,7 +330,9 @@ class PerExampleLoss:
             record: whether the loss of each example is needed. If not, it is None if it would take a second call.
             of_batch: whether a loss function may give one number for the whole batch. It is returned instead of the
                 losses of the examples, as a tensor without dimensions.
+            may_weigh: whether later batches may have weights. Then the first one raises the error.
         """
+        must_check = may_weigh and not self._mean_is_known
         if of_batch and weights is None and not self._has_reduction and self.token_share is None:
             loss = self.loss_fn(outputs, targets)
             if isinstance(loss, Tensor) and loss.dim() == 0:
@@ -329,17 +340,22 @@ class PerExampleLoss:
             losses = self._reduce(loss.detach() if isinstance(loss, Tensor) else loss, targets, num_examples)
             return loss.mean(), losses
         takes_two_calls = self._has_reduction and not self._is_pure and self.token_share is None
-        if weights is None and not record and takes_two_calls:
+        if weights is None and not record and takes_two_calls and not must_check:
             loss = self.loss_fn(outputs, targets)
             return (loss if loss.dim() == 0 else loss.mean()), None
         found = self.evaluate(outputs, targets, num_examples)
-        if weights is None:
-            return found.own(), found.losses
-        return self._weighted(found, _apart(targets)[0], weights), found.losses
+        if weights is not None:
+            return self._weighted(found, _apart(targets)[0], weights), found.losses
+        loss = found.own()
+        if must_check:
+            self._weighted(
+                found._replace(call=lambda: loss.detach()), _apart(targets)[0], torch.ones_like(found.losses)
+            )
+        return loss, found.losses
 
     def _weighted(self, found: Evaluation, targets: Any, weights: Tensor) -> Tensor:
         """Find out how the user's loss makes one number of the losses without reduction, and do it with weights."""
-        raw = found.raw
+        self._mean_is_known, raw = True, found.raw
         rows = weights.to(raw).view(-1, *[1] * (raw.dim() - 1))
         parts, plain, result = raw * rows, raw.detach(), (raw * rows).mean()
         if not self._has_reduction:
@@ -347,18 +363,21 @@ class PerExampleLoss:
         with torch.no_grad():
             own = found.own()
         mask, counts = self._mask(raw, targets), self._counts(raw, targets)
-        ways: list[Callable[[Tensor], Tensor]] = [torch.mean, torch.sum, lambda values: values.sum() / len(values)]
+        means: list[Callable[[Tensor], Tensor]] = [torch.mean, torch.sum, lambda values: values.sum() / len(values)]
         if mask is not None and raw.dim() > 1:
-            ways.append(lambda values: _mean(values, mask).mean())
-        is_known = ~own.isfinite() | (plain == 0).all()
-        # torch.where and not if: which way it is need not be waited for.
-        for way in ways:
-            fits = _is_close(own, way(plain), way(plain.abs()))
-            is_known, result = is_known | fits, torch.where(fits, way(parts), result)
+            means.append(lambda values: _mean(values, mask).mean())
+        ways = [(mean(plain), mean(plain.abs()), mean(parts)) for mean in means]
         if counts is not None:
-            fits = _is_close(own, plain.sum() / counts.sum(), plain.abs().sum() / counts.sum())
+            total = counts.sum()
             weighted = parts.sum() * rows.mean() / (rows * counts).sum().clamp(min=torch.finfo(raw.dtype).tiny)
-            is_known, result = is_known | fits, torch.where(fits, weighted, result)
+            ways.append((plain.sum() / total, plain.abs().sum() / total, weighted))
+        is_known, nearest = ~own.isfinite() | (plain == 0).all(), torch.full_like(own, float("inf"))
+        # torch.where and not if: which way it is need not be waited for. In half precision several may fit.
+        for value, size, weighted in ways:
+            fits, distance = _is_close(own, value, size), (own - value).abs()
+            is_nearest = fits & (distance <= nearest)
+            is_known, nearest = is_known | fits, torch.where(is_nearest, distance, nearest)
+            result = torch.where(is_nearest, weighted, result)
         self._errors.add(torch.stack([is_known.to(own), own, plain.mean().to(own)]), _unknown_mean)
         return result
 
@@ -398,19 +417,28 @@ class PerExampleLoss:
             )
         rows = len(raw) if num_examples is None else num_examples
         if len(raw) != rows:
-            raise WrongCountError(f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples")
+            hint = ", maybe one per token: let it return them in the shape of the targets, one row per example"
+            hint = hint if raw.dim() == 1 and rows and len(raw) % rows == 0 else ""
+            raise WrongCountError(f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples{hint}")
         if self.reducer is not None and raw.dim() > 1:
             raw = self.reducer(raw, self._mask(raw, targets)) if self._reducer_takes_mask else self.reducer(raw)
         if raw.numel() != rows:
+            is_square = raw.shape == (rows, rows)  # a regression's usual mistake, and its mean would be wrong
             raise ValueError(
                 f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples: pass "
                 f"reducer={' or '.join(map(repr, REDUCERS))}, or a function, to make them one per example"
+                + (f". But if outputs are ({rows}, 1) and targets ({rows},), make their shapes equal first" * is_square)
             )
         return raw if raw.dim() == 1 else raw.reshape(rows)
 
     def _mask(self, raw: Tensor, targets: Any) -> Tensor | None:
         """Return which losses count; None if all do."""
-        if not isinstance(targets, Tensor) or targets.shape != raw.shape:
+        if not isinstance(targets, Tensor):  # labels, perhaps with a mask, in a tuple or dict
+            leaves = (leaf for leaf in torch.utils._pytree.tree_leaves(targets) if isinstance(leaf, Tensor))
+            leaves = (leaf.byte() if leaf.dtype == torch.bool else leaf for leaf in leaves if leaf.shape == raw.shape)
+            masks = [_not_ignored(raw.detach(), leaf) for leaf in leaves if _is_integer(leaf) and raw.dim() > 1]
+            return functools.reduce(torch.logical_and, masks) if masks else None
+        if targets.shape != raw.shape:
             return None
         if self._ignore_index is not None:
             return targets != self._ignore_index
@@ -421,7 +449,7 @@ class PerExampleLoss:
         mask, weights = self._mask(raw, targets), _class_weights(self.loss_fn)
         if weights is None or not _is_integer(targets) or targets.shape != raw.shape:
             return None if mask is None else mask.to(raw)
-        counts = weights.to(raw)[targets.clamp(min=0)]
+        counts = weights.to(raw)[targets.long().clamp(0, len(weights) - 1)]  # an ignored target may be no class
         return counts if mask is None else counts * mask
 
 

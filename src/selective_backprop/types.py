@@ -112,7 +112,8 @@ class Policy(Described, ABC):
     selectivity: float | None = None
     """The share of candidates that the user asked for, if any. The loader logs a line if the actual share differs."""
     weighting: Weighting = "none"
-    """Whether weights may differ from 1. "unbiased": the expected weight of every example in an epoch is 1."""
+    """Whether weights may differ from 1. "unbiased": the expected weight of every
+    example in an epoch is the same: 1, or for draws with replacement their share of the candidates."""
     with_replacement: bool = False
     """Whether an example may be selected twice, so that a training batch may hold it twice."""
 

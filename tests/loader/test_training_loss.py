@@ -281,3 +281,22 @@ def test_one_number_for_a_batch_is_refused_at_once_by_methods_with_weights(metho
     with pytest.raises(ValueError, match="a single number for the whole batch, but one loss per example is needed"):
         train(loader, model, 1)
     assert loader.stats.batches == 0, "the first one was only looked at"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [sb.methods.infobatch(), sb.methods.kath18(unbiased=True), sb.selective_backprop(unbiased=True, warmup_epochs=2)],
+    ids=lambda method: method.name,
+)
+def test_a_mean_that_is_not_known_is_refused_in_the_first_batch_by_methods_that_give_weights_later(method):
+    def penalised(outputs, targets, reduction="mean"):
+        losses = F.cross_entropy(outputs, targets, reduction=reduction)
+        return losses if reduction == "none" else losses + 0.1 * outputs.square().mean()
+
+    model = make_model()
+    loader = sb.SelectiveLoader(DataLoader(digits(), batch_size=16), model, penalised, method, num_epochs=4)
+    batches = iter(loader)
+    inputs, targets = next(batches)
+    assert bool((loader.weights() == 1).all())
+    with pytest.raises(ValueError, match="neither the mean of its losses"):
+        loader.loss(model(inputs), targets)
