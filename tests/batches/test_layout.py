@@ -1,5 +1,5 @@
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -25,6 +25,38 @@ class Unknown:
     image: torch.Tensor
 
 
+@dataclass
+class Checked:
+    image: torch.Tensor
+    mask: torch.Tensor | None = None
+    total: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.image, self.mask, self.total = self.image.float(), self.image > 0, self.image.sum(1)
+
+
+@dataclass
+class Scaled:
+    image: torch.Tensor
+
+    def __post_init__(self):
+        self.image = self.image / 2
+
+
+@dataclass
+class ScaledInPlace(Scaled):
+    def __post_init__(self):
+        self.image /= 2
+
+
+@dataclass
+class Counted:
+    number: int
+
+    def __post_init__(self):
+        self.number += 1
+
+
 def rows(n):
     return torch.arange(n * 2.0).view(n, 2)
 
@@ -47,6 +79,17 @@ BATCHES = {
 
 def flat(value):
     return repr(value)
+
+
+def test_a_dataclass_that_checks_its_fields_or_derives_others_comes_back():
+    batch = move(Checked(rows(3)), torch.device("cpu"))
+    assert flat(batch) == flat(Checked(rows(3)))
+
+
+@pytest.mark.parametrize("batch", [Scaled(rows(3)), ScaledInPlace(rows(3)), (rows(3), [Counted(1)] * 3)])
+def test_a_dataclass_that_would_change_its_fields_again_is_refused(batch):
+    with pytest.raises(ValueError, match=r"changes its field (image|number) when it is made.*not in __post_init__"):
+        move(batch, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
@@ -121,6 +164,49 @@ def test_batches_without_rows(batch, error, message):
 def test_a_batch_of_another_structure():
     with pytest.raises(ValueError, match=r"changed their structure: expected dict of \['x', 'y'\]"):
         Layout.of(BATCHES["dict"](4)).columns({"x": rows(4)})
+
+
+def optional_part(first, then):
+    """A loader's data and forward pass: the `extra` part of the second batch of an epoch is another than the first."""
+
+    def collate(examples):
+        images, labels = torch.utils.data.default_collate(examples)
+        is_first = torch.equal(images[0], digits().tensors[0][0])
+        return {"image": images, "label": labels, "extra": first(images) if is_first else then(images)}
+
+    loader = DataLoader(digits(), 16, collate_fn=collate)
+    return loader, lambda model, batch: (model(batch["image"]), batch["label"])
+
+
+PARTS = {"none": lambda images: None, "tensor": lambda images: images, "text": lambda images: "a" * len(images)}
+PARTS |= {"list": list, "dict": lambda images: dict.fromkeys(range(len(images)))}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ("none", "tensor", "expected None, got tensor"),
+        ("tensor", "none", "expected a tensor or a list with one entry per example, got None"),
+        ("list", "text", "expected a tensor or a list with one entry per example, got 'aaa"),
+        ("list", "dict", "expected a tensor or a list with one entry per example, got {0: None"),
+        ("tensor", "list", r"examples of shape \(64,\) \(torch.float32\) and \(\) \(a list\) cannot share"),
+    ],
+)
+def test_a_part_that_not_all_batches_have_is_refused_or_passed_on_but_never_lost(first, then, message):
+    loader, forward = optional_part(PARTS[first], PARTS[then])
+    options = {"model": make_model(), "loss_fn": nn.CrossEntropyLoss(), "forward": forward}
+    with pytest.raises(ValueError, match=message):
+        list(sb.SelectiveLoader(loader, method=sb.selective_backprop(0.5), **options))
+    planned = sb.SelectiveLoader(loader, method=sb.methods.random_backprop(0.5), **options)
+    for batch in planned:  # the user's own collate function made it
+        assert type(batch["extra"]) in (type(PARTS[first](batch["image"])), type(PARTS[then](batch["image"])))
+
+
+def test_keys_may_come_in_any_order():
+    batch = BATCHES["dict"](4)
+    other = dict(reversed(batch.items()))
+    found = Layout.of(batch).columns(other)
+    assert found[0] is other["x"] and found[1] is other["y"]
 
 
 def test_a_later_batch_with_uneven_parts():

@@ -10,6 +10,7 @@ import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -72,16 +73,18 @@ class Layout:
         return self._build(iter(columns))
 
     def _collect(self, batch: Any, found: list[Column]) -> None:
-        if self.kind == "column":
+        if self.kind == "column" and isinstance(batch, Tensor | list | tuple):
             found.append(batch if isinstance(batch, Tensor) else list(batch))
-        elif self.kind != "none":
-            parts = parts_of(batch)
-            if parts is None or parts[0] != self.kind or parts[1] != self.keys:
-                raise ValueError(
-                    f"the batches changed their structure: expected {self._describe()}, got {batch!r:.200}"
-                )
-            for child, part in zip(self.children, parts[2], strict=True):
-                child._collect(part, found)
+            return
+        kind, keys, values = parts_of(batch) or ("none" if batch is None else "column", (), [])
+        named = dict(zip(keys, values, strict=True))
+        if kind != self.kind or kind == "column" or named.keys() != set(self.keys):
+            raise OtherStructureError(
+                f"the batches changed their structure: expected {self._describe()}, got {batch!r:.200}. Let the "
+                "collate function give every batch the same entries, of the same kind"
+            )
+        for key, child in zip(self.keys, self.children, strict=True):
+            child._collect(named[key], found)
 
     def _build(self, columns: Any) -> Any:
         if self.kind == "column":
@@ -97,7 +100,7 @@ class Layout:
         try:
             if issubclass(cls, defaultdict):
                 return cls(None, named)  # what makes its defaults is no part of a batch
-            return cls(**named) if self.kind == "record" else cls(named)
+            return _record(cls, named) if self.kind == "record" else cls(named)
         except TypeError as error:
             raise TypeError(
                 f"cannot make a {cls.__name__} of selected examples from its parts {list(self.keys)}: {error}. "
@@ -116,8 +119,9 @@ class Layout:
         return [found for child, place in zip(self.children, places, strict=False) for found in child.names(place)]
 
     def _describe(self) -> str:
-        name = self.cls.__name__ if self.cls else self.kind
-        return f"{name} of {list(self.keys)}"
+        if self.cls is None:
+            return "None" if self.kind == "none" else "a tensor or a list with one entry per example"
+        return f"{self.cls.__name__} of {list(self.keys)}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data, so that a checkpoint needs no pickled classes."""
@@ -145,6 +149,10 @@ class OtherNumberError(ValueError):
         )
 
 
+class OtherStructureError(ValueError):
+    """A batch has other parts than the first one."""
+
+
 class RowCheck:
     """Checks that batches have as many examples as were asked for. Batches that are not divided by examples pass.
 
@@ -159,7 +167,8 @@ class RowCheck:
     def __call__(self, batch: Any, num_rows: int) -> None:
         """Raise if this batch has another number of examples."""
         if self._layout is not None:
-            self._layout.columns(batch, num_rows)
+            with suppress(OtherStructureError):  # batches pass unchanged, so each may have its own
+                self._layout.columns(batch, num_rows)
         elif self._is_first:
             self._is_first = False
             try:
@@ -318,6 +327,32 @@ def _spans(value: Any, rows: int) -> bool:
     if parts is None:
         return value is None
     return (parts[0] == "sequence" and len(parts[2]) == rows) or all(_spans(part, rows) for part in parts[2])
+
+
+def _record(cls: Any, fields: dict[str, Any]) -> Any:
+    """Make a dataclass. Its __post_init__ may check its fields, but not change them: what it does was done before."""
+    versions = {
+        name: value._version for name, value in fields.items() if isinstance(value, Tensor) and not value.is_inference()
+    }
+    made = cls(**fields)
+    for name, value in fields.items():
+        found = getattr(made, name)
+        if isinstance(value, Tensor):
+            is_same = found is value or (isinstance(found, Tensor) and _equal(found, value))
+            is_same = is_same and (name not in versions or versions[name] == value._version)
+        else:
+            is_same = found is value or not isinstance(value, int | float | str) or found == value
+        if not is_same:
+            raise ValueError(
+                f"{cls.__qualname__} changes its field {name} when it is made, and a batch is made anew when it is "
+                "moved or examples are picked from it, so the change would be applied again: make it in the collate "
+                "function or in the data set, not in __post_init__"
+            )
+    return made
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device) and torch.equal(one, other)
 
 
 def class_name(cls: type) -> str:

@@ -110,6 +110,11 @@ class PadToLongest:
         return F.pad(column, [*rest, *((missing, 0) if self.side == "left" else (0, missing))], value=self.values[key])
 
 
+def form_of(column: Column) -> tuple[Any, Any]:
+    """Return the shape and dtype of an example. Only columns for which they are the same can be joined."""
+    return (column.shape[1:], column.dtype) if isinstance(column, Tensor) else ((), "a list")
+
+
 def different_shapes(first: tuple[Any, Any], second: tuple[Any, Any]) -> ValueError:
     """Make the error for examples with different shapes or types. Each argument: shape and dtype of one example."""
     return ValueError(
@@ -127,10 +132,7 @@ class ShapeCheck:
 
     def __call__(self, columns: list[Column]) -> ValueError | None:
         """Return the error if these columns could not be joined with those of the first batch; else None."""
-        shapes = []
-        for column in columns:
-            if isinstance(column, Tensor):
-                shapes.append((column.shape[1:], column.dtype))
+        shapes = [form_of(column) for column in columns]
         if self._shapes is None:
             self._shapes = shapes
         if shapes == self._shapes:

@@ -17,7 +17,7 @@ _AS_IT_IS = (type(None), bool, int, float, str)
 def saved_columns(layout: Layout, columns: list[Column]) -> list[Column]:
     """Copy the columns as plain data, which torch.load(weights_only=True) reads.
 
-    Raises a TypeError that names the part of the batch if it holds anything but tensors, numpy arrays, numbers,
+    Raises a TypeError that names the part of the batch if it holds anything but dense tensors, numpy arrays, numbers,
     strings, bytes, paths, and lists, tuples, dicts and dataclasses of these.
     """
     return [_plain(column, name) for column, name in zip(columns, layout.names(), strict=True)]
@@ -37,7 +37,8 @@ def _plain(value: Any, name: str) -> Any:
     kind = type(value)
     if kind in _AS_IT_IS:
         return value
-    if kind is Tensor:
+    is_dense = kind is Tensor and value.layout is torch.strided and not value.is_nested
+    if is_dense:
         return value.clone()  # a slice would be saved with the whole tensor that it belongs to
     if kind is list or kind is tuple:
         return kind(_plain(entry, f"{name}[{place}]") for place, entry in enumerate(value))
@@ -52,10 +53,10 @@ def _plain(value: Any, name: str) -> Any:
     parts = parts_of(value)
     if parts is None:
         raise TypeError(
-            f"cannot save {name}, which is a {kind.__module__}.{kind.__qualname__}: examples that wait for their batch "
-            "are saved as plain data, so that loading them runs no code. Let your collate function make it a tensor, a "
-            "numpy array, a number, a string, a path, or a list, tuple, dict or dataclass of these. Or save between "
-            "epochs, when no example waits"
+            f"cannot save {name}, which is a {'sparse or nested ' * (kind is Tensor)}{kind.__module__}."
+            f"{kind.__qualname__}: examples that wait for their batch are saved as plain data, so that loading them "
+            "runs no code. Let your collate function make it a dense tensor, a numpy array, a number, a string, a "
+            "path, or a list, tuple, dict or dataclass of these. Or save between epochs, when no example waits"
         )
     container, keys, values = parts
     entries = [_plain(entry, f"{name}[{key!r}]") for key, entry in zip(keys, values, strict=True)]
