@@ -308,7 +308,7 @@ class Ledger(Columns):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.check_state_dict(state)
         for name in self.names:
-            getattr(self, name).copy_(state[name])
+            getattr(self, name).copy_(state[name].detach())
 
 
 def _require_column(name: str, names: tuple[str, ...]) -> None:

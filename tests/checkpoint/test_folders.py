@@ -183,6 +183,7 @@ def test_a_number_that_leaves_no_next_one_is_refused(tmp_path):
     (tmp_path / f"checkpoint-{10**18 - 1}").touch()
     with pytest.raises(FileExistsError, match=r"no checkpoint can follow .*/checkpoint-9{18}: remove it"):
         sb.save_checkpoint(tmp_path, loader, **parts)
+    assert not list(tmp_path.glob("*.unfinished"))
     assert load(tmp_path) == ("good", 7.0)
 
 

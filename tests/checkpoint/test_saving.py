@@ -247,10 +247,23 @@ def test_a_part_that_refuses_its_state_leaves_everything_as_it_was(tmp_path):
         return loader.state_dict(), *(copy.deepcopy(part.state_dict()) for part in parts.values())
 
     before, loaded = everything(), []
-    with pytest.raises(RuntimeError, match="this is of another run"):
+    with pytest.raises(ValueError, match=r"cannot be loaded, and nothing was changed .*this is of another run"):
         sb.load_checkpoint(tmp_path, loader, **parts, odd=Refusing("b", loaded))
     assert loaded == ["a", "b"], "it got its own state back"
     assert same(everything(), before)
+
+
+def test_a_model_with_other_buffers_is_refused_and_changes_nothing(tmp_path):
+    loader, parts = make_run()
+    go_on(loader, parts, epochs=1)
+    sb.save_checkpoint(tmp_path, loader, **parts)
+    for name, buffer in (("added", torch.zeros(2)), ("running_mean", torch.zeros(7))):
+        loader, parts = make_run()
+        parts["model"][1].register_buffer(name, buffer)
+        before = copy.deepcopy([loader.state_dict(), *(part.state_dict() for part in parts.values())])
+        with pytest.raises(ValueError, match=rf"nothing was changed \(RuntimeError: Error(?s:.)*{name}"):
+            sb.load_checkpoint(tmp_path, loader, **parts)
+        assert same([loader.state_dict(), *(part.state_dict() for part in parts.values())], before)
 
 
 def test_a_checkpoint_of_a_stranger_with_something_wrong_is_refused_and_changes_nothing(tmp_path):
@@ -278,6 +291,41 @@ def test_a_checkpoint_of_a_stranger_with_something_wrong_is_refused_and_changes_
         with pytest.raises(ValueError, match=r"checkpoint|state"):
             sb.load_checkpoint(tmp_path, loader, **parts)
         assert same((loader.state_dict(), parts["optimizer"].state_dict()), before)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_checkpoint_of_a_stranger_cannot_make_a_fused_optimizer_write_beyond_its_tensors(tmp_path, fused):
+    """torch's fused steps do not look at shapes; and a checkpoint may say that steps are fused."""
+    loader, parts = make_run()
+    parts["optimizer"] = torch.optim.AdamW(parts["model"].parameters(), lr=0.01, fused=True)
+    go_on(loader, parts, epochs=1)
+    sb.save_checkpoint(tmp_path, loader, **parts)
+    file = tmp_path / "checkpoint-1" / "rank-0.pt"
+    saved = torch.load(file, weights_only=True)
+    optimizer = saved["parts"]["optimizer"]
+    optimizer["shared"].remove([0, "exp_avg"])
+    optimizer["state"][0]["exp_avg"] = torch.zeros(1)
+    del saved["tensors"]["parts/optimizer/0/exp_avg"]
+    file.write_bytes(seal(saved))
+    loader, parts = make_run()
+    parts["optimizer"] = torch.optim.AdamW(parts["model"].parameters(), lr=0.01, fused=fused)
+    before = copy.deepcopy([loader.state_dict(), *(part.state_dict() for part in parts.values())])
+    with pytest.raises(ValueError, match=r"parts/optimizer has 'exp_avg' of shape \(1,\) for a parameter of shape \("):
+        sb.load_checkpoint(tmp_path, loader, **parts)
+    assert same([loader.state_dict(), *(part.state_dict() for part in parts.values())], before)
+
+
+def test_files_that_were_not_saved_together_are_refused(tmp_path):
+    """As after a copy of the folder that was broken off: each file is whole, but they are of two checkpoints."""
+    loader, parts = make_run()
+    for _ in range(2):
+        sb.save_checkpoint(tmp_path, loader, **parts)
+    older, newer = (torch.load(tmp_path / f"checkpoint-{n}" / "rank-0.pt", weights_only=True) for n in (1, 2))
+    (tmp_path / "checkpoint-2" / "rank-0.pt").write_bytes(seal(newer | {"ranks": 2}))
+    for other in (older | {"saved_as": [older["saved_as"][0], 1]}, newer):
+        (tmp_path / "checkpoint-2" / "rank-1.pt").write_bytes(seal(other))
+        with pytest.warns(UserWarning, match=r"rank-1.pt was not saved by rank 1 together with rank-0.pt"):
+            assert sb.load_checkpoint(tmp_path, loader, **parts)
 
 
 class Odd:

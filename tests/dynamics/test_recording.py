@@ -146,6 +146,13 @@ def test_a_log_survives_a_file(tmp_path):
         sb.audit(tmp_path)
 
 
+def test_labels_that_would_become_others_are_refused():
+    dynamics = Dynamics(2)
+    for labels in (torch.tensor([0, 2**32 + 1]), torch.zeros(2, dtype=torch.complex64)):
+        with pytest.raises(ValueError, match="labels must be one int32 per example"):
+            dynamics.load_state_dict(dynamics.state_dict() | {"labels": labels})
+
+
 def test_rows_are_divided_among_other_numbers_of_ranks():
     parts = [Dynamics(6), Dynamics(6)]
     parts[0].record(torch.tensor([0, 2, 4]), torch.rand(3), 0)

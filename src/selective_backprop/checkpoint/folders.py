@@ -76,6 +76,8 @@ def begin(folder: Path) -> Path:
 
     folder: the folder of checkpoints. It is made if it does not exist, and belongs to this process from now on.
     """
+    if _HIGHEST in numbers(folder):
+        raise FileExistsError(f"no checkpoint can follow {path_of(folder, _HIGHEST)}: remove it, or save elsewhere")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _own(folder)
@@ -83,8 +85,6 @@ def begin(folder: Path) -> Path:
         path.mkdir()
     except OSError as error:
         raise with_free_space(error, folder) from error
-    if _HIGHEST in numbers(folder):
-        raise FileExistsError(f"no checkpoint can follow {path_of(folder, _HIGHEST)}: remove it, or save elsewhere")
     for left in folder.glob(f"{_NAME}*{_UNFINISHED}"):
         if left != path:
             _remove(left)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,15 +82,34 @@ def load_part(name: str, part: Any, tensors: dict[str, Tensor], own: Any) -> Non
                 f"{name} was saved by another optimizer than this {type(part).__name__}: its groups of parameters lack "
                 f"{', '.join(sorted(set(missing)))}"
             )
+        require_room(name, part)
     else:
         part.load_state_dict(own)
 
 
-def current_state(part: Any) -> Any:
-    """Return a state by which `part.load_state_dict` undoes what it loads next."""
+def require_room(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if fused steps of an optimizer, whose state was loaded, would write beyond its tensors.
+
+    torch's fused steps take for granted that what is kept for a parameter has its shape. Others look at the shapes.
+    """
+    for parameter in (one for group in optimizer.param_groups if group.get("fused") for one in group["params"]):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            shape = torch.Size() if key == "step" else parameter.shape
+            if isinstance(value, Tensor) and value.shape != shape:
+                raise ValueError(
+                    f"{name} has {key!r} of shape {tuple(value.shape)} for a parameter of shape "
+                    f"{tuple(parameter.shape)}: it is damaged, or of another optimizer"
+                )
+
+
+def way_back(part: Any) -> Callable[[], Any]:
+    """Return a function that undoes what the part loads next. Parameters of a model stay as they are until the end."""
+    if isinstance(part, nn.Module):
+        shared, own = _pack_module(part)
+        return partial(set_model_state_dict, part, {**shared, **copy.deepcopy(own)})
     state = part.state_dict()
     # An optimizer replaces its tensors when it loads a state, so that the old ones stay as they are.
-    return state if isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
+    return partial(part.load_state_dict, state if isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state))
 
 
 # ---- tensors

@@ -45,7 +45,7 @@ def redeal(
     _require_same_moment(states)
     batch_size = first["batch_size"] if batch_size is None else batch_size
     under_way = None if first["epochs"]["under_way"] is None else _epoch(states, rank, size, batch_size)
-    saved = _generators([state["generators"] for state in states], rank)
+    saved = _generators([_drawn(state) for state in states], rank)
     queued = under_way["queue"]["lengths"][rank] if under_way is not None and "queue" in under_way else 0
     return {
         **first,
@@ -156,7 +156,7 @@ def _epoch(states: list[State], rank: int, size: int, batch_size: int | None) ->
         queue = _queue_state([epoch["queue"] for epoch in epochs], rank, size)
         own = {"queue": queue, "round": loaded, "ahead": None}
         most = -(-len(in_turn) // size)
-    place = {"position": loaded, "total": loaded + most, "batches": batches.state_dict()}
+    place = {"position": loaded, "total": loaded + most, "batches": batches.state_dict(), "drawn": None}
     return {**first, **own, "place": place, "began_with": began_with}
 
 
@@ -206,6 +206,13 @@ def _queue_state(queues: list[State], rank: int, size: int) -> State:
 
 
 # ---- random numbers and counts
+
+
+def _drawn(state: State) -> list[Tensor]:
+    """Return the states of a rank's generators after its sampler has drawn the whole epoch."""
+    under_way = state["epochs"]["under_way"]
+    drawn: list[Tensor] | None = None if under_way is None else under_way["place"].get("drawn")
+    return state["generators"] if drawn is None else drawn
 
 
 def _generators(states: list[list[Tensor]], rank: int) -> list[Tensor]:

@@ -90,6 +90,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
     state = all_do(ranks, collect)
     written = Path(first_does(ranks, lambda: str(folders.begin(Path(folder)))))
+    state["saved_as"] = [written.name, ranks.rank]
     try:
         _write_on_all(ranks, written, lambda: write_large(written / _file_of(ranks.rank), state))
         _write_on_all(ranks, written, lambda: folders.commit(written) if ranks.rank == 0 else None)
@@ -149,7 +150,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
 def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ranks: Ranks) -> str | None:
     """Load this checkpoint, or return why it cannot be read. Raises if it can be read but belongs to another run."""
-    from selective_backprop.checkpoint.parts import current_state, fill, load_part, room_for
+    from selective_backprop.checkpoint.parts import fill, load_part, room_for, way_back
 
     every, problem = list[dict[str, Any]](), None
     try:
@@ -183,23 +184,23 @@ def _try_to_load(path: Path, loader: SelectiveLoader, parts: dict[str, Any], ran
 
     # On all ranks, or one rank would refuse what others have loaded.
     state, own, (room, in_place) = all_do(ranks, lambda: _content_of(path, prepare))
-    before: list[tuple[Any, Any]] = []  # parts that were loaded, and their states until then
+    ways_back: list[Callable[[], Any]] = []  # of the parts that were loaded
 
     def load_parts() -> None:
         for name, part in parts.items():
-            if name not in models:
-                before.append((part, current_state(part)))
-                load_part(f"parts/{name}", part, room, own[name])
+            ways_back.append(way_back(part))
+            # A model takes its buffers here, and its parameters, which are not filled yet, from itself.
+            load_part(f"parts/{name}", part, in_place if name in models else room, own[name])
 
     try:
         # What may refuse its state comes first, while it can be undone.
         all_do(ranks, lambda: _content_of(path, load_parts))
         all_do(ranks, lambda: loader.load_state_dict(state))
-        before.clear()
+        ways_back.clear()
     finally:
-        for part, state_before in reversed(before):
+        for undo in reversed(ways_back):
             with suppress(Exception):  # one that refuses its own state must not keep the others from getting theirs
-                part.load_state_dict(state_before)
+                undo()
     for key, tensor in in_place.items():  # parameters are read to where they are, which needs no second copy of them
         fill(key, tensor, chunks[key])
     for name in models:
@@ -216,9 +217,11 @@ def _read(path: Path, ranks: Ranks) -> list[dict[str, Any]]:
             raise ValueError(f"{file.name} damaged: {error}") from error
     first = map_large(path / _file_of(0))
     every = [first, *(map_large(path / _file_of(rank)) for rank in range(1, first["ranks"]))]
-    for saved in every:
+    for rank, saved in enumerate(every):
         if not {"loader", "parts", "tensors"} <= saved.keys():
             raise ValueError("the state of a rank is missing")
+        if saved["saved_as"] != [first["saved_as"][0], rank]:
+            raise ValueError(f"{_file_of(rank)} was not saved by rank {rank} together with {_file_of(0)}")
     return every
 
 
@@ -226,7 +229,7 @@ def _content_of(path: Path, work: Callable[[], T]) -> T:
     """Run work(). What it stumbles over in a checkpoint that somebody else has written is a ValueError."""
     try:
         return work()
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"{path} cannot be loaded, and nothing was changed ({type(error).__name__}: {error})"
         ) from error

@@ -128,8 +128,8 @@ class Dynamics:
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise if a saved state does not fit this log."""
-        if state["labels"].dim() != 1 or state["labels"].is_floating_point():
-            raise ValueError(f"labels must be whole numbers, one per example, got {state['labels'].dtype}")
+        if state["labels"].dim() != 1 or state["labels"].dtype != torch.int32:
+            raise ValueError(f"labels must be one int32 per example, got {state['labels'].dtype}")
         if wrong := [epoch for epoch in state["rows"] if type(epoch) is not int or not 0 <= epoch < _MOST_EPOCHS]:
             raise ValueError(f"epochs must be whole numbers from 0 to {_MOST_EPOCHS - 1:,}, got {wrong[0]!r:.50}")
         if len(state["labels"]) != len(self):
@@ -146,7 +146,7 @@ class Dynamics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.check_state_dict(state)
-        self.labels = state["labels"].numpy().astype(np.int32)
+        self.labels = state["labels"].numpy().copy()
         self._rows = {epoch: [rows_from_bytes(rows).copy()] for epoch, rows in state["rows"].items()}
 
     def save(self, file: str | Path) -> None:

@@ -91,7 +91,7 @@ def _is_one(value: Any, form: Form) -> bool:
         return value is None
     if isinstance(form, torch.dtype):
         is_plain = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
-        return is_plain and value.dtype == form and value.dim() == 1
+        return is_plain and not value.requires_grad and value.dtype == form and value.dim() == 1
     if form is int:
         return type(value) is int and 0 <= value < _LARGEST_INT
     if form is float:
