@@ -100,6 +100,8 @@ def test_what_cannot_be_measured_is_refused_and_nothing_is_taken_away(image_task
     batches, loss_fn = iter(list(loader)), nn.CrossEntropyLoss()
     with pytest.raises(TypeError, match="would take its first 8 batches away: pass something that starts anew"):
         sb.advise(model, loss_fn, batches)
+    with pytest.raises(TypeError, match=r"an iterator \(a list_iterator\), and measuring would take"):
+        sb.advise(model, loss_fn, sb.WithLength(batches, 4))
     assert len(list(batches)) == 4
     wrapped = sb.SelectiveLoader(loader, model, loss_fn, sb.ledger_backprop())
     with pytest.raises(TypeError, match="your own DataLoader, not the SelectiveLoader around it"):

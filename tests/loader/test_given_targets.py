@@ -61,6 +61,28 @@ def test_what_is_computed_from_classes_is_fine(change):
     one_epoch(make_loader(sb.ledger_backprop()), change)
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_one_number_for_each_of_two_classes(shape):
+    """As for binary cross-entropy, which takes float targets."""
+    draws = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(64, 4, generator=draws), torch.randint(2, (64,), generator=draws))
+
+    def loader():
+        model = nn.Sequential(nn.Linear(4, 1), nn.Identity() if len(shape) == 2 else nn.Flatten(0))
+        return sb.SelectiveLoader(DataLoader(data, 16), model, nn.BCEWithLogitsLoss(), sb.ledger_backprop())
+
+    for change in (mixed, lambda t: t.sort(0).values, lambda t: (torch.arange(16) % 3 > 0).float().view(shape)):
+        with pytest.raises(ValueError, match=OTHERS):
+            one_epoch(loader(), lambda labels, change=change: change(labels.float().view(shape)))
+    for change in (
+        torch.clone,
+        lambda t: 0.9 * t + 0.05,
+        lambda t: 1 - t,
+        lambda t: 0.8 * t + 0.2 * torch.rand(t.shape),
+    ):
+        one_epoch(loader(), lambda labels, change=change: change(labels.float().view(shape)))
+
+
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_targets_that_are_no_classes(shape):
     draws = torch.Generator().manual_seed(0)
@@ -81,6 +103,17 @@ def test_targets_that_are_no_classes(shape):
         lambda t: t + torch.randn(t.shape),
     ):
         one_epoch(loader(), change)
+
+
+def test_targets_given_out_as_a_row_are_compared_as_a_column():
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32))
+
+    def loader():
+        return sb.SelectiveLoader(DataLoader(data, 16), nn.Linear(4, 1), nn.MSELoss(), sb.ledger_backprop())
+
+    one_epoch(loader(), lambda targets: targets.unsqueeze(1))
+    with pytest.raises(ValueError, match=OTHERS):
+        one_epoch(loader(), lambda targets: targets.sort().values.unsqueeze(1))
 
 
 def test_a_method_that_needs_no_losses_takes_mixtures():

@@ -75,6 +75,33 @@ def test_a_look_after_a_resume_changes_nothing(make):
         assert first[0] == expected[step]
 
 
+@every_method
+def test_leaving_with_the_first_batch_after_a_resume_ends_the_epoch_as_without_stopping(make):
+    def run(loader, model, given, save_at=None):
+        while loader.epoch < 3:  # each epoch is left after its third batch
+            for inputs, targets in loader:
+                torch.manual_seed(len(given))  # of dropout
+                loader.loss(model(inputs), targets)
+                given.append((loader.epoch, loader.batch.ids.tolist()))
+                if len(given) == save_at:
+                    return copy.deepcopy([loader.state_dict(), model.state_dict()])
+                if len(given) % 3 == 0:
+                    break
+
+    def new():
+        return make_loader(
+            make(), model=(model := make_model()), num_epochs=3, loader_options={"shuffle": False}
+        ), model
+
+    given, expected = [], []
+    run(*new(), expected)
+    states = run(*new(), given, save_at=5)
+    for part, state in zip(resumed := new(), states, strict=True):
+        part.load_state_dict(state)
+    run(*resumed, given)
+    assert given == expected and len(expected) == 9
+
+
 def test_leaving_after_the_first_batch_ends_the_epoch_at_once():
     model = make_model()
     loader = make_loader(sb.selective_backprop(0.5), model=model)
@@ -122,6 +149,16 @@ def test_an_iteration_that_is_over_left_or_failed_is_none():
         error = interrupt  # keeps its traceback and the frames of the loop alive, as notebooks do
     assert len(list(loader)) > 0
     del error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_leaving_at_a_loss_that_is_not_finite_ends_the_epoch():
+    loader = make_loader(sb.ledger_backprop())
+    for epoch in range(2):
+        for number, (inputs, targets) in enumerate(loader):
+            if not loader.loss(loader.model(inputs) / (number < 2), targets).isfinite():
+                break
+        assert number == 2 and loader.epoch == epoch + 1
 
 
 def test_losses_of_other_batches_are_refused_and_not_recorded():

@@ -1,15 +1,25 @@
 """Every kind of loader a user may have."""
 
 import io
+import random
 from dataclasses import dataclass
 
+import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
+from selective_backprop.inference import random_states, set_random_states
 from selective_backprop.testing import same
 from tests.helpers import Noisy, digits, make_loader, make_model, train, train_plainly
 
@@ -49,6 +59,31 @@ each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: meth
 )
 def test_dataloader_options(method, options):
     check_ids(make_loader(method, loader_options=options), epochs=4)
+
+
+class FailingOnce(Noisy):
+    """Fails at one example, as files on a network do."""
+
+    has_failed = False
+
+    def __getitem__(self, index):
+        if index == 100 and not self.has_failed:
+            self.has_failed = True
+            raise OSError
+        return digits()[index]
+
+
+@each_method
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_batch_that_failed_none_comes_with_other_ids(method, workers):
+    loader = make_loader(method, dataset=FailingOnce(), loader_options={"num_workers": workers})
+    loader.stepper.begin()
+    try:
+        while True:
+            loader.stepper.next()
+    except OSError:
+        while (batch := loader.stepper.next()) is not None:
+            assert matches(batch.data, batch.ids)
 
 
 def test_a_spawned_worker():
@@ -314,6 +349,45 @@ def test_an_iterable_without_state_resumes_by_loading_again():
     assert same(list(iterator), list(resumed))
 
 
+class Shuffled(IterableDataset):
+    """A stream that draws its order when an epoch begins, as from a buffer of shuffled examples."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __iter__(self):
+        worker = get_worker_info()
+        order = self.draw()
+        yield from (digits()[index] for index in (order if worker is None else order[worker.id :: worker.num_workers]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randperm(128).tolist(),
+        lambda: random.sample(range(128), 128),
+        lambda: numpy.random.permutation(128).tolist(),
+    ],
+    ids=["torch", "random", "numpy"],
+)
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_an_iterable_that_shuffles_resumes_in_the_same_order(kind, draw, workers):
+    def new():
+        stream = kind(Shuffled(draw), 16, num_workers=workers)
+        return sb.SelectiveLoader(stream, make_model(), CRITERION, sb.random_backprop(0.5))
+
+    loader, resumed = new(), new()
+    list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state, between = loader.state_dict(), random_states(torch.device("cpu"))
+    rest = [*iterator, *loader]
+    resumed.load_state_dict(state)
+    set_random_states(between, torch.device("cpu"))
+    assert same(rest, [*resumed, *resumed])
+
+
 def test_the_dataloaders_generator_is_saved():
     """With a generator of its own, the order of later epochs needs no global state."""
 
@@ -383,18 +457,21 @@ def test_a_sampler_that_makes_its_generator_when_it_is_iterated_over():
     assert same(list(loader), list(resumed))
 
 
-def noisy_loader(workers, method=None):
-    options = {"num_workers": workers, "generator": torch.Generator().manual_seed(3)}
+def noisy_loader(workers, method=None, *, persistent=False):
+    options = {"num_workers": workers, "generator": torch.Generator().manual_seed(3), "persistent_workers": persistent}
     return make_loader(method or sb.selective_backprop(0.5), dataset=Noisy(), loader_options=options)
 
 
-def test_augmentation_inside_workers_resumes_exactly_between_epochs(caplog):
-    loader, resumed = noisy_loader(2), noisy_loader(2)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_augmentation_inside_workers_resumes_exactly_between_epochs_if_they_end_with_each(persistent, caplog):
+    loader, resumed = noisy_loader(2, persistent=persistent), noisy_loader(2, persistent=persistent)
     for _ in loader:
         pass
     resumed.load_state_dict(loader.state_dict())
     assert not caplog.records
-    assert same(list(loader), list(resumed))
+    assert same(list(loader), list(resumed)) != persistent, (
+        "should persistent workers go on exactly, say so in the guide"
+    )
 
 
 def test_saving_in_the_middle_of_an_epoch_with_workers_warns_once(caplog):

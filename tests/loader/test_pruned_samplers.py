@@ -117,3 +117,20 @@ def test_counting_draws_nothing():
         return [loader.batch.ids.tolist() for _ in loader]
 
     assert order(True) == order(False)
+
+
+@pytest.mark.parametrize("method", [sb.traditional(), sb.ledger_backprop()], ids=lambda m: m.name)
+def test_an_epoch_may_offer_too_few_kept_examples_for_a_batch(method, caplog):
+    """By chance, with a sampler of a part of the data set and drop_last. It is no end of the run."""
+    sampler = RandomSampler(digits(), num_samples=20, generator=torch.Generator().manual_seed(0))
+    train_loader = DataLoader(digits(), 10, sampler=sampler, drop_last=True)
+    model, diet = make_model(), sb.diet(method=method, scores=SCORES, prune=0.5)
+    loader = sb.SelectiveLoader(train_loader, model, nn.CrossEntropyLoss(), diet, num_epochs=12)
+    counts = []
+    for _ in range(12):
+        counts.append(0)
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets)
+            counts[-1] += 1
+    assert 0 in counts and 1 in counts and loader.progress == 1
+    assert "an epoch gave out no batch" in caplog.text

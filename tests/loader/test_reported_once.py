@@ -108,3 +108,29 @@ def test_epochs_that_are_left_early_are_over_in_a_resumed_run_too():
         assert resumed.epoch == epoch
         run(resumed, 6 - epoch)
         assert trained == expected[4 * epoch :]
+
+
+def test_saving_in_an_epoch_that_is_left_early_later_changes_nothing():
+    def run(resume=None, *, saves=False):
+        """Leave each of three epochs after four steps. resume: steps done and the state."""
+        loader_options = {"generator": torch.Generator().manual_seed(3)}
+        loader = make_loader(sb.selective_backprop(0.5), model=make_model(), loader_options=loader_options)
+        steps, state = resume or (0, None)
+        if state is not None:
+            loader.load_state_dict(state)
+        while steps < 12:
+            for _ in itertools.islice(loader, 4 - steps % 4):
+                steps += 1
+                trained.append(loader.batch.ids.tolist())
+                if saves:
+                    states.append((steps, loader.state_dict()))
+
+    trained, states = [], []
+    run()
+    expected, trained = trained, []
+    run(saves=True)
+    assert trained == expected
+    for steps, state in states[:2] + states[4:6]:
+        trained = []
+        run((steps, state))
+        assert trained == expected[steps:], steps

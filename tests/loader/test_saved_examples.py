@@ -79,6 +79,8 @@ class Colour(enum.Enum):
         (lambda i: np.array([object()]), r"\['more'\]\['entry'\]\[\d+\], which is a numpy.ndarray"),
         (lambda i: Box((i, 2), frozenset([1])), r".*\['pixels'\], which is a builtins.frozenset"),
         (lambda i: nn.Parameter(torch.ones(1)), r".*, which is a torch.nn.parameter.Parameter"),
+        (lambda i: torch.eye(2).to_sparse(), r".*, which is a sparse or nested torch.Tensor"),
+        (lambda i: {"edges": torch.eye(2).to_sparse()}, r".*\['edges'\], which is a sparse or nested torch.Tensor"),
     ],
 )
 def test_what_cannot_be_read_again_is_refused_when_it_is_saved(make, name):

@@ -59,6 +59,40 @@ def test_a_smaller_last_batch_and_late_exceptions_are_no_error(caplog):
     assert "such as 10 and 3 examples, so training batches have 10: for another size" in warning
 
 
+def test_a_resume_does_not_take_an_exception_for_the_usual_size(caplog):
+    batches = [digits()[10 * n : 10 * n + (3 if n == 18 else 10)] for n in range(20)]
+    model = make_model()
+
+    def new():
+        return sb.SelectiveLoader(batches, model, nn.CrossEntropyLoss(), sb.selective_backprop(0.5))
+
+    loader, states = new(), []
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets)
+        states.append(loader.state_dict())
+    for state in states:
+        resumed = new()
+        resumed.load_state_dict(state)
+        for inputs, targets in resumed:
+            resumed.loss(model(inputs), targets)
+        assert resumed.batch_size == 10
+    assert all("so training batches have 10" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("make", [sb.ledger_backprop, lambda: sb.selective_backprop(0.9)], ids=["planned", "scored"])
+def test_the_length_is_a_bound_with_a_batch_sampler_that_does_not_tell_sizes(make):
+    loader, model = of_buckets(make(), [64, 30, 64, 40], batch_size=8)
+    length = len(loader)
+    assert 4 < len(train(loader, model, 1)) <= length
+
+
+def test_the_length_is_not_known_with_a_stream_that_does_not_tell_sizes():
+    batches = [digits()[:40], digits()[40:80]]
+    loader = sb.SelectiveLoader(batches, make_model(), nn.CrossEntropyLoss(), sb.random_backprop(0.9), batch_size=8)
+    with pytest.raises(TypeError, match="number of training batches is not known"):
+        len(loader)
+
+
 def test_sizes_do_not_matter_while_batches_pass_unchanged():
     for method in (sb.traditional(), sb.selective_backprop(1.0)):
         loader, model = of_buckets(method, [4, 64, 10])

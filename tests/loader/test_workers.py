@@ -122,3 +122,15 @@ def test_the_next_iteration_after_a_break_is_the_next_epoch(name):
         assert len(ids) == 2 and ids == take(without, 2)
     assert with_workers.epoch == without.epoch == 3
     assert with_workers.stats.offered == without.stats.offered < 360
+
+
+@every_method
+def test_a_resume_between_epochs_keeps_the_order_with_persistent_workers(name):
+    """When they start, they draw a seed from the generator of the order. A run that never stopped starts them once."""
+    whole, resumed = (new(name, workers=1, persistent_workers=True) for _ in range(2))
+    take(whole, 100)
+    state, model = copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.model.state_dict())
+    expected = take(whole, 100)
+    resumed.model.load_state_dict(model)
+    resumed.load_state_dict(state)
+    assert take(resumed, 100) == expected

@@ -216,6 +216,20 @@ def test_drop_last():
     assert stats.trained + stats.skipped_before_loading + stats.dropped == stats.offered and stats.dropped > 0
 
 
+def test_an_epoch_that_drop_last_drops_whole_is_an_error_that_says_so():
+    sampler = make(source=7)
+    loader = load(sampler, batch_size=8, size=7, drop_last=True)
+    assert not list(loader)
+    with pytest.raises(RuntimeError, match="If there was no step, your loader's drop_last has dropped the 7 examples"):
+        list(loader)
+
+
+def test_with_batch_size_every_epoch_fills_a_batch():
+    sampler = make(sb.repeated_random(0.3), source=21, batch_size=8)
+    loader = load(sampler, batch_size=8, size=21, drop_last=True)
+    assert [len(list(loader)) for _ in range(3)] == [1, 1, 1], "0.3 of 21 would be 6"
+
+
 def test_batches_in_another_order_need_ids():
     sampler = make(sb.infobatch(until=1.0), num_epochs=3)
     for epoch in range(2):
@@ -486,6 +500,20 @@ def test_a_look_after_loading_changes_nothing():
     assert len(list(rest)) == SIZE - 64
 
 
+def test_leaving_with_the_first_update_after_loading_ends_the_epoch():
+    sampler, rest = make(), make()
+    for number, ids in enumerate(load(sampler)):
+        sampler.update(losses_of(ids, 0))
+        if number == 3:
+            break
+    rest.load_state_dict(saved(sampler.state_dict()))
+    for ids in load(rest):
+        rest.update(losses_of(ids, 0))
+        break
+    next(iter(rest))
+    assert rest.epoch == 1 and rest.stats.batches == 5
+
+
 def edited(state, part, **values):
     """The state with other values in a part of what changes."""
     return state | {"now": state["now"] | {part: state["now"][part] | values}}
@@ -534,9 +562,9 @@ def test_a_function_that_is_none(option):
 
 def test_options_of_methods_that_are_no_numbers():
     for method in (sb.selective_backprop, sb.top_k, sb.random_backprop, sb.kath18):
-        with pytest.raises(TypeError, match=r"selectivity must be a number in \(0, 1\], got 'a'"):
+        with pytest.raises(TypeError, match="selectivity must be a number, got 'a'"):
             method("a")
-    with pytest.raises(TypeError, match=r"loss_share must be a number in \(0, 1\], got 'a'"):
+    with pytest.raises(TypeError, match="loss_share must be a number, got 'a'"):
         sb.ledger_backprop(loss_share="a")
     with pytest.raises(TypeError, match="method must be a Method"):
         sb.diet(method=None, scores=[0.1, 0.2])
@@ -570,3 +598,12 @@ def test_repr_and_silence(caplog):
         list(sampler)
     assert not caplog.records
     assert repr(sampler) == "SelectiveSampler(repeated_random(selectivity=0.3), 203 examples, epoch 2)"
+
+
+def test_the_losses_of_an_epoch_of_one_batch_are_known_when_it_is_over():
+    sampler = sb.SelectiveSampler(6, sb.ledger_backprop())
+    for ids in DataLoader(range(6), batch_size=8, sampler=sampler):
+        sampler.update(ids.float())
+    assert sampler.epoch == 1 and sampler.ledger.loss.tolist() == [0, 1, 2, 3, 4, 5]
+    next(iter(sampler))
+    assert sampler.ledger.selected.tolist() == [1] * 6

@@ -17,6 +17,7 @@ from selective_backprop.batches.layout import count_rows, move
 from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, num_candidates, untouched_generators
+from selective_backprop.loader.with_length import WithLength
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Candidates, Forward, Task
@@ -81,9 +82,10 @@ def measure_costs(
         raise ValueError(f"seconds must be positive, got {seconds}")
     if isinstance(loader, SelectiveLoader):
         raise TypeError("loader must be your own DataLoader, not the SelectiveLoader around it")
-    if isinstance(loader, Iterator):
+    stream = loader.loader if isinstance(loader, WithLength) else loader
+    if isinstance(stream, Iterator):
         raise TypeError(
-            f"loader is an iterator (a {type(loader).__name__}), and measuring would take its first {_SAMPLE} batches "
+            f"loader is an iterator (a {type(stream).__name__}), and measuring would take its first {_SAMPLE} batches "
             "away: pass something that starts anew, such as your DataLoader or a list of batches"
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):

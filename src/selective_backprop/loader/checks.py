@@ -114,7 +114,8 @@ def check_source(
     if method.needs_ids and source.num_examples is None:
         raise ValueError(
             f"{method.name} must know the id of each example, and your loader has no ids: only a DataLoader over a "
-            "map-style data set, with automatic batching, has them. Methods that need no ids, such as "
+            "map-style data set, with automatic batching, has them. If a framework wrapped yours, as Fabric's "
+            "setup_dataloaders does, pass the DataLoader itself. Methods that need no ids, such as "
             "selective_backprop, work with your loader"
         )
     if method.scorer.needs.rewards:
@@ -122,8 +123,7 @@ def check_source(
             f"{method.name} chooses prompts by rewards, which a loader never sees: use sb.SelectiveSampler, or "
             "SelectiveGRPOTrainer"
         )
-    is_pruned = isinstance(source, IndexedSource) and source.is_pruned
-    if source.num_batches == 0 and (ranks.size == 1 or not is_pruned):
+    if source.num_batches == 0 and (ranks.size == 1 or not source.is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
     too_long = isinstance(source, IndexedSource) and not source.can_be_planned
     if too_long and method.scorer.needs.ids and method.plans_epochs:

@@ -38,7 +38,7 @@ class TargetCheck:
         if given.dim() == 1 and not given.is_floating_point():
             others = _are_of_other_classes(given, targets)
         else:
-            others = _are_mixed(given, targets) if targets.shape == given.shape else None
+            others = _are_mixed(given, targets.reshape(given.shape)) if targets.numel() == given.numel() else None
         if others is not None:
             self._errors.add(others, _error)
 
@@ -53,7 +53,8 @@ def _targets_of(data: Any) -> Any:
 def _are_of_other_classes(classes: Tensor, targets: Tensor) -> Tensor | None:
     """Whether examples of the same class have different targets: whole numbers, or mixed class probabilities."""
     is_soft = targets.is_floating_point()
-    if targets.dim() != 1 + is_soft or targets.is_complex():
+    is_one_number = is_soft and targets.numel() == len(targets)  # as for binary cross-entropy
+    if (targets.dim() != 1 + is_soft and not is_one_number) or targets.is_complex():
         return None
     in_order, order = classes.long().sort()
     rows = targets.reshape(len(targets), -1)[order]
@@ -65,6 +66,9 @@ def _are_of_other_classes(classes: Tensor, targets: Tensor) -> Tensor | None:
     ).any()  # negative ones, such as -100, are masked
     if not is_soft:
         return differ
+    if is_one_number:
+        is_mixed = (rows.sum() - classes.sum()).abs() <= _ROUNDING * (1 + classes.sum().abs())
+        return differ & (is_mixed | (rows == rows.round()).all())
     # A teacher's probabilities differ within a class, too. Mixing examples of a batch keeps the sum over the batch, if
     # shares are the same for all of them.
     size, num_classes = rows.shape

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.batches.layout import Column, Layout, move, take_rows
-from selective_backprop.batches.padding import Pad, different_shapes
+from selective_backprop.batches.padding import Pad, different_shapes, form_of
 from selective_backprop.batches.plain import loaded_columns, saved_columns
 from selective_backprop.distributed.balance import NO_BYTES, moves_to_even_out, pack, unpack
 from selective_backprop.distributed.ranks import Alone, Ranks
@@ -203,7 +203,7 @@ class Queue:
         """Take the first `count` waiting examples, joined into one piece."""
         pieces = self._split_off(count)
         if len(pieces) == 1:
-            return pieces[0]
+            return pieces[0]._replace(columns=[_own_memory(column) for column in pieces[0].columns])
         if self._pad is not None:
             pieces = self._padded(pieces)
         columns = [_join(parts) for parts in zip(*(piece.columns for piece in pieces), strict=True)]
@@ -302,12 +302,18 @@ class Queue:
         self._last_sizes = None if state["last_sizes"] is None else deque(state["last_sizes"])
 
 
+def _own_memory(column: Column) -> Column:
+    """Copy a slice. A resumed run has a copy of it, and the last bit of a matrix product may depend on its address."""
+    if isinstance(column, Tensor) and column.nbytes != column.untyped_storage().nbytes():
+        return column.clone()
+    return column
+
+
 def _join(parts: tuple[Column, ...]) -> Column:
-    first = parts[0]
-    if not isinstance(first, Tensor):
-        return [entry for part in parts for entry in part]
-    for part in parts:
-        assert isinstance(part, Tensor)
-        if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
-            raise different_shapes((first.shape[1:], first.dtype), (part.shape[1:], part.dtype))
-    return torch.cat(parts)  # type: ignore[arg-type]
+    forms = [form_of(part) for part in parts]
+    for form in forms:
+        if form != forms[0]:
+            raise different_shapes(forms[0], form)
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)  # type: ignore[arg-type]
+    return [entry for part in parts for entry in part]

@@ -196,9 +196,14 @@ class SelectiveLoader(LoaderAttributes):
                 "your loader has no length, so SelectiveLoader has none: pass sb.WithLength(loader, num_batches) to "
                 "SelectiveLoader, with the number of candidate batches per epoch"
             )
+        if candidates is None and not self._run.passes_batches and self.method.batch_scale == 1:
+            raise TypeError(
+                "the number of training batches is not known: it follows from the sizes of your loader's batches, "
+                "which it does not tell, or with batch_tokens= from lengths. If its batches have one size, give your "
+                "loader an attribute batch_size"
+            )
         if self._run.batch_tokens is not None:
-            if candidates is None:
-                raise TypeError("with batch_tokens=, the number of batches follows from lengths and is not known")
+            assert candidates is not None
             return candidates  # each may be a batch of its own, if it is long
         if not self.batch_size or not candidates or self._run.passes_batches:
             return batches
@@ -322,7 +327,13 @@ class SelectiveLoader(LoaderAttributes):
             self._check_targets(batch.data, targets)
         try:
             loss, losses = self._loss.for_training(
-                outputs, targets, weights, len(batch), record=observer.needs_losses, of_batch=of_batch
+                outputs,
+                targets,
+                weights,
+                len(batch),
+                record=observer.needs_losses,
+                of_batch=of_batch,
+                may_weigh=self._run.parts.policy.weighting != "none",
             )
         except WrongCountError as error:
             raise ValueError(
@@ -462,7 +473,8 @@ class SelectiveLoader(LoaderAttributes):
         it comes from torch's global random state. Save that yourself, as for any exact resume.
 
         One thing is not exact in the middle of an epoch: random numbers that the data set draws inside workers, because
-        workers start anew. The examples and their order are still the same. Between epochs everything is exact.
+        workers start anew. The examples and their order are still the same. Between epochs everything is exact, unless
+        workers are persistent.
         """
         return signed(self.state_to_write(copy=True))
 
@@ -487,7 +499,6 @@ class SelectiveLoader(LoaderAttributes):
             "reported": self._reporting.state_dict(),
             "transform": source.transform.state_dict() if hasattr(source.transform, "state_dict") else None,
             "stream": between,
-            # Read last: asking the sampler for the rest of its epoch, above, may draw from its generator.
             "generators": [generator.get_state() for generator in source.generators()],
         }
 
@@ -508,6 +519,8 @@ class SelectiveLoader(LoaderAttributes):
         parts = [self, run, source, run.selector, run.observer, self._reporting, self.stepper, self.stats]
         with unchanged_on_error(*parts, generators=source.generators(), stateful=[*stateful, run.parts]):
             run.set_batch_size(state["batch_size"])
+            if state["batch_size"] is not None:
+                source.know_size(round(state["batch_size"] / self.method.batch_scale))
             for generator, saved in zip(source.generators(), state["generators"], strict=True):
                 generator.set_state(saved)
             if isinstance(source, StreamSource):

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from selective_backprop.batches.layout import count_rows, move
+from selective_backprop.batches.layout import Layout, count_rows, move
+from selective_backprop.batches.plain import loaded_columns, saved_columns
 from selective_backprop.inference import preserved_rng, random_states, set_random_states
 from selective_backprop.loader.user_samplers import (
     SizeCheck,
@@ -103,6 +104,11 @@ class Source(ABC):
         """Check from now on that the user's batches have one size, because training batches are to have the same."""
         self._check_size = SizeCheck()
 
+    def know_size(self, first: int) -> None:
+        """Take note of the size of the run's first batch, which was before a resume."""
+        if self._check_size is not None:
+            self._check_size = SizeCheck(first)
+
     def move(self, device: torch.device) -> None:
         """Load batches to this device from now on."""
         self.device = device
@@ -139,6 +145,11 @@ class Source(ABC):
     def generators(self) -> list[torch.Generator]:
         """The user's generators, whose states are saved and loaded."""
         return generators_of(self._generator_owners)
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether an empty epoch is due to pruning: the loader itself has batches. Other ranks may still have some."""
+        return False
 
     def stand_in(self) -> Candidates | None:
         """Load examples for a forward pass whose scores nobody reads; None if the loader cannot be asked for any."""
@@ -182,6 +193,15 @@ class Source(ABC):
                 self._position,
             )
 
+    def _start_persistent_workers(self, loader: Any) -> None:
+        """Start workers that a run which never stopped would have from its first epoch on.
+
+        A DataLoader draws a seed for its workers when it starts them, so that run draws none here.
+        """
+        if self._epoch and getattr(loader, "persistent_workers", False) and loader._iterator is None:
+            with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
+                iter(loader)
+
     def _arrived(self) -> IdBatch | None:
         """Return the ids of the batch that the loader has just returned, if it has ids."""
         return None
@@ -224,6 +244,8 @@ class IndexedSource(Source):
         # not in use yet. in_order, because batches that come out of order could not be matched with their ids.
         self._loader.__dict__.update(batch_sampler=self._feed, _iterator=None, in_order=True)
         self._has_warned = False
+        # States of the generators after the user's sampler has drawn the whole epoch, if saving made it draw ahead.
+        self._after_drawing: list[Tensor] | None = None
 
     @property
     def num_batches(self) -> int | None:
@@ -238,11 +260,11 @@ class IndexedSource(Source):
     @property
     def num_candidates(self) -> int | None:
         counted = num_candidates(self.user_loader) if self.keep is None else most_kept(self.user_loader, self.keep)
-        return counted if counted is not None else super().num_candidates
+        # A batch sampler of the user's own does not tell its number. It offers each example once, or fewer.
+        return counted if counted is not None else super().num_candidates or self.num_examples
 
     @property
     def is_pruned(self) -> bool:
-        """Whether an empty epoch is due to pruning: the loader itself has batches. Other ranks may still have some."""
         return self.keep is not None and self._num_loader_batches() != 0
 
     @property
@@ -343,8 +365,9 @@ class IndexedSource(Source):
         total: their number, if known.
         """
         self._epoch, self._position, self._total = epoch, 0, total
+        self._start_persistent_workers(self._loader)
         self._feed.begin(batches)
-        self._batches = iter(self._loader)
+        self._batches = self._handed_on(iter(self._loader))
 
     def know(self, batches: IdBatches) -> None:
         """Take note of all batches of this epoch, once they are planned."""
@@ -355,10 +378,16 @@ class IndexedSource(Source):
         """Go on with an epoch from the place that was saved."""
         self._epoch, self._position, self._total = epoch, place["position"], place["total"]
         self._feed.begin(IdBatches.from_state_dict(place["batches"]))
+        self._after_drawing = place["drawn"]
         # A DataLoader draws a seed for its workers whenever it starts. A run that never stopped draws no seed here, so
         # this draw is undone.
         with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
-            self._batches = iter(self._loader)
+            self._batches = self._handed_on(iter(self._loader))
+
+    @staticmethod
+    def _handed_on(batches: Iterator[Any]) -> Iterator[Any]:
+        """Hand on batches until one fails. DataLoaders could go on after it, but not with the ids that belong to it."""
+        yield from batches
 
     def _arrived(self) -> IdBatch:
         return self._feed.on_their_way.popleft()
@@ -366,11 +395,33 @@ class IndexedSource(Source):
     def end(self) -> None:
         super().end()
         self._feed.begin(())  # which also drops the epoch that the batches came from
+        self._after_drawing = None
+
+    def next(self) -> Loaded | None:
+        loaded = super().next()
+        # To know that a batch is the last one and not full, a sampler has to be run to its end.
+        is_partial = loaded is not None and loaded.candidates.size < (self.user_loader.batch_size or 0)
+        if self._after_drawing is not None and (loaded is None or (is_partial and loaded.fraction == 1)):
+            self._set_generators(self._after_drawing)
+            self._after_drawing = None
+        return loaded
+
+    def _set_generators(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self.generators(), states, strict=True):
+            generator.set_state(state)
 
     def place(self) -> dict[str, Any]:
         self._warn_of_workers()
         self._require_an_end()
-        return {"position": self._position, "total": self._total, "batches": self._feed.remaining().state_dict()}
+        before = [generator.get_state() for generator in self.generators()]
+        batches = self._feed.remaining().state_dict()
+        drawn = [generator.get_state() for generator in self.generators()]
+        if not all(map(torch.equal, before, drawn)):
+            # A sampler draws until its end, as that of shuffle=True does. If the loop leaves the epoch early, it draws
+            # less, so what saving made it draw counts only at the end of the epoch.
+            self._after_drawing = drawn
+            self._set_generators(before)
+        return {"position": self._position, "total": self._total, "batches": batches, "drawn": self._after_drawing}
 
     def _require_an_end(self) -> None:
         """Raise if the ids that are left of the epoch are too many to save, or never end."""
@@ -392,8 +443,8 @@ class IndexedSource(Source):
         _logger.warning(
             "saving in the middle of an epoch with %d workers: a resume offers the same examples in the same order, "
             "but random augmentation inside workers goes on with other random numbers, because workers start anew. If "
-            "your data set draws any, save between epochs, which is exact, or make augmentation follow from the index "
-            "and the epoch, or do it by transform= of SelectiveLoader",
+            "your data set draws any, save between epochs, which is exact if workers are not persistent, or make "
+            "augmentation follow from the index and the epoch, or do it by transform= of SelectiveLoader",
             self.user_loader.num_workers,
         )
 
@@ -472,6 +523,7 @@ class StreamSource(Source):
         self._has_offered = False  # whether any epoch has had a batch
         self._finished = False  # whether the last epoch went to its end
         self._ended: dict[str, Any] | None = None  # the loader's own state at the end of the epoch before a resume
+        self._began: list[Any] = []  # the random states when the epoch began, which its order may follow from
         self._resumed_stream: Any = None  # one that remembers the place at which it was resumed
 
     def begin(self, epoch: int) -> None:
@@ -479,7 +531,9 @@ class StreamSource(Source):
         self._epoch, self._position, self._total, self._finished = epoch, 0, self._num_loader_batches(), False
         if self._check_size is not None:
             self._check_size.begin_epoch()
+        self._start_persistent_workers(self.user_loader)
         ended, self._ended = self._ended, None
+        self._began = self._random_states()
         if self._resumed_stream is not None:
             self._resumed_stream.load_state_dict(None)
             self._resumed_stream = None
@@ -505,6 +559,8 @@ class StreamSource(Source):
                 )
             self._stateful.load_state_dict(place["inner"])
         with untouched_generators(self._generator_owners), preserved_rng(torch.device("cpu")):
+            self._began = list(loaded_columns(place["began"])[0])
+            self._set_random_states(self._began)  # the same order, if the stream shuffles
             batches: Iterator[Any] = iter(self.user_loader)
             if place["inner"] is None:
                 for passed in range(self._position):  # batches can only be loaded and dropped to get there
@@ -553,7 +609,8 @@ class StreamSource(Source):
 
     def place(self) -> dict[str, Any]:
         inner = self._stateful.state_dict() if self._stateful is not None else None
-        return {"position": self._position, "finished": self._finished, "inner": inner}
+        began = saved_columns(Layout("column"), [self._began])
+        return {"position": self._position, "finished": self._finished, "inner": inner, "began": began}
 
     def between_epochs(self) -> dict[str, Any] | None:
         """Return what a loader that keeps its own place must know to begin the next epoch; None if nothing."""

@@ -22,8 +22,9 @@ _IDS = Either(None, torch.int64)
 _BATCHES = {"ids": torch.int64, "sizes": torch.int64, "weights": Either(None, torch.float32)} | {
     "probabilities": Either(None, torch.float64)
 }
-_PLACE = {"position": int, "total": Either(None, int), "batches": _BATCHES}
-_STREAM_PLACE = {"position": int, "finished": bool, "inner": object}
+_STATES = [torch.uint8]
+_PLACE = {"position": int, "total": Either(None, int), "batches": _BATCHES, "drawn": Either(None, _STATES)}
+_STREAM_PLACE = {"position": int, "finished": bool, "inner": object, "began": [object]}
 _PLACES = Either(_STREAM_PLACE, _PLACE)
 _EPOCH = {"kind": str, "fraction": float, "given": int, "began_with": STATS_FORM, "place": _PLACES}
 _READY = {"layout": dict, "columns": [object], "ids": _IDS, "weights": torch.float32, "probabilities": torch.float64}
@@ -40,7 +41,7 @@ _STATE = {"batch_size": Either(None, int), "ranks": {"rank": int, "size": int}, 
     "losses": [_STEP],
     "stats": STATS_FORM,
     "reported": STATS_FORM,
-    "generators": [torch.uint8],
+    "generators": _STATES,
 }
 
 
@@ -57,6 +58,10 @@ def check_form(state: dict[str, Any], num_examples: int | None) -> None:
     under_way = state["epochs"]["under_way"]
     if under_way is not None:
         _check_epoch(under_way, num_examples, state["ranks"])
+        drawn = under_way["place"].get("drawn")
+        require(drawn is None or len(drawn) == len(state["generators"]), "each generator has a state")
+        for one in drawn or ():
+            torch.Generator().set_state(one)
 
 
 def _check_epoch(epoch: dict[str, Any], num_examples: int | None, ranks: dict[str, int]) -> None:

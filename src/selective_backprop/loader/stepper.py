@@ -178,7 +178,7 @@ class Stepper:
             return True
         if not self.epoch.num_given and not self.epoch.num_ready:
             offered = observer.stats.offered - self.epoch.began_with.offered
-            if not any(self._run.team.count(offered)):
+            if not any(self._run.team.count(offered)) and not self._run.source.is_pruned:
                 raise ValueError(
                     "the loader is empty: it offered no batch in a whole epoch. If it did before, its sampler is an "
                     "iterator, which can be used only once: pass a list, or an object whose __iter__ starts anew"
@@ -224,23 +224,26 @@ class Stepper:
             return
         run = self._run
         run.observer.stats.switch("")
-        run.observer.end_epoch()
-        epoch.end()
-        run.parts.share_check.end_epoch(epoch.number)
-        self.num_done += 1
+        try:
+            run.observer.end_epoch()
+        finally:  # the epoch is over even if its last loss is not finite, which is an error
+            epoch.end()
+            run.parts.share_check.end_epoch(epoch.number)
+            self.num_done += 1
         if not epoch.num_given:
             self._note_silence(epoch)
 
     def leave(self) -> None:
         """Leave the epoch early. If its first batch is still under way, the epoch does not count.
 
-        So a look at one batch, as by `next(iter(loader))`, changes nothing.
+        So a look at one batch, as by `next(iter(loader))`, changes nothing. In an epoch that is resumed, a batch with a
+        loss was no look: a run that never stopped would leave the epoch there.
         """
         epoch = self.epoch
         if epoch is None:
             return
         num_trained = epoch.num_given - (self.step is not None)
-        if num_trained and self._to_resume is None:
+        if num_trained and (self._to_resume is None or self.batch in self._with_losses):
             self.end_epoch()
             return
         self.epoch = self.step = None

@@ -32,12 +32,15 @@ class SizeCheck:
     The last batch of an epoch may be smaller. Batches of many sizes, such as those by tokens, are found among the first
     ones of the run, and are an error: which of them comes first would decide. Later exceptions, such as the last batch
     of each worker, are logged once.
+
+    Args:
+        first: the size of the run's first batch, if it was before a resume; then others are logged.
     """
 
-    def __init__(self) -> None:
-        self._first: int | None = None
+    def __init__(self, first: int | None = None) -> None:
+        self._first = first
         self._other: int | None = None  # the size of the last batch, if it is another one
-        self._num_batches = 0
+        self._num_batches = 0 if first is None else _FIRST_BATCHES
 
     def begin_epoch(self) -> None:
         """An epoch begins: what came before was the last batch of another one."""

@@ -243,7 +243,8 @@ class SelectiveSampler(Sampler[int]):
             sizes = torch.full((-(-len(ids) // size),), size)
             if len(sizes):
                 sizes[-1] = len(ids) - size * (len(sizes) - 1)
-            plan = self._planner.plan(IdBatches(ids, sizes), number, at_least=self.batch_size or 1)
+            # Your loader may have drop_last, and then fewer ids than a batch would be none.
+            plan = self._planner.plan(IdBatches(ids, sizes), number, at_least=self.batch_size or 1, drop_last=True)
             count = min(self.team.count(len(plan.ids)))
             if self.batch_size is not None and count > self.batch_size > 1 and not plan.keeps_all:
                 count -= count % self.batch_size == 1  # BatchNorm cannot train on a last batch of a single example
@@ -276,12 +277,13 @@ class SelectiveSampler(Sampler[int]):
             self._forget()
             raise RuntimeError(
                 f"{self.method.name} selects by training losses, but got none in the last epoch: call "
-                "sampler.update(losses) in every training step, with the loss of each example"
+                "sampler.update(losses) in every training step, with the loss of each example. If there was no step, "
+                f"your loader's drop_last has dropped the {len(epoch)} examples of the epoch: use smaller batches"
             )
         # Rewards may come after the next epoch was begun, and an epoch may be short.
         rewards_come_late = epoch.is_exhausted and self.method.scorer.needs.rewards
         is_over = epoch.is_over or rewards_come_late
-        if new_updates < 2 and not is_over and not self._goes_on:
+        if (epoch.num_updates < 2 or not new_updates) and not is_over and not self._goes_on:
             self._forget()
             return
         self._goes_on = False
@@ -447,7 +449,7 @@ class SelectiveSampler(Sampler[int]):
         num_left: number of the newest batches to leave for later.
         """
         epoch = self._epoch
-        if not everything and (epoch is None or epoch.num_updates < 2):
+        if not everything and (epoch is None or epoch.num_updates < (1 if epoch.is_over else 2)):
             return
         if self._candidates is not None:
             self._ledger.count_offered(self._candidates)
