@@ -47,6 +47,7 @@ ALLOWED = {
     ): "whether torch takes devices written in Python",
     ("tests/integrations/forked.py", "_reset_state"): "lets Accelerate forget what a forked process had made before",
     ("tests/integrations/test_grpo.py", "_calculate_rewards"): "a hook of GRPOTrainer, which gathers rewards",
+    ("tests/integrations/test_transformers.py", "_get_train_sampler"): "a hook of Trainer, which decides the order",
     (
         "tests/integrations/test_trl.py",
         "_shared_state",

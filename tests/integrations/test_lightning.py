@@ -4,24 +4,26 @@ import importlib
 import signal
 import sys
 import warnings
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 pytest.importorskip("lightning", reason="needs the extra lightning")
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import selective_backprop as sb
 from selective_backprop.integrations.lightning import SelectiveBackprop
 from selective_backprop.testing import same
-from tests.helpers import digits
+from tests.helpers import Noisy, digits
 from tests.integrations.forked import fork, ranks
-from tests.integrations.lightning_run import Digits, fit, killed_in_step_7, on_two_ranks
+from tests.integrations.lightning_run import METHODS, Digits, fit, killed_in_step_7, on_two_ranks
 
 # Lightning's own: what it says of torch 2.13, of few workers, and of the frozen BatchNorm of the tests' model.
 pytestmark = [
@@ -43,16 +45,18 @@ def stateful(*args, **options):
     return StatefulDataLoader(*args, generator=torch.Generator().manual_seed(5), **options)
 
 
+@pytest.mark.parametrize("count", [203, 192])  # of these, the second fills the last batch
 @pytest.mark.parametrize("make_loader", [DataLoader, with_generator, stateful])
 @pytest.mark.parametrize("manual", [False, True])
-def test_selectivity_1_is_lightnings_own_run_to_the_bit(manual, make_loader):
-    plain, plain_trainer, _ = fit(module=Digits(manual=manual), make_loader=make_loader)
-    module, trainer, selection = fit("everything", module=Digits(manual=manual), make_loader=make_loader)
+def test_selectivity_1_is_lightnings_own_run_to_the_bit(manual, make_loader, count):
+    options = {"make_loader": make_loader, "dataset": Subset(Noisy(), range(count))}
+    plain, plain_trainer, _ = fit(module=Digits(manual=manual), **options)
+    module, trainer, selection = fit("everything", module=Digits(manual=manual), **options)
     assert same(module.state_dict(), plain.state_dict())
     assert module.learning_rates == plain.learning_rates
-    assert trainer.global_step == plain_trainer.global_step == 39
+    assert trainer.global_step == plain_trainer.global_step == 3 * -(-count // 16)
     assert trainer.callback_metrics["loss"] == plain_trainer.callback_metrics["loss"]
-    assert selection.loader.stats.trained == 3 * 203
+    assert selection.loader.stats.trained == 3 * count
 
 
 def test_selectivity_1_with_accumulation_is_lightnings_own_run_to_the_bit():
@@ -138,6 +142,31 @@ def test_accumulation_steps_on_whole_windows(window):
     for epoch, window_idx in windows:
         end = min(13, window * (window_idx + 1)) - 1
         assert (epoch, end) in module.slots, "a step is made after the last slot of a window"
+
+
+def test_accumulation_that_changes_at_an_epoch_has_whole_windows():
+    module, _, _ = fit("sb", callbacks=[GradientAccumulationScheduler({0: 1, 1: 3})], epochs=6)
+    sizes = Counter((epoch, slot // 3) for epoch, slot in module.slots if epoch and slot < 9)
+    assert set(sizes.values()) == {3}
+
+
+def test_a_run_after_another_one_begins_anew():
+    selection = SelectiveBackprop(METHODS["ledger"], nn.CrossEntropyLoss())
+    wrapped, modules = selection.wrap(DataLoader(digits(), 16, shuffle=True)), []
+    for _ in range(2):
+        torch.manual_seed(1)
+        modules.append(Digits(selected_loss=True))
+        trainer(callbacks=[selection], enable_progress_bar=False).fit(modules[-1], wrapped)
+        assert selection.loader.model is modules[-1] and selection.loader.stats.offered == 203
+    assert same(*(module.state_dict() for module in modules))
+
+
+def test_the_steps_of_a_learning_rate_finder_leave_no_trace_in_the_selection(tmp_path):
+    module = Digits(selected_loss=True)
+    module.lr = 0.05
+    finder = LearningRateFinder(num_training_steps=5)
+    _, _, selection = fit("ledger", module=module, callbacks=[finder], default_root_dir=tmp_path)
+    assert selection.loader.epoch == 3 and selection.loader.stats.offered == 3 * 203
 
 
 def test_what_is_logged():
@@ -243,6 +272,11 @@ def test_what_cannot_work_is_refused_at_once():
         trainer().fit(Digits(), make_selection().wrap(loader))
     with pytest.raises(ValueError, match=r"pass selection\.wrap\(loader\)"):
         trainer(callbacks=[selection]).fit(Digits(), {"a": selection.wrap(loader), "b": loader})
+    for several in ([loader, loader], {"a": loader}, CombinedLoader([loader, loader])):
+        with pytest.raises(ValueError, match="one training loader, got several"):
+            selection.wrap(several)
+    with pytest.raises(ValueError, match="pass your own DataLoader to validation"):
+        trainer(callbacks=[selection]).fit(Digits(), wrapped := selection.wrap(loader), wrapped)
     with pytest.raises(ValueError, match="not a dataloader_iter"):
         trainer(callbacks=[selection]).fit(Fetching(), selection.wrap(loader))
     with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs=1"):
@@ -278,3 +312,12 @@ def test_a_missing_extra_names_its_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ImportError, match=r"pip install 'selective-backprop\[lightning\]'"):
         import_anew(monkeypatch)
+
+
+def test_a_loader_that_fabric_wrapped_is_refused_by_methods_that_need_ids():
+    fabric = L.Fabric(accelerator="cpu", devices=1)
+    model = torch.nn.Linear(64, 10)
+    loader, own = DataLoader(digits(), 16), (model, torch.nn.CrossEntropyLoss(), sb.ledger_backprop())
+    with pytest.raises(ValueError, match="setup_dataloaders does, pass the DataLoader itself"):
+        sb.SelectiveLoader(fabric.setup_dataloaders(loader), *own)
+    assert len(next(iter(sb.SelectiveLoader(loader, *own)))[0]) == 16

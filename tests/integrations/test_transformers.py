@@ -10,7 +10,17 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs the extra [transformers]")
-from transformers import DataCollatorWithFlattening, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BertForSequenceClassification,
+    CLIPVisionConfig,
+    DataCollatorWithFlattening,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import selective_backprop as sb
 from selective_backprop.integrations.transformers import SelectiveTrainer
@@ -160,6 +170,18 @@ def rows_of(batches):
             yield {"input_ids": ids} | ({"labels": int(label)} if label.dim() == 0 else {})
 
 
+class OwnLoader(SelectiveTrainer):
+    def get_train_dataloader(self):
+        """As users write it, who do not call accelerator.prepare."""
+        return torch.utils.data.DataLoader(self.train_dataset, 8, shuffle=True, collate_fn=self.data_collator)
+
+
+def test_a_loader_of_the_users_own(tmp_path):
+    trainer = make(tmp_path, sb.methods.ledger_percentile(0.5), kind=OwnLoader)
+    trainer.train()
+    assert trainer.selective_loader.stats.offered == 406 and trainer.selective_loader.stats.selectivity < 0.8
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_step_is_that_of_trainer_on_the_selected_alone(task, accumulation, tmp_path):
@@ -197,7 +219,21 @@ def test_weights_multiply_each_examples_part_of_the_loss(accumulation, tmp_path)
         torch.testing.assert_close(spy.gradients[0][name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("model", [texts.language_model, texts.gpt2], ids=["Llama", "GPT-2"])
+def own_class():
+    model = texts.gpt2()
+    model.__class__ = type("Own", (type(model),), {})  # as users derive one, to change a head or a loss
+    return model
+
+
+def vision_model():
+    """A model that reads pictures and answers in text, here trained on texts alone."""
+    text = texts.language_model().config
+    size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision = CLIPVisionConfig(image_size=8, patch_size=4, **size)
+    return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=127))
+
+
+@pytest.mark.parametrize("model", [texts.language_model, texts.gpt2, own_class, vision_model])
 def test_scores_are_the_models_own_loss_of_each_example(model, tmp_path):
     options = {"max_steps": 1, "learning_rate": 0.0}
     trainer = make(tmp_path, sb.top_k(0.5), task="language", options=options, model=model)
@@ -227,6 +263,8 @@ class OwnLoss(SelectiveTrainer):
 
 
 class OwnReportedLoss(SelectiveTrainer):
+    loss_is_scaled_for_ga = False
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         if self.batch is None:
@@ -252,21 +290,81 @@ def test_a_compute_loss_that_reports_no_losses_is_an_error_in_the_first_step(met
     make(tmp_path, sb.selective_backprop(0.5), kind=OwnLoss, options={"max_steps": 2}).train()
 
 
-def test_class_weights_by_compute_loss_func_or_by_a_compute_loss_that_reports(tmp_path):
+@pytest.mark.parametrize(("epochs", "accumulation"), [(2, 1), (1, 2)])
+def test_class_weights_by_compute_loss_func_or_by_a_compute_loss_that_reports(epochs, accumulation, tmp_path):
     def loss_of_batch(outputs, labels, num_items_in_batch=None):
-        return weighted_losses(outputs, {"labels": labels}).mean()
+        losses = weighted_losses(outputs, {"labels": labels})
+        return losses.sum() / (num_items_in_batch or len(losses))
 
-    options = {"num_train_epochs": 2}
-    by_function = make(
-        tmp_path, sb.infobatch(), loss_fn=weighted_losses, compute_loss_func=loss_of_batch, options=options
-    )
-    by_method = make(tmp_path, sb.infobatch(), kind=OwnReportedLoss, loss_fn=weighted_losses, options=options)
+    # With SGD, which a factor of the gradient does not leave as it is.
+    options = {"num_train_epochs": epochs, "gradient_accumulation_steps": accumulation, "optim": "sgd"}
+    options |= {"max_grad_norm": 0, "learning_rate": 0.1}
+    own = {"count": 208, "loss_fn": weighted_losses, "options": options}  # full batches: means of means are means
+    by_function = make(tmp_path, sb.infobatch(), compute_loss_func=loss_of_batch, **own)
+    by_method = make(tmp_path, sb.infobatch(), kind=OwnReportedLoss, **own)
     for trainer in (by_function, by_method):
         torch.manual_seed(0)  # dropout
         trainer.train()
-        assert trainer.selective_loader.ledger.has_losses() and trainer.selective_loader.stats.selectivity < 0.95
+        assert trainer.selective_loader.ledger.has_losses()
+        assert trainer.selective_loader.stats.selectivity < 0.95 or epochs == 1
     for one, other in zip(*(trainer.model.parameters() for trainer in (by_function, by_method)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+class WeighsClasses(BertForSequenceClassification):
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        outputs = super().forward(input_ids, attention_mask)
+        if labels is not None:
+            outputs.loss = torch.nn.functional.cross_entropy(outputs.logits, labels, weight=CLASS_WEIGHTS)
+        return outputs
+
+
+def test_a_model_whose_own_loss_is_another_one_is_told_once_and_refused_with_weights(tmp_path, caplog):
+    def model():
+        return WeighsClasses(texts.classifier().config)
+
+    make(tmp_path, sb.ledger_backprop(), model=model, options={"max_steps": 4}).train()
+    assert sum("which examples are scored by" in record.message for record in caplog.records) == 1
+    with pytest.raises(ValueError, match=r"by your model, but .* infobatch gives examples weights"):
+        make(tmp_path, sb.infobatch(), model=model).train()
+    caplog.clear()
+    options = {"num_train_epochs": 1, "gradient_accumulation_steps": 2}
+    make(tmp_path, sb.infobatch(), model=model, loss_fn=weighted_losses, options=options).train()
+    make(tmp_path, sb.infobatch(), task="language", options=options).train()
+    assert not any("which examples are scored by" in record.message for record in caplog.records)
+
+
+class ClassifierOnLanguageModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.language_model, self.head = texts.language_model(), torch.nn.Linear(128, 2)
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        logits = self.head(self.language_model(input_ids, attention_mask=attention_mask).logits.mean(1))
+        return {"loss": None if labels is None else torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def collate_first_without_labels(examples):
+    batch = texts.collate(examples)
+    if examples[0]["input_ids"] == texts.language(1)[0]["input_ids"]:
+        batch["labels"].fill_(-100)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (lambda: texts.classifier().bfloat16(), {}),
+        (ClassifierOnLanguageModel, {}),
+        (texts.language_model, {"task": "language", "collator": collate_first_without_labels}),
+    ],
+    ids=["loss in bfloat16", "one label per example", "no label in the first batch"],
+)
+def test_a_models_own_loss_is_the_one_that_scores(model, settings, tmp_path):
+    trainer = make(tmp_path, sb.infobatch(), model=model, count=24, options={"num_train_epochs": 1}, **settings)
+    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
+    trainer.train()
+    assert trainer.state.global_step == 3
 
 
 def test_a_fused_loss_without_logits_takes_a_second_pass_and_says_so_once(tmp_path, caplog):
@@ -355,6 +453,40 @@ def test_max_steps_are_optimizer_steps(tmp_path):
     assert spy.rates[-1] == 0
 
 
+class LeavesEpochs(TrainerCallback):
+    def on_step_end(self, args, state, control, **rest):
+        control.should_epoch_stop = state.global_step % 4 == 0
+
+
+def test_an_epoch_that_a_callback_ends_early_counts_as_one(tmp_path):
+    trainer = make(tmp_path, sb.ledger_backprop(), callbacks=[LeavesEpochs()], options={"num_train_epochs": 3})
+    trainer.train()
+    assert trainer.state.global_step == 12 and trainer.selective_loader.stats.offered == 3 * 32
+    assert trainer.selective_loader.epoch == 3
+
+
+class Stops(TrainerCallback):
+    def __init__(self, at):
+        self.at = at
+
+    def on_step_end(self, args, state, control, **rest):
+        control.should_training_stop = state.global_step == self.at
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("at", [3, 8])
+def test_stopped_in_an_epoch_and_resumed_from_the_checkpoint_at_its_end(at, accumulation, tmp_path):
+    options = {"num_train_epochs": 3, "save_strategy": "epoch", "gradient_accumulation_steps": accumulation}
+    settings = {"count": 64 * accumulation, "options": options}
+    whole = make(tmp_path / "whole", sb.selective_backprop(1.0), **settings)
+    whole.train()
+    make(tmp_path / "part", sb.selective_backprop(1.0), callbacks=[Stops(at)], **settings).train()
+    part = make(tmp_path / "part", sb.selective_backprop(1.0), **settings)
+    part.train(resume_from_checkpoint=str(tmp_path / "part" / f"checkpoint-{at}"))
+    assert part.state.global_step == 24 and part.selective_loader.progress == 1
+    assert same(whole.model.state_dict(), part.model.state_dict())
+
+
 @pytest.mark.parametrize(
     "method",
     [sb.methods.ledger_percentile(selectivity=0.5), sb.infobatch(prune=0.5), sb.composer_backprop(0.5, start=0.2)],
@@ -375,6 +507,12 @@ def test_evaluation_is_untouched(tmp_path):
     offered = own.selective_loader.stats.offered
     assert plain.evaluate(data)["eval_loss"] == own.evaluate(data)["eval_loss"]
     assert own.selective_loader.stats.offered == offered
+
+
+def test_an_evaluation_in_training_does_not_warn_of_eval_mode(tmp_path, caplog):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 1}
+    make(tmp_path, sb.selective_backprop(0.5), count=64, options=options, eval_dataset=texts.classification(16)).train()
+    assert not any("in eval mode" in record.message for record in caplog.records)
 
 
 RESUMED = {
@@ -516,6 +654,10 @@ def test_labels_that_are_no_tensor_need_another_loss(tmp_path):
 
 def test_labels_that_need_another_loss(tmp_path):
     data = [example | {"labels": float(example["labels"])} for example in texts.classification(40)]
+    trainer = make(tmp_path, sb.top_k(0.5))
+    trainer.model.num_labels, trainer.model.classifier = 1, torch.nn.Linear(16, 1)  # regression to whole numbers
+    with pytest.raises(ValueError, match="which do not fit here: pass loss_fn="):
+        trainer.train()
     trainer = make(tmp_path, sb.top_k(0.5))
     trainer.train_dataset = data
     with pytest.raises(ValueError, match="which do not fit here: pass loss_fn="):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader
 
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.pacing import Slots
@@ -29,6 +29,7 @@ try:
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
     from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+    from lightning.pytorch.utilities import CombinedLoader
 except ImportError as error:
     if not is_missing(error, "lightning"):
         raise
@@ -84,8 +85,8 @@ class SelectiveBackprop(Callback):
         self.seed = seed
         self.random_state = random_state
         self._options: dict[str, Any] = {"batch_size": batch_size, "transform": transform, "on_stats": on_stats}
-        self._trainer: Trainer | None = None
-        self._slots: Slots | None = None
+        self.trainer: Trainer | None = None
+        self.slots: Slots | None = None
         self._follows_empty_slot = False
         self._saved: dict[str, Any] | None = None
         self._epoch_began_with = Stats()
@@ -97,12 +98,15 @@ class SelectiveBackprop(Callback):
 
     @property
     def _begun(self) -> Slots:
-        if self._slots is None:
+        if self.slots is None:
             raise RuntimeError("selection begins in Trainer.fit, with callbacks=[selection] and selection.wrap(loader)")
-        return self._slots
+        return self.slots
 
     def wrap(self, loader: Iterable[Any]) -> SelectedBatches:
         """Wrap the training loader. Pass the result to `Trainer.fit`, or return it from `train_dataloader`."""
+        inside = [one for one in tree_leaves(loader) if isinstance(one, DataLoader) and one is not loader]
+        if isinstance(loader, CombinedLoader) or inside:
+            raise ValueError("selection works on one training loader, got several: join their data sets in one")
         try:
             len(loader)  # type: ignore[arg-type]
         except TypeError:
@@ -131,7 +135,9 @@ class SelectiveBackprop(Callback):
         for name in ("reload_dataloaders_every_n_epochs", "overfit_batches"):
             if getattr(trainer, name):
                 raise ValueError(f"selection does not go with {name}={getattr(trainer, name)}")
-        self._trainer = trainer
+        if trainer is not self.trainer or (self.slots is not None and self.slots.loader.model is not pl_module):
+            self.slots = None  # another run
+        self.trainer = trainer
         self._during_fit.enter_context(warnings.catch_warnings())
         for message in _EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, UserWarning)
@@ -179,35 +185,38 @@ class SelectiveBackprop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all ranks' states. It goes into every checkpoint. Lightning loads no loader's state between epochs."""
-        if self._slots is None or self._trainer is None:
-            return {}
-        state = {"slots": self._slots.state_dict(), "epoch_began_with": self._epoch_began_with.state_dict()}
+        if self.slots is None or self.trainer is None:
+            return {"ranks": None}  # saved before training began, as by LearningRateFinder, which tries steps then
+        state = {"slots": self.slots.state_dict(), "epoch_began_with": self._epoch_began_with.state_dict()}
         if self.random_state:
-            state["random"] = _random_state(self._trainer.strategy.root_device)
-        if self._trainer.world_size == 1:
+            state["random"] = _random_state(self.trainer.strategy.root_device)
+        if self.trainer.world_size == 1:
             return {"ranks": [state]}
         # This rank scores with its own BatchNorm statistics, and Lightning saves only those of rank 0.
-        state["buffers"] = {name: value.cpu() for name, value in self._trainer.lightning_module.named_buffers()}
-        ranks: list[Any] | None = [None] * self._trainer.world_size if self._trainer.is_global_zero else None
+        state["buffers"] = {name: value.cpu() for name, value in self.trainer.lightning_module.named_buffers()}
+        ranks: list[Any] | None = [None] * self.trainer.world_size if self.trainer.is_global_zero else None
         torch.distributed.gather_object(state, ranks)  # to rank 0, which writes the checkpoint
         return {"ranks": ranks}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not state_dict or self._trainer is None:
+        if not state_dict or self.trainer is None:
             return
-        ranks, world_size = state_dict["ranks"], self._trainer.world_size
+        ranks, world_size = state_dict["ranks"], self.trainer.world_size
+        self.slots = None  # made anew, with the state, when batches are asked for
+        if ranks is None:
+            return
         if len(ranks) != world_size:
             raise ValueError(
                 f"this checkpoint was saved by {len(ranks)} ranks, each with selected examples of its own, and "
                 f"cannot go on with {world_size}"
             )
-        self._saved = ranks[self._trainer.global_rank]
+        self._saved = ranks[self.trainer.global_rank]
 
     # ---- the loader inside
 
     def select_from(self, loader: Iterable[Any]) -> Slots:
         """Make the loader that selects, around the one that Lightning prepares. The trainer must have its devices."""
-        if (trainer := self._trainer) is None:
+        if (trainer := self.trainer) is None:
             raise RuntimeError("selection begins in Trainer.fit, and the trainer needs callbacks=[selection]")
         inner: Any = _process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, loader)
         max_epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
@@ -226,16 +235,16 @@ class SelectiveBackprop(Callback):
             loss="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
             weights="loader.weights() of your SelectiveBackprop",
         )
-        self._slots = Slots(selective, trainer.accumulate_grad_batches)
+        self.slots, self._epoch_began_with = Slots(selective, trainer.accumulate_grad_batches), Stats()
         if self._saved is not None:
-            self._slots.load_state_dict(self._saved["slots"])
+            self.slots.load_state_dict(self._saved["slots"])
             self._epoch_began_with.load_state_dict(self._saved["epoch_began_with"])
-        return self._slots
+        return self.slots
 
     def _forward(self, model: torch.nn.Module, batch: Any) -> tuple[Any, Any]:
         """Run the model in the precision of the training step, and return outputs in float32 for the loss."""
-        assert self._trainer is not None
-        plugin = self._trainer.precision_plugin
+        assert self.trainer is not None
+        plugin = self.trainer.precision_plugin
         with plugin.forward_context():
             outputs, targets = self.forward(model, plugin.convert_input(batch))
         return tree_map(lambda value: value.float() if _is_low_precision(value) else value, outputs), targets
@@ -251,17 +260,28 @@ class SelectedBatches:
     def __init__(self, selection: SelectiveBackprop, loader: Iterable[Any]) -> None:
         self.selection = selection
         self._user_loader = loader
+        self._made: Slots | None = None
 
-    @functools.cached_property
+    @property
     def _slots(self) -> Slots:
-        # Ranks and devices are not known before Lightning first asks for batches.
-        return self.selection.select_from(self._user_loader)
+        # Made when Lightning first asks for batches, as ranks and devices are not known before, and anew for each run.
+        if self._made is None or self._made is not self.selection.slots:
+            self._made = self.selection.select_from(self._user_loader)
+        return self._made
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._slots)
+        slots, trainer = self._slots, self.selection.trainer
+        if trainer is not None and not trainer.training:
+            raise ValueError(
+                "selection.wrap(loader) gives out selected examples, for training: pass your own DataLoader to "
+                "validation"
+            )
+        if trainer is not None:
+            slots.window = trainer.accumulate_grad_batches  # a callback may change it at the beginning of an epoch
+        yield from slots
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Do the same as the callback's `loss`, for modules without it: `self.trainer.train_dataloader.loss(...)`."""
@@ -271,6 +291,8 @@ class SelectedBatches:
     def sampler(self) -> Any:
         """The user's sampler, so that Lightning can tell it the epoch."""
         return getattr(self._slots.loader, "sampler", None)
+
+    batch_sampler = None  # Lightning asks for it where there is a sampler
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing, because the callback saves everything. It tells Lightning that this loader can be resumed."""

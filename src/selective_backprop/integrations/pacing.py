@@ -85,7 +85,12 @@ class Slots:
                 offered = stepper.fraction * len(self) + 1e-6
                 if offered >= self._given + window + stepper.epoch.most_ready:
                     return [False] * window
+            # Frameworks stop after len() batches, without asking for one more, at which a sampler may draw once more.
+            generators = self.loader.generators() if stepper.fraction == 1 else []
+            states = [generator.get_state() for generator in generators]
             has_more = stepper.offer()
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
         return self._last_slots(stepper.num_ready)
 
     @property

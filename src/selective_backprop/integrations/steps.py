@@ -37,8 +37,12 @@ class OptimizerSteps:
         """Whether the loader has given out all its epochs."""
         return self.loader.epoch == self.loader.num_epochs
 
-    def end_epoch(self) -> None:
-        """End the trainer's epoch."""
+    def end_epoch(self, *, left: bool = False) -> None:
+        """End the trainer's epoch. left: whether it was left early, so that its other candidates are dropped."""
+        if left:
+            self.loader.stepper.end_step()
+            self.loader.stepper.end_epoch()
+            self._batches = iter(())
         self.epoch, self.taken, self._epoch_over = self.epoch + 1, 0, False
 
     def take(self, count: int) -> list[Batch | None]:

@@ -100,7 +100,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._taken: deque[list[Pass]] = deque()  # batches that were taken and are not trained on yet
         self._batch: Batch | None = None
         self._resumed_from: str | None = None
-        self._told_of_second_pass = False
+        self._told_of_second_pass = self._compared = False
         self.add_callback(_ByProgress(self))
 
     @property
@@ -151,7 +151,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
 
     def candidate_loader(self, frame: Any) -> Any:
         """Return the DataLoader to select from: the one inside Trainer's, because accelerate's reads a batch ahead."""
-        return frame.base_dataloader
+        return getattr(frame, "base_dataloader", frame)  # a get_train_dataloader of the user's own may not prepare it
 
     def passes(self, batch: Batch) -> list[Pass]:
         """Divide a training batch into forward passes. Returns the examples and the model's inputs of each pass."""
@@ -184,11 +184,11 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         )
         loader.stepper.call_in_errors(
             loss="Trainer's own compute_loss, which takes your loss as compute_loss_func= and that of each example as "
-            "loss_fn=. A compute_loss of your own must call self.selective_loader.loss(outputs, targets, self.batch) "
-            "if self.batch is not None",
+            "loss_fn=. A compute_loss of your own needs loss_fn= too, and must call "
+            "self.selective_loader.loss(outputs, inputs, self.batch) if self.batch is not None",
             weights="self.selective_loader.weights(self.batch)",
         )
-        steps = OptimizerSteps(loader, self._frame.set_epoch)
+        steps = OptimizerSteps(loader, getattr(self._frame, "set_epoch", lambda epoch: None))
         if self._saved_steps is not None:
             steps.load_state_dict(self._saved_steps)
             self._saved_steps = None
@@ -209,6 +209,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         At the end of an epoch there may be fewer batches than Trainer counts. Then the first ones are empty.
         """
         self._load_rng_state(self._resumed_from)  # before loading, which may draw from it; Trainer does it after
+        self.model.train()  # as training_step does, but after an evaluation the next batches are selected before it
         slots = self.steps.take(num_batches)
         for batch in slots:
             if batch is not None:
@@ -260,6 +261,8 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             pair = self._outputs_and_targets(outputs, inputs)
         with torch.set_grad_enabled(weighted):
             own = self.selective_loader.loss(*pair, batch=batch)  # tells the ledger, too
+        if self._by_labels and not self._compared:
+            self._compare(loss.detach(), *pair, num_items_in_batch)
         if weighted:
             # Scaled like Trainer's loss, which is usually divided by the labels of all accumulated batches.
             with torch.no_grad():
@@ -267,6 +270,27 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 scale = torch.where(plain == 0, 1.0, loss / plain)
             loss = own * scale
         return (loss, outputs) if return_outputs else loss
+
+    def _compare(self, loss: Tensor, logits: Tensor, labels: Tensor, num_items: Any) -> None:
+        """Find out, in the first step, whether the model's own loss is the one that examples are scored by."""
+        self._compared = True
+        loss = loss.float()  # the cross-entropy is computed in float32, also for a model in bfloat16
+        with torch.no_grad():
+            mean = self._loss_fn(logits, labels).mean()
+        # Divided by the labels of this batch, or by those of all accumulated batches and ranks.
+        share = 1.0 if num_items is None else (labels != -100).sum() * self.accelerator.num_processes / num_items
+        rtol = 1e-3 if logits.dtype == torch.float32 else 0.02  # a random head's loss differs little between classes
+        # Both are nan if no example of the batch has a label.
+        if any(torch.isclose(loss, mean * share, rtol=rtol, equal_nan=True) for share in (1.0, share)):
+            return
+        message = (
+            f"the loss of the first training batch is {loss:.6g} by your model, but {mean:.6g} by the cross-entropy of "
+            "its logits and labels, which examples are scored by. If your model shifts labels, weights classes or adds "
+            "other terms, pass loss_fn=, a function from (outputs, batch) to one loss per example"
+        )
+        if self.method.policy.weighting != "none":
+            raise ValueError(f"{message}. {self.method.name} gives examples weights, and would train on it, too")
+        _logger.warning(message)
 
     def _second_pass(self, model: nn.Module, inputs: Any, *, with_gradients: bool) -> tuple[Any, Any]:
         """Compute logits by a forward pass without labels, because the training pass did not return any."""
@@ -317,7 +341,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 "examples are scored by the cross-entropy of the outputs' logits and the batch's labels, which do not "
                 "fit here: pass loss_fn=, a function from (outputs, batch) to one loss per example"
             )
-        if self._is_causal:
+        if self._is_causal and labels.dim() > 1:  # a classifier has one label per example
             labels = F.pad(labels, (0, 1), value=-100)[..., 1:]  # logits of a token are about the next one
         return logits, labels
 
@@ -375,8 +399,13 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
                 bar.total = math.ceil(state.global_step / done)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
-        self._trainer.steps.end_epoch()
-        if self._trainer.steps.run_over:
+        trainer, steps = self._trainer, self._trainer.steps
+        optimizer_steps = math.ceil(steps.taken / args.gradient_accumulation_steps)
+        in_epoch = steps.loader.stepper.in_epoch and optimizer_steps < trainer.steps_per_epoch
+        if control.should_training_stop and in_epoch:
+            return  # stopped in mid-epoch: a checkpoint that is saved now resumes there
+        steps.end_epoch(left=control.should_epoch_stop)
+        if steps.run_over:
             control.should_training_stop = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
@@ -408,7 +437,9 @@ def default_padding(tokenizer: Any) -> Pad:
 
 
 def _are_classes(labels: Any, logits: Tensor) -> bool:
-    return isinstance(labels, Tensor) and not labels.is_floating_point() and labels.shape == logits.shape[:-1]
+    """Whether these are numbers of classes. A single logit is a prediction, for regression, even of whole numbers."""
+    fit = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.shape == logits.shape[:-1]
+    return fit and logits.shape[-1] > 1
 
 
 def _is_encoder_decoder(model: nn.Module) -> bool:
@@ -418,8 +449,14 @@ def _is_encoder_decoder(model: nn.Module) -> bool:
 def _is_causal(model: nn.Module) -> bool:
     """Whether the model's loss compares the logits of a token with the label of the next one."""
     causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+    def shifts(module: nn.Module) -> bool:
+        # A class of the user's own may inherit from one of the list. Vision models that answer in text are not in it.
+        names = {kind.__name__ for kind in type(module).__mro__}
+        return bool(names & causal) or getattr(module, "loss_type", None) == "ForConditionalGeneration"
+
     # Any module: what PEFT and others wrap is inside.
-    return not _is_encoder_decoder(model) and any(type(module).__name__ in causal for module in model.modules())
+    return not _is_encoder_decoder(model) and any(shifts(module) for module in model.modules())
 
 
 def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
