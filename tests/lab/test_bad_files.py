@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from selective_backprop.files.locks import FolderLock
 from selective_backprop.files.sealed import seal, unseal
@@ -88,6 +89,23 @@ def test_a_checkpoint_of_another_network(folder):
     (folder / "records.jsonl").write_text("".join((folder / "records.jsonl").read_text().splitlines(True)[:-1]))
     said = refused(*TRAIN, "--out", folder, "--resume", folder=folder)
     assert "checkpoint.pt does not fit the run" in said
+
+
+WRONG_STATES = {
+    "optimizer": lambda state: state["optimizer"]["state"][0].update(momentum_buffer=torch.zeros(1)),
+    "random": lambda state: state.update(random=[]),
+    "no records": lambda state: state.update(records=[]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_STATES)
+def test_a_checkpoint_that_a_stranger_changed(folder, name):
+    """A step with the wrong momentum would write beyond it, and end the process without a word."""
+    state = unseal((folder / "checkpoint.pt").read_bytes())
+    WRONG_STATES[name](state)
+    (folder / "checkpoint.pt").write_bytes(seal(state))
+    result = run(*TRAIN, "--out", folder, "--resume")
+    assert result.returncode == 2 and "checkpoint.pt does not fit the run" in text_of(result), text_of(result)
 
 
 def test_a_run_that_was_killed_before_its_last_record_is_trained_no_further(folder):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import time
 
@@ -140,6 +141,17 @@ def test_a_killed_comparison_goes_on_exactly(tmp_path):
         folders = [tmp_path / name / label / "seed-0" for name in ("killed", "undisturbed")]
         assert without_seconds(folders[0]) == without_seconds(folders[1])
         assert same(*(torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in folders))
+
+
+def test_damaged_records_come_back_from_the_checkpoint(compared, tmp_path):
+    _, command, _ = compared
+    out = shutil.copytree(compared[0], tmp_path / "compare")
+    file = folder_of(out, PLAIN[0]) / "records.jsonl"
+    before = file.read_bytes()
+    file.write_bytes(before[:-10])
+    result = run(*command[:-1], out)
+    assert result.returncode == 0, text_of(result)
+    assert file.read_bytes() == before
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):

@@ -8,20 +8,21 @@ from selective_backprop.files.sealed import seal
 from selective_backprop.lab.runs.methods import METHODS, make_method
 from selective_backprop.lab.runs.records import RunFolder
 from tests.lab.command_line import run_function
+from tests.lab.report.made_up import made_up_run
 
 SETTINGS = {"method": "traditional", "seed": 0}
+RECORDS = made_up_run("traditional", [0.5, 0.25]).records
 
 
 def test_a_folder_comes_back(tmp_path):
-    records = [{"epoch": 0, "error": 0.5}, {"epoch": 1, "error": 0.25}]
     with RunFolder(tmp_path / "run", SETTINGS) as folder:
         assert folder.checkpoint() is None
         assert folder.records() == []
-        folder.save({"weights": torch.arange(3.0), "records": records[:1]})
-        folder.save({"weights": torch.arange(4.0), "records": records})
+        folder.save({"weights": torch.arange(3.0), "records": RECORDS[:1]})
+        folder.save({"weights": torch.arange(4.0), "records": RECORDS})
     with RunFolder(tmp_path / "run", SETTINGS) as folder:
         assert folder.checkpoint()["weights"].tolist() == [0, 1, 2, 3]
-        assert folder.records() == records
+        assert folder.records() == RECORDS
     assert not list((tmp_path / "run").glob("*.part"))
 
 
@@ -62,9 +63,7 @@ def save_two(path):
     """Epoch 0 and 1, by what RunFolder writes."""
     with RunFolder(path, SETTINGS) as folder:
         for epoch in range(2):
-            folder.save(
-                {"weights": torch.full((100,), float(epoch)), "records": [{"epoch": i} for i in range(epoch + 1)]}
-            )
+            folder.save({"weights": torch.full((100,), float(epoch)), "records": RECORDS[: epoch + 1]})
     return path
 
 
@@ -98,22 +97,49 @@ def test_a_damaged_checkpoint_is_told_and_left_as_it_is(tmp_path, damage, reason
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("text", [None, '{"epoch": 0}\n', '{"epoch": 0}\n{"epo', "\x00", "[]"])
+@pytest.mark.parametrize("text", [None, '{"epoch": 0}\n', json.dumps(RECORDS[0]) + '\n{"epo', "\x00", "[]"])
 def test_records_come_back_from_the_checkpoint(tmp_path, text):
     """A kill between two writes, or damage."""
     file = save_two(tmp_path) / "records.jsonl"
     file.unlink() if text is None else file.write_text(text)
     with RunFolder(tmp_path, SETTINGS) as folder:
-        assert folder.checkpoint()["records"] == folder.records() == [{"epoch": 0}, {"epoch": 1}]
+        assert folder.checkpoint()["records"] == folder.records() == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"test_error": None}, "test_error must be a number, got None"),
+        ({"offered": 0}, "offered must be finite and at least 1, got 0"),
+        ({"seconds": 1.5}, "seconds must be a number by phase, got 1.5"),
+        ({"seconds": {"forward": 1.0}}, "must be a number, got None"),
+    ],
+)
+def test_records_that_a_stranger_changed_are_refused_everywhere(tmp_path, changed, message):
+    """A finished run is not trained further, but its records are drawn and added up."""
+    save_two(tmp_path)
+    records = [RECORDS[0], RECORDS[1] | changed]
+    (tmp_path / "checkpoint.pt").write_bytes(seal({"kind": "run 1", "records": records}))
+    before = (tmp_path / "records.jsonl").read_bytes()
+    with RunFolder(tmp_path, SETTINGS) as folder:
+        with pytest.raises(ValueError, match=rf"checkpoint.pt does not hold what it should: .*{message}"):
+            folder.checkpoint()
+        assert (tmp_path / "records.jsonl").read_bytes() == before
+        (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (tmp_path / "checkpoint.pt").unlink()
+        with pytest.raises(ValueError, match=rf"records.jsonl is damaged \(line 2: .*{message}"):
+            folder.records()
 
 
 def test_records_of_a_finished_run_come_back_without_asking_for_the_checkpoint(tmp_path):
     (save_two(tmp_path) / "records.jsonl").write_text("[]")
     with RunFolder(tmp_path, SETTINGS) as folder:
-        assert folder.records() == [{"epoch": 0}, {"epoch": 1}]
+        assert folder.records() == RECORDS
         (tmp_path / "records.jsonl").write_text("[]")
         (tmp_path / "checkpoint.pt").unlink()
-        with pytest.raises(ValueError, match=r"records.jsonl is damaged \(line 1 is no record\): continue the run"):
+        with pytest.raises(
+            ValueError, match=r"records.jsonl is damaged \(line 1: \[\] is no record\): continue the run"
+        ):
             folder.records()
 
 

@@ -99,6 +99,25 @@ def test_files_that_a_run_names_are_not_opened(folder, tmp_path):
     assert code == 0 and "left out" not in said, said
 
 
+def test_a_folder_of_images_that_a_run_names_is_opened_only_if_asked_for(folder, tmp_path):
+    write_folders(tmp_path / "data" / "private")
+    config = json.loads((folder / "config.json").read_text())
+    for name in (str(tmp_path / "data" / "private"), "../data/private", "private"):
+        config["recipe"]["dataset"] = name
+        (folder / "config.json").write_text(json.dumps(config))
+        words = ("report", folder, "-o", "report.html", "--data-dir", ".")
+        prepare = functools.partial(_with_cache_in, tmp_path / "data")
+        code, said = told(*words, prepare=prepare)
+        assert code == 0 and not list(tmp_path.glob("data/selective_backprop/private-*")), said
+    code, said = told(*words, "--images", prepare=prepare)
+    assert code == 0 and list(tmp_path.glob("data/selective_backprop/private-*")), said
+
+
+def _with_cache_in(folder):
+    os.chdir(folder)
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+
+
 def test_a_terminal_obeys_nothing_in_a_message(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["recipe"]["epochs"] = "\x1b]0;title\x07\x1b[2J"
@@ -106,6 +125,17 @@ def test_a_terminal_obeys_nothing_in_a_message(folder, tmp_path):
     named = folder.rename(tmp_path / "\x1b[31mred")
     code, said = told("report", named, "-o", tmp_path / "report.html")
     assert code == 2 and "\x1b" not in said and "\x07" not in said and r"\x1b[31mred" in said, said
+
+
+def test_names_of_folders_that_are_no_text_are_escaped_in_a_report(folder, tmp_path):
+    """Two runs of one name are told apart by their folders, and what is left out by its path."""
+    for name in (b"runs/\xff", b"runs/a\x07b"):
+        shutil.copytree(folder, tmp_path / os.fsdecode(name))
+    os.truncate(tmp_path / os.fsdecode(b"runs/\xff") / "ledger/epoch-0000.pt", 9)
+    code, said = told("report", tmp_path / "runs", "-o", tmp_path / "report.html", "--export", tmp_path / "figures")
+    assert code == 0, said
+    page = (tmp_path / "report.html").read_text()
+    assert r"(\udcff)" in page and r"(a\x07b)" in page and r"runs/\udcff/ledger" in page and "\x07" not in page
 
 
 # ---- links

@@ -73,7 +73,7 @@ def compare(
     from selective_backprop.lab.cli.bars import Bars
     from selective_backprop.lab.report import data_of
     from selective_backprop.lab.report.live import LiveReport
-    from selective_backprop.lab.runs.records import read_records
+    from selective_backprop.lab.runs.records import epochs_done
     from selective_backprop.lab.runs.time_left import TimeLeft
     from selective_backprop.lab.study.comparison import Design, train_all
     from selective_backprop.lab.study.standing import alerts, standings, winner
@@ -91,7 +91,7 @@ def compare(
     by_seed = [design.entries(seed) for seed in range(seeds)]
     entries = [entry for entries in by_seed for entry in entries]
     num_test = len(load(entries[0].settings).test_labels)
-    done = sum(len(read_records(out / entry.folder)) for entry in entries)
+    done = sum(epochs_done(out / entry.folder) for entry in entries)
     screen.note(f"{len(entries)} runs, {sum(entry.settings.epochs for entry in entries) - done} epochs are left to do")
     left = TimeLeft(entries)
     live = LiveReport(out, left, data_of(options.data_dir))

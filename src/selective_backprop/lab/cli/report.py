@@ -24,7 +24,8 @@ Images = Annotated[
     bool | None,
     typer.Option(
         "--images/--no-images",
-        help="Show training images or texts, if the data are on this machine. Default: only for digits and wordnet.",
+        help="Show training images or texts, if the data are on this machine. Default: only for digits and wordnet. "
+        "With --images, the folder of images that a run names is opened, too.",
     ),
 ]
 
@@ -57,7 +58,7 @@ def report(
     from selective_backprop.lab.report import data_of, write_report
 
     screen = Screen(output)
-    made = write_report(runs, out, load=data_of(data_dir), images=images, scores=scores or [])
+    made = write_report(runs, out, load=data_of(data_dir, paths=bool(images)), images=images, scores=scores or [])
     if not output.json:
         _tell_left_out(made)
     files = []

@@ -36,7 +36,7 @@ _HUB = {  # repository, configuration, splits to train and to test on
     "svhn_extra": ("ufldl-stanford/svhn", "cropped_digits", "train+extra", "test"),
     "imagenet": ("ILSVRC/imagenet-1k", None, "train", "validation"),
 }
-NAMES = ("digits", *_HUB)
+NAMES = ("digits", "wordnet", *_HUB)
 _MOST_PIXELS = 89_478_485
 """Largest number of pixels in an image, a quarter of a gigabyte in colour. PIL warns above it, and refuses twice it."""
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

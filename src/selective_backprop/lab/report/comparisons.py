@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from selective_backprop.files.reading import visible
 from selective_backprop.lab.report.runs import Run, method_and_budget
 from selective_backprop.lab.study.curves import Curve
 from selective_backprop.lab.study.standing import PLAIN, LabelledRuns, Standings, standings
@@ -142,7 +143,7 @@ def _by_experiment(runs: list[Run], title: str) -> list[tuple[list[Run], str]]:
         groups.setdefault(run.path.parent.parent, []).append(run)
     if any(map(_collide, groups.values())):
         groups = {run.path: [run] for run in runs}
-    return [(group, f"{title} ({folder.name})") for folder, group in groups.items()]
+    return [(group, f"{title} ({visible(folder.name)})") for folder, group in groups.items()]
 
 
 def _collide(runs: Sequence[Run]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.lab.data.datasets import ImageSet, flip_labels, load_images, split_validation
+from selective_backprop.lab.data.datasets import NAMES, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report.figures import Cell
 from selective_backprop.lab.report.runs import Run
@@ -22,11 +22,12 @@ LoadData = Callable[[Run], ImageSet]
 _LARGEST = 64
 
 
-def data_of(data_dir: Path | None = None) -> LoadData:
+def data_of(data_dir: Path | None = None, *, paths: bool = True) -> LoadData:
     """Make a function that loads the data of a run if it is on this machine. A report downloads nothing.
 
     Args:
         data_dir: folder of the data sets; by default the one in the environment variable SELECTIVE_BACKPROP_DATA.
+        paths: whether a run may name any folder of this machine. If a stranger named it, it may be a private one.
     """
     loaded: dict[str, ImageSet] = {}
 
@@ -35,7 +36,9 @@ def data_of(data_dir: Path | None = None) -> LoadData:
         if ":" in name:
             raise ValueError(f"{name} may be a function, and names of functions in files are not imported")
         here = data_dir or os.environ.get("SELECTIVE_BACKPROP_DATA")
-        if name != "digits" and not Path(name).is_dir() and not (here and (Path(here) / name).is_dir()):
+        is_path = paths and Path(name).is_dir()
+        is_known = name in NAMES and here and (Path(here) / name).is_dir()
+        if name != "digits" and not is_path and not is_known:
             raise FileNotFoundError(f"{name} is not on this machine")
         key = repr((name, size, validation))
         if key not in loaded:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from selective_backprop.files.reading import visible
 from selective_backprop.lab.report.charts import Palette
 from selective_backprop.lab.report.figures import Section, Table
 from selective_backprop.lab.report.images import LoadData
@@ -43,8 +44,8 @@ class Material:
 
     def leave_out(self, what: str, reason: object) -> None:
         """Note that something is missing from the page."""
-        if (what, str(reason)) not in self.left_out:
-            self.left_out.append((what, str(reason)))
+        if (told := (what, visible(str(reason)))) not in self.left_out:  # it may have the path of a file
+            self.left_out.append(told)
 
     def read(self, what: str, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Return what read(...) returns, or None and a note if the file cannot be read."""

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from selective_backprop.files.reading import read_json, visible
-from selective_backprop.lab.runs.records import read_records
+from selective_backprop.lab.runs.records import read_records, require_number
 from selective_backprop.lab.runs.training import Record
 from selective_backprop.lab.study.curves import Curve
 
@@ -110,8 +110,6 @@ def _read(folder: Path) -> Run:
     try:
         _check_config(config)
         records = printable(read_records(folder))[: int(config["recipe"]["epochs"])]
-        for number, record in enumerate(records):
-            _check_record(record, number)
         if records and not sum(record["compute"] for record in records):
             raise ValueError("its records say that it cost no compute")
     except ValueError as error:
@@ -145,9 +143,6 @@ def printable(value: Any, most: int = 300) -> Any:
 
 # ---- files are checked when they are read, so that errors do not appear in the middle of a chart
 
-_OF_RECORDS = ("epoch", "test_error", "offered", "scored", "trained", "skipped_before_loading", "batches", "compute")
-_PHASES = ("loading", "selection", "forward", "backward", "other", "evaluation")
-
 
 def _check_config(config: Mapping[str, Any]) -> None:
     """Raise ValueError for the first setting that is missing or of a wrong kind."""
@@ -158,35 +153,15 @@ def _check_config(config: Mapping[str, Any]) -> None:
         if not isinstance(place.get(name), str):
             raise ValueError(f"{name} must be a word, got {place.get(name)!r:.50}")
     for name in ("epochs", "batch_size"):
-        _require_number(recipe.get(name), name, least=1)
-    _require_number(config.get("seed"), "seed", least=-math.inf)
+        require_number(recipe.get(name), name, least=1)
+    require_number(config.get("seed"), "seed", least=-math.inf)
     for name in ("label_noise", "validation"):
-        _require_number(config.get(name, 0), name)
+        require_number(config.get(name, 0), name)
     if recipe.get("image_size") is not None:
-        _require_number(recipe["image_size"], "image_size")
+        require_number(recipe["image_size"], "image_size")
     for place, name in ((config, "options"), (recipe, "decay")):
         if not isinstance(place.get(name) or {}, dict):
             raise ValueError(f"{name} must be settings by name, got {place[name]!r:.50}")
-
-
-def _check_record(record: Record, number: int) -> None:
-    """Raise ValueError for the first value that is missing from the record of this epoch or is not a number."""
-    where = f"of record {number}"
-    for name in _OF_RECORDS:
-        _require_number(record.get(name), f"{name} {where}", least=1 if name == "offered" else 0)
-    seconds = record.get("seconds")
-    if not isinstance(seconds, dict):
-        raise ValueError(f"seconds {where} must be a number by phase, got {seconds!r:.50}")
-    for phase in {*_PHASES, *seconds}:
-        _require_number(seconds.get(phase), f"seconds of {phase} {where}")
-
-
-def _require_number(value: object, what: str, *, least: float = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{what} must be a number, got {value!r:.50}")
-    # Larger integers cannot be added to floats.
-    if not least <= value <= 1e300:
-        raise ValueError(f"{what} must be finite and at least {least}, got {value!r:.50}")
 
 
 # ---- labels

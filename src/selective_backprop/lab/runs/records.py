@@ -128,7 +128,7 @@ class RunFolder:
             return None
         try:
             with read_sealed(file, _KIND) as state:
-                self._write_records(state["records"])
+                self._write_records([check_record(record) for record in state["records"]])
         except ValueError as error:
             raise ValueError(f"{error}: move it away to start the run again") from error
         return state
@@ -169,12 +169,45 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else (), start=1):
         try:
-            records.append(parse_json(line))
+            records.append(check_record(parse_json(line)))
         except ValueError as error:
             raise _damaged(file, f"line {number}: {error}", _AGAIN) from None
-        if not isinstance(records[-1], dict):
-            raise _damaged(file, f"line {number} is no record", _AGAIN)
     return records
+
+
+def epochs_done(folder: Path) -> int:
+    """How many epochs of the run in this folder are finished. Damaged records count when the run has them again."""
+    try:
+        return len(read_records(folder))
+    except ValueError:
+        return 0
+
+
+_NUMBERS = ("epoch", "test_error", "offered", "scored", "trained", "skipped_before_loading", "batches", "compute")
+_PHASES = ("loading", "selection", "forward", "backward", "other", "evaluation")
+
+
+def check_record(record: Any) -> dict[str, Any]:
+    """Return the record of an epoch. Raises ValueError for the first value that is missing or not a number."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{record!r:.50} is no record")
+    for name in _NUMBERS:
+        require_number(record.get(name), name, least=1 if name == "offered" else 0)
+    seconds = record.get("seconds")
+    if not isinstance(seconds, dict):
+        raise ValueError(f"seconds must be a number by phase, got {seconds!r:.50}")
+    for phase in {*_PHASES, *seconds}:
+        require_number(seconds.get(phase), f"seconds of {phase}")
+    return record
+
+
+def require_number(value: object, what: str, *, least: float = 0) -> None:
+    """Raise ValueError unless a value from a file is a number that can be drawn."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{what} must be a number, got {value!r:.50}")
+    # Larger integers cannot be added to floats.
+    if not least <= value <= 1e300:
+        raise ValueError(f"{what} must be finite and at least {least}, got {value!r:.50}")
 
 
 def describe_change(before: Any, now: dict[str, Any]) -> str:

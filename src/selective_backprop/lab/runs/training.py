@@ -15,6 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
+from selective_backprop.checkpoint.parts import require_room
 from selective_backprop.dynamics.log import FILE
 from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
@@ -193,12 +194,15 @@ class Training:
     def _get_random_states(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda_devices)]
 
+    def _set_random_states(self, states: Sequence[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._cuda_devices, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
     def epoch(self) -> Record:
         """Train for one epoch of candidates, test, and return the record."""
         with torch.random.fork_rng(self._cuda_devices):
-            torch.set_rng_state(self._random_states[0])
-            for device, state in zip(self._cuda_devices, self._random_states[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
+            self._set_random_states(self._random_states)
             self.selected_before = self.ledger.selected.clone()
             record = self._epoch()
             self._random_states = self._get_random_states()
@@ -284,10 +288,17 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # The settings of the run say how it steps, and each step sets the rate: only what was kept is loaded.
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        require_room("the optimizer", self.optimizer)
         self.loader.load_state_dict(state["loader"])
+        with torch.random.fork_rng(self._cuda_devices):
+            self._set_random_states(state["random"])  # refuses what is no state of a generator
         self._random_states = state["random"]
         self.records = list(state["records"])
+        if len(self.records) != self.loader.epoch:
+            raise ValueError(f"it has {len(self.records)} records of {self.loader.epoch} epochs")
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
@@ -323,7 +334,7 @@ def start(
     if folder is not None and checkpoint is not None:
         try:
             training.load_state_dict(checkpoint)
-        except (KeyError, RuntimeError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, RuntimeError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{folder.path / 'checkpoint.pt'} does not fit the run ({error!r}): it comes from another run or "
                 "another version. Move it away to start again"
