@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.board import make_board, whole_seeds
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import run_missing
-from selective_backprop.lab.leaderboard.tuning import chosen_settings
+from selective_backprop.lab.leaderboard.tuning import chosen_settings, lengths_of
 from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
 from selective_backprop.lab.runs.methods import MethodSpec
 from selective_backprop.lab.study.frontier import Bound, Interval, compute_multiplier
@@ -48,7 +49,7 @@ def main() -> None:
     for seeds in [] if arguments.table else range(1, arguments.seeds + 1):  # a seed of all sizes, then the next
         for size in SIZES:
             part = dataclasses.replace(whole, train_size=size)
-            run_missing(part, cells(whole, chosen, seeds), part.load(arguments.data, held_out=False), store(size), show)
+            run_missing(part, cells(size, chosen, seeds), part.load(arguments.data, held_out=False), store(size), show)
     outcomes = outcomes_by_size()
     found = grown(outcomes)
     text = table(found, {size: len({one.cell.seed for one in runs}) for size, runs in outcomes.items()}).markdown()
@@ -69,10 +70,9 @@ def outcomes_by_size() -> dict[int, list[Outcome]]:
     stores = {size: store(size) for size in SIZES} | {WHOLE: Store(LARGER / f"{WORKLOAD}.jsonl")}
     found = {}
     for size, of_size in stores.items():
-        wanted = {(cell.arm, cell.length) for cell in cells(find_workload(WORKLOAD), chosen, 1)}
         runs = [one for one in of_size.outcomes.values() if chosen.get(one.cell.arm) == one.cell.setting]
-        if size == WHOLE or wanted <= {(one.cell.arm, one.cell.length) for one in runs}:
-            found[size] = whole_seeds(runs)
+        if whole := whole_seeds(runs, lengths_at(size, chosen)):
+            found[size] = whole
     return found
 
 
@@ -90,9 +90,18 @@ def store(size: int) -> Store:
     return Store(RECORDS / f"{size}.jsonl")
 
 
-def cells(workload: Workload, chosen: dict[str, str], seeds: int) -> list[Cell]:
+def lengths_at(size: int, chosen: dict[str, str]) -> dict[str, tuple[int, ...]]:
+    """The lengths of each arm with so many examples; with all of them, those of the larger workloads."""
+    workload = find_workload(WORKLOAD)
+    if size == WHOLE:
+        trials = Store(LARGER / f"{WORKLOAD}.tuning.jsonl")
+        return {arm: lengths_of(workload, arm, text, trials) for arm, text in chosen.items()}
     share = MethodSpec.parse(chosen[RANDOM]).selectivity or 1.0
-    lengths = LENGTHS | {RANDOM: tuple(round(length / share) for length in workload.lengths)}
+    return LENGTHS | {RANDOM: tuple(round(length / share) for length in workload.lengths)}
+
+
+def cells(size: int, chosen: dict[str, str], seeds: int) -> list[Cell]:
+    lengths = lengths_at(size, chosen)
     return [
         Cell(arm, text, length, seed, held_out=False)
         for seed in range(seeds)
@@ -125,7 +134,8 @@ def multipliers(workload: Workload, outcomes: Sequence[Outcome]) -> dict[int, In
 
 def row(size: int, length: int, interval: Interval) -> dict[str, Any]:
     ends = None if interval.low is None or interval.high is None else [interval.low.value, interval.high.value]
-    rounded = None if ends is None else [round(end, 3) for end in ends]
+    # Where the ledger missed the error with some draws of seeds, nobody knows the end.
+    rounded = None if ends is None else [round(end, 3) if math.isfinite(end) else None for end in ends]
     return {"examples": size, "epochs": length, "multiple": round(interval.multiple.value, 3), "ends": rounded}
 
 
@@ -147,7 +157,7 @@ def chart(found: dict[int, dict[int, Interval]]) -> str:
             )  # beside each other, so that intervals can be told apart
             known = {"kind": "number" if interval.multiple.bound is Bound.EXACT else "bound"}
             drawn = row(size, length, interval) | known | {"at": size * spread, "length": f"{length} epochs"}
-            low, high = drawn["ends"] or [drawn["multiple"]] * 2
+            low, high = (drawn["multiple"] if end is None else end for end in drawn["ends"] or [None, None])
             rows.append(drawn | {"low": low, "high": high})
     names = [f"{length} epochs" for length in JUDGED]
     scale = {"domain": names, "range": ["#b9cdf0", "#7ea6e8", "#2266cc", "#123a78"]}

@@ -10,6 +10,8 @@
 set -euo pipefail
 data=$1 seeds=${2:-3} records=${3:-$(dirname "$0")/results/larger}
 export OMP_NUM_THREADS=1
+# Without these, each step returns the memory of large tensors to the system and asks for it again: a fifth of the time.
+export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=8000000000
 workloads="mnist-resnet8 svhn-resnet8 fashion-resnet8 mnist-resnet8-noisy svhn-resnet8-noisy cifar10-fast text-transformer
     svhn-resnet20 cifar10-resnet20"
 for number in $(seq "$seeds"); do

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from selective_backprop.lab.leaderboard.board import make_board, performance_profile
+from selective_backprop.lab.leaderboard.board import make_board, performance_profile, whole_seeds
 from selective_backprop.lab.study.frontier import Bound, Budget, compute_multiplier
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
 
@@ -117,3 +117,14 @@ def test_plain_training_continues_the_curve_of_random_subsets():
     # Between 2 and 4 epochs the curve of subsets starts at a higher error, so that it is a little dearer.
     assert found.multiple.value == pytest.approx(1, abs=0.01)
     assert found.multiple.bound is Bound.EXACT
+
+
+def test_a_seed_that_lacks_a_length_does_not_count_for_its_arm():
+    lengths = {"plain": (1, 2, 4), "ledger, default": (1, 2, 4), "SB": (1, 2, 4)}
+    runs = [*outcomes("plain", PLAIN), *outcomes("ledger, default", PLAIN, seeds=2), *outcomes("SB", PLAIN, seeds=1)]
+    begun = [*outcomes("ledger, default", PLAIN[:2], seeds=3)[2::3], *outcomes("SB", PLAIN[:1], seeds=2)[1:]]
+    kept = {(one.cell.arm, one.cell.length, one.cell.seed) for one in whole_seeds([*runs, *begun], lengths)}
+    assert kept == {(arm, n, seed) for arm in ("plain", "ledger, default") for n in (1, 2, 4) for seed in (0, 1)} | {
+        ("SB", n, 0) for n in (1, 2, 4)
+    }
+    assert whole_seeds(begun, lengths) == [], "nothing is shown of a first seed that is not complete"

@@ -3,13 +3,16 @@
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from selective_backprop.lab.leaderboard.arms import DEFAULT
 from selective_backprop.lab.leaderboard.board import make_board
-from selective_backprop.lab.leaderboard.records import Store
+from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
+from selective_backprop.lab.leaderboard.tuning import TUNING_SEED
+from selective_backprop.lab.leaderboard.workloads import find_workload
 from selective_backprop.lab.study.frontier import Bound, Interval, Multiple
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
 
@@ -37,10 +40,13 @@ def test_what_is_saved_in_words():
 
 
 def test_pages_charts_and_evidence_are_written(tmp_path, monkeypatch):
-    store = Store(tmp_path / "records" / "digits.jsonl")
+    runs, trials = (Store(tmp_path / "records" / f"digits{name}.jsonl") for name in ("", ".tuning"))
+    lengths = dict(zip((1, 2, 4), find_workload("digits").lengths, strict=True))
     for run in RUNS:
-        store.add(run)
+        runs.add(replace(run, cell=replace(run.cell, length=lengths[run.cell.length])))
     chosen = {run.cell.arm: run.cell.setting for run in RUNS}
+    for arm, setting in chosen.items():
+        trials.add(Outcome(Cell(arm, setting, find_workload("digits").middle, TUNING_SEED, True), 0.1, 2.0, 2.0, 2.0))
     (tmp_path / "records" / "digits.chosen.json").write_text(json.dumps(chosen))
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- results -->\nold\n<!-- /results -->\n<!-- leaderboard -->\n<!-- /leaderboard -->\nb\n")

@@ -9,7 +9,7 @@ from torch import nn
 
 import selective_backprop as sb
 from selective_backprop.lab.leaderboard import running
-from selective_backprop.lab.leaderboard.arms import ARMS, TRIALS, Arm, own_arm, tuned, untuned
+from selective_backprop.lab.leaderboard.arms import ARMS, RATES, TRIALS, Arm, own_arm, tuned, untuned
 from selective_backprop.lab.leaderboard.checking import faults
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.running import (
@@ -20,7 +20,7 @@ from selective_backprop.lab.leaderboard.running import (
     settings_of,
     shuffled_by_seed,
 )
-from selective_backprop.lab.leaderboard.tuning import lengths_of, tune
+from selective_backprop.lab.leaderboard.tuning import chosen_settings, lengths_of, tune
 from selective_backprop.lab.leaderboard.tuning import test_cells as all_cells
 from selective_backprop.lab.leaderboard.workloads import DIGITS, LARGER, PAPER, SMALL, WORKLOADS, find_workload
 from selective_backprop.lab.runs.methods import make_method
@@ -38,7 +38,7 @@ def digits():
 def test_every_arm_tries_equally_many_settings_that_all_can_be_made():
     for workload in WORKLOADS.values():
         for arm in tuned(workload):
-            assert len(arm.trials) == TRIALS == len(set(arm.trials))
+            assert len(arm.trials) == len(set(arm.trials)) == (len(RATES) if workload.tune_rates_only else TRIALS)
             for text in arm.trials:
                 settings = settings_of(workload, Cell(arm.name, text, workload.middle, 0, True))
                 make_method(settings.method, settings.selectivity, settings.options, lambda name: nn.Linear(2, 2))
@@ -103,6 +103,34 @@ def test_a_damaged_line_is_named(tmp_path):
         Store(file)
 
 
+GOOD = {"cell": dataclasses.asdict(PLAIN), "error": 0.1, "compute": 1.0, "seconds": 2.0, "cpu_seconds": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"cell": GOOD["cell"] | {"arm": ["plain"]}}, "cell.arm is .*, not a string"),
+        ({"cell": GOOD["cell"] | {"length": 0}}, "0 epochs and a compute of 1.0 cannot be"),
+        ({"error": 10**400}, "error is 1000.*, not a finite number"),
+        ({"compute": 0}, "a compute of 0 cannot be"),
+        ({"compute": 1e-320}, "a compute of 1e-320 cannot be"),
+        ({"error": 1e308}, r"error is 1e\+308, more than 1e\+09"),
+    ],
+)
+def test_a_line_with_odd_values_is_named(tmp_path, changed, message):
+    file = tmp_path / "digits.jsonl"
+    file.write_text(json.dumps(GOOD | changed))
+    with pytest.raises(ValueError, match=rf"line 1 of .*digits.jsonl is no record of a run \(.*{message}"):
+        Store(file)
+
+
+def test_settings_that_are_no_words_are_refused(tmp_path):
+    for odd in (["sb"], {"SB": 5}):
+        (tmp_path / "digits.chosen.json").write_text(json.dumps(odd))
+        with pytest.raises(ValueError, match=r"digits.chosen.json must hold a setting for each arm"):
+            chosen_settings("digits", tmp_path)
+
+
 def test_seeds_come_one_after_the_other_in_a_drawn_order():
     cells = [Cell(arm, arm, 1, seed, False) for seed in (1, 0) for arm in "abcdefgh"]
     ordered = shuffled_by_seed(cells)
@@ -144,6 +172,20 @@ def test_of_settings_that_reach_no_error_of_plain_training_the_one_that_learns_m
     assert chosen["mine"] == min(errors, key=errors.get) == "random@0.5:rate=0.01"
 
 
+def test_where_only_rates_are_tuned_the_lowest_error_of_three_short_runs_is_taken(digits, tmp_path):
+    baselines = ("plain", "repeated random")
+    workload = dataclasses.replace(SMALL_DIGITS, arms=baselines, tune_rates_only=True, baseline_seeds=1)
+    chosen = tune(workload, tuned(workload), digits, store := Store(tmp_path / "tuning.jsonl"))
+    for arm in baselines:
+        errors = {cell.setting: outcome.error for cell, outcome in store.outcomes.items() if cell.arm == arm}
+        assert len(errors) == 3
+        assert errors[chosen[arm]] == min(errors.values())
+    lengths = {cell.arm: cell.length for cell in store.outcomes}
+    assert lengths == {"plain": 1, "repeated random": 1, "ledger, default": 2}, "the ledger skips after its first epoch"
+    assert lengths_of(workload, "repeated random", chosen["repeated random"], store)[-1] == 4
+    assert lengths_of(workload, "plain", chosen["plain"], store) == (1, 2, 3)
+
+
 def on_small_digits(*words):
     return run("leaderboard", *words, prepare=shrink)
 
@@ -164,6 +206,11 @@ def test_the_commands_tune_run_and_show(tmp_path):
     assert "has no runs" not in text_of(shown)
     assert "### Lossless" in shown.stdout
     assert "| mine |" in shown.stdout
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for file in records.glob("digits.*"):
+        (hostile / file.name).write_text(file.read_text().replace("mine", r"\u001b[31mmine"))
+    assert r"| \x1b[31mmine |" in on_small_digits("show", hostile).stdout
     assert on_small_digits("tune", "digits", *common, "--arm", "other=random@0.4").returncode == 0
     assert "digits has no runs of other at the chosen setting" in text_of(on_small_digits("show", records))
 
@@ -279,6 +326,15 @@ def test_a_run_of_a_paper_goes_on_after_a_stop_with_the_same_numbers(tiny_paper,
     assert (again.error, again.compute) == (whole.error, whole.compute)
     assert not list((tmp_path / "tiny.under-way").iterdir())
     assert json.loads((tmp_path / "tiny.jsonl").read_text())["device"] == "cpu"
+
+
+def test_a_run_under_way_is_not_saved_through_a_link(tiny_paper, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "tiny.under-way").symlink_to(tmp_path / "outside")
+    cell = Cell("SB", tiny_paper.settled["SB"][0], 2, 0, False)
+    with pytest.raises(OSError, match="this is a link"):
+        run_missing(tiny_paper, [cell], tiny_paper.load(None, held_out=False), Store(tmp_path / "tiny.jsonl"))
+    assert not list((tmp_path / "outside").iterdir())
 
 
 def test_the_estimate_grows_with_the_runs(tiny_paper):

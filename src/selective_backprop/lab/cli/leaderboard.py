@@ -132,6 +132,7 @@ def show(
 
     Example: `selective-backprop leaderboard show benchmarks/results/larger`
     """
+    from selective_backprop.files.reading import visible
     from selective_backprop.lab.leaderboard.board import read_boards, read_trials
     from selective_backprop.lab.leaderboard.page import tables
     from selective_backprop.lab.leaderboard.tuning import chosen_settings
@@ -146,7 +147,8 @@ def show(
             )
     if not output.json:
         in_seconds, trials = read_boards(records, "cpu_seconds"), read_trials(boards, records)
-        typer.echo(tables(boards, in_seconds, trials))  # as it is: lines of Markdown must not be broken
+        # Not by the screen, which breaks lines: Markdown needs them whole.
+        typer.echo(visible(tables(boards, in_seconds, trials)))
     screen.result({"workloads": boards})
 
 

@@ -73,7 +73,14 @@ _NO_RULES = Arm("ledger, no rules", (f"ledger:{_ALWAYS},rate=1",))
 
 def tuned(workload: Workload) -> list[Arm]:
     """The arms that are tuned on a workload."""
-    return [ARMS[name] for name in workload.arms or ARMS]
+    arms = [ARMS[name] for name in workload.arms or ARMS]
+    return [_rates_of(arm) for arm in arms] if workload.tune_rates_only else arms
+
+
+def _rates_of(arm: Arm) -> Arm:
+    """The arm with its last selectivity at the three rates that all arms try."""
+    at_rate = {text.partition("rate=")[2]: text for text in arm.trials}
+    return Arm(arm.name, tuple(at_rate[f"{rate:g}"] for rate in RATES))
 
 
 def untuned(workload: Workload) -> list[Arm]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from selective_backprop.lab.leaderboard.arms import PLAIN, RANDOM
+from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
 from selective_backprop.lab.leaderboard.records import Outcome, Store
-from selective_backprop.lab.leaderboard.tuning import chosen_settings
-from selective_backprop.lab.leaderboard.workloads import WORKLOADS
+from selective_backprop.lab.leaderboard.tuning import chosen_settings, lengths_of
+from selective_backprop.lab.leaderboard.workloads import WORKLOADS, find_workload
 from selective_backprop.lab.study.frontier import Bound, Budget, Frontier, Interval
 from selective_backprop.lab.study.standing import lower, multipliers, random_frontier, sortable, targets_of
 
@@ -108,8 +108,11 @@ def read_boards(records: Path, cost: Cost = "compute") -> list[Board]:
     for name in (*WORKLOADS, "digits"):
         chosen = chosen_settings(name, records)
         outcomes = Store(records / f"{name}.jsonl").outcomes.values()
-        if current := whole_seeds([one for one in outcomes if chosen.get(one.cell.arm) == one.cell.setting]):
-            found.append(make_board(name, current, cost))
+        current = [one for one in outcomes if chosen.get(one.cell.arm) == one.cell.setting]
+        workload, trials = find_workload(name), Store(records / f"{name}.tuning.jsonl")
+        arms = {one.cell.arm for one in current}
+        if whole := whole_seeds(current, {arm: lengths_of(workload, arm, chosen[arm], trials) for arm in arms}):
+            found.append(make_board(name, whole, cost))
     if not found:
         raise ValueError(f"{records} holds no runs of the leaderboard: run leaderboard tune and leaderboard run first")
     return found
@@ -121,13 +124,22 @@ def read_trials(boards: Sequence[Board], records: Path) -> dict[str, list[Outcom
     return {name: list(Store(records / f"{name}.tuning.jsonl").outcomes.values()) for name in names}
 
 
-def whole_seeds(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Leave out seeds for which some arm lacks a run at some length, so that all arms have the same seeds."""
-    cells = {(one.cell.arm, one.cell.length) for one in outcomes}
-    seeds = {one.cell.seed for one in outcomes}
-    done = {(one.cell.arm, one.cell.length, one.cell.seed) for one in outcomes}
-    whole = {seed for seed in seeds if all((*cell, seed) in done for cell in cells)}
-    return [one for one in outcomes if one.cell.seed in whole]
+def whole_seeds(outcomes: Sequence[Outcome], lengths: Mapping[str, Sequence[int]]) -> list[Outcome]:
+    """Leave out an arm's seeds that lack a run at some length: a curve without its ends would be misread.
+
+    Plain training, random subsets and the ledger at its defaults keep only the seeds that all of them have.
+
+    Args:
+        outcomes: runs of any arms.
+        lengths: the lengths at which each arm is run.
+    """
+    found = {(one.cell.arm, one.cell.length, one.cell.seed) for one in outcomes}
+    seeds = {seed for _, _, seed in found}
+    whole = {arm: {one for one in seeds if all((arm, n, one) in found for n in lengths[arm])} for arm in lengths}
+    first = [arm for arm in (PLAIN, RANDOM, DEFAULT.name) if arm in whole]
+    for arm in first:
+        whole[arm] = set.intersection(*(whole[other] for other in first))
+    return [one for one in outcomes if one.cell.seed in whole[one.cell.arm]]
 
 
 def performance_profile(boards: Sequence[Board], target: str, factors: Sequence[float]) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from selective_backprop.files.forms import require_form
 from selective_backprop.files.reading import parse_json, read_bytes
 from selective_backprop.files.writing import append
 from selective_backprop.lab.runs.records import environment
@@ -54,7 +55,7 @@ class Store:
         for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else [], 1):
             try:
                 outcome = _outcome(parse_json(line))
-            except (ValueError, TypeError, KeyError) as error:
+            except ValueError as error:
                 raise ValueError(f"line {number} of {file} is no record of a run ({error}): delete the line") from None
             self.outcomes.setdefault(outcome.cell, outcome)
 
@@ -76,9 +77,23 @@ def _made_with() -> dict[str, Any]:
     return {name: found[name] for name in ("commit", "torch", "python", "cpu", "threads", "date")}
 
 
+_CELL = {"arm": str, "setting": str, "length": int, "seed": int, "held_out": bool}
+_NUMBERS = ("error", "compute", "seconds", "cpu_seconds")
+_LARGEST = 1e9
+"""Largest number in a record. Means and ratios of far larger ones would overflow."""
+
+
 def _outcome(content: Any) -> Outcome:
-    names = ("error", "compute", "seconds", "cpu_seconds")
-    return Outcome(Cell(**content["cell"]), *(float(content[name]) for name in names))
+    found: dict[str, Any] = content if isinstance(content, dict) else {}
+    cell: Any = found.get("cell")
+    require_form(cell, _CELL, "cell")
+    for name in _NUMBERS:
+        require_form(found.get(name), float, name)
+        if abs(found[name]) > _LARGEST:
+            raise ValueError(f"{name} is {found[name]}, more than {_LARGEST:g}")
+    if not (cell["length"] and found["compute"] >= 1 / _LARGEST):
+        raise ValueError(f"{cell['length']} epochs and a compute of {found['compute']} cannot be")
+    return Outcome(Cell(**cell), *(float(found[name]) for name in _NUMBERS))
 
 
 def _rounded(content: dict[str, Any]) -> dict[str, Any]:

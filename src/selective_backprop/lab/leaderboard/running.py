@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from selective_backprop.files.sealed import read_sealed, write_sealed
+from selective_backprop.files.writing import make_subfolder
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop.lab.leaderboard.workloads import Workload
@@ -68,7 +69,7 @@ def run_cell(
     while len(training.records) < training.settings.epochs:
         training.epoch()
         if saved is not None:
-            saved.parent.mkdir(parents=True, exist_ok=True)
+            make_subfolder(saved.parent.parent, saved.parent.name)  # refuses a link, which may lead elsewhere
             write_sealed(saved, STATE_KIND, training.state_dict())
     before = training.preparation.seconds  # a reference network is trained before the first epoch
     seconds, cpu_seconds = before + time.perf_counter() - began, before + time.process_time() - cpu_began

@@ -6,7 +6,8 @@ multiplier against that frontier, which weighs error and compute together. If no
 frontier, there are only bounds, which say what a setting costs and nothing of its error. Then the lowest error decides.
 
 The two baselines choose by the mean over several seeds, the other arms by one: a badly tuned baseline would flatter
-every method. Where runs are long, all settings of a baseline get one seed, and only the best of them the others.
+every method. Where runs are long, all settings of a baseline get one seed, and only the best of them the others. Where
+they are longer still, an arm tries three rates and nothing else, and takes the lowest error after the shortest length.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def tune(
     """
     for arm in arms:
         for text in arm.trials:  # a mistake in the last one must not show only after hours of the others
-            check(settings_of(workload, Cell(arm.name, text, workload.middle, TUNING_SEED, True)), data)
+            check(settings_of(workload, Cell(arm.name, text, workload.trial_length, TUNING_SEED, True)), data)
     by_name = {arm.name: arm for arm in arms}
     plain, one = by_name.pop(PLAIN), [TUNING_SEED]
 
@@ -62,18 +63,21 @@ def tune(
         """The setting with the highest merit, after all had one seed and the finalists had as many as this."""
         left = list(arm.trials)
         for number in sorted({1, seeds}):
-            wanted = cells(arm.name, left, [workload.middle], range(TUNING_SEED, TUNING_SEED + number))
+            wanted = cells(arm.name, left, [workload.trial_length], range(TUNING_SEED, TUNING_SEED + number))
             runs = run_missing(workload, wanted, data, store, show)
             tried = {text: _arm([run for run in runs if run.cell.setting == text]) for text in left}
             left = sorted(left, key=lambda text: merit(tried[text]), reverse=True)[: workload.finalists]
         return left[0]
 
     chosen = {PLAIN: best(plain, workload.baseline_seeds, lambda arm: -arm.error)}
-    budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths, one), data, store, show)
-    baseline = Frontier([_arm([run for run in budgets if run.cell.length == n]) for n in workload.lengths])
-    for arm in by_name.values():
-        seeds = workload.baseline_seeds if arm.name == RANDOM else 1
-        chosen[arm.name] = best(arm, seeds, lambda tried: _merit(baseline, tried))
+    if workload.tune_rates_only:
+        chosen |= {arm.name: best(arm, workload.baseline_seeds, lambda tried: -tried.error) for arm in by_name.values()}
+    else:
+        budgets = run_missing(workload, cells(PLAIN, [chosen[PLAIN]], workload.lengths, one), data, store, show)
+        baseline = Frontier([_arm([run for run in budgets if run.cell.length == n]) for n in workload.lengths])
+        for arm in by_name.values():
+            seeds = workload.baseline_seeds if arm.name == RANDOM else 1
+            chosen[arm.name] = best(arm, seeds, lambda tried: _merit(baseline, tried))
     for arm in untuned(workload):
         chosen[arm.name] = at_plain_rate(arm, chosen[PLAIN])
         # It is not tuned, but what it costs must be known.
@@ -91,10 +95,11 @@ def lengths_of(workload: Workload, arm: str, setting: str, store: Store) -> tupl
     """
     if workload.settled is not None:
         return tuple(round(length * workload.settled[arm][1]) for length in workload.lengths)
-    trial = store.outcomes.get(Cell(arm, setting, workload.middle, TUNING_SEED, True))
+    tried = (Cell(arm, setting, length, TUNING_SEED, True) for length in (workload.middle, workload.trial_length))
+    trial = next((store.outcomes[cell] for cell in tried if cell in store.outcomes), None)
     if trial is None:
         raise ValueError(f"{arm} has no trial of {setting!r} in {store.file}: run leaderboard tune first")
-    longer = max(1.0, workload.middle / trial.compute)
+    longer = max(1.0, trial.cell.length / trial.compute)
     if workload.at_equal_compute:
         return tuple(round(length * longer) for length in workload.lengths)
     longest = workload.lengths[-1]
@@ -117,7 +122,10 @@ def chosen_settings(workload: str, records: Path) -> Chosen:
     if settled := find_workload(workload).settled:
         return {arm: setting for arm, (setting, _) in settled.items()}
     file = records / f"{workload}.chosen.json"
-    return dict(read_json(file)) if file.exists() else {}
+    chosen = read_json(file) if file.exists() else {}
+    if not (isinstance(chosen, dict) and all(isinstance(setting, str) for setting in chosen.values())):
+        raise ValueError(f"{file} must hold a setting for each arm, such as 'sb@0.5:rate=1', got {chosen!r:.80}")
+    return chosen
 
 
 def add_chosen(workload: str, records: Path, chosen: Chosen) -> None:

@@ -40,6 +40,8 @@ class Workload:
     """How many settings of a baseline get more than one seed to be chosen by; None for all of them."""
     baseline_seeds: int = 5
     """Seeds by which the baselines choose."""
+    tune_rates_only: bool = False
+    """Choose among three learning rates, by the error after the shortest length, with one seed: a sixth of the time."""
     label_noise: float = 0.0
     standardize: bool = False
     """Give all images the same brightness and contrast."""
@@ -51,8 +53,13 @@ class Workload:
 
     @property
     def middle(self) -> int:
-        """Length at which settings are chosen."""
+        """The middle length, at which settings are chosen unless only rates are."""
         return self.lengths[len(self.lengths) // 2]
+
+    @property
+    def trial_length(self) -> int:
+        """Length of the trials that settings are chosen by."""
+        return self.lengths[0] if self.tune_rates_only else self.middle
 
     def load(self, data_dir: Path | None, *, held_out: bool) -> ImageSet:
         """Load the training part, with the test set or, to choose settings, with held-out training examples."""
@@ -159,6 +166,7 @@ def _larger(task: str, title: str, recipe: Recipe, *others: str, **more: Any) ->
 
 
 _deeper = {"model": "resnet20", "decay": Decay(kind="triangle")}
+_RATES_ONLY = {"tune_rates_only": True, "baseline_seeds": 1}
 
 LARGER: dict[str, Workload] = {
     "mnist-resnet8": _larger(
@@ -180,30 +188,35 @@ LARGER: dict[str, Workload] = {
         "MNIST with 10% wrong labels, 14x14, 60,000 examples, ResNet-8",
         find_recipe("mnist_small"),
         label_noise=0.1,
+        **_RATES_ONLY,
     ),
     "svhn-resnet8-noisy": _larger(
         "house numbers with 10% wrong labels, ResNet-8",
         "SVHN (re-cropped) with 10% wrong labels, 16x16, 73,257 examples, ResNet-8",
         find_recipe("svhn_small"),
         label_noise=0.1,
+        **_RATES_ONLY,
     ),
     "svhn-resnet20": _larger(
         "house numbers (SVHN), ResNet-20",
         "SVHN (re-cropped), 16x16, standardized, 73,257 examples, ResNet-20",
         find_recipe("svhn_small").with_(**_deeper),
         standardize=True,
+        **_RATES_ONLY,
     ),
     "cifar10-resnet20": _larger(
         "things and animals (CIFAR-10), ResNet-20",
         "CIFAR-10, 16x16, augmented, 50,000 examples, ResNet-20",
         find_recipe("cifar10_small").with_(**_deeper),
         lengths=(2, 4, 6, 8, 12),
+        **_RATES_ONLY,
     ),
     "cifar10-fast": _larger(
         "things and animals (CIFAR-10), small CNN",
         "CIFAR-10, 32x32, augmented, 50,000 examples, strided CNN of 95,000 parameters",
         _images("cifar10", image_size=None, padding=4, flip=True, model="strided_cnn_dense"),
         lengths=(5, 8, 12, 20, 30),
+        **_RATES_ONLY,
     ),
     "text-transformer": _larger(
         "definitions by topic (WordNet), transformer",
@@ -213,6 +226,7 @@ LARGER: dict[str, Workload] = {
         ),
         train_size=40_000,
         lengths=(1, 2, 3, 4, 6),
+        **_RATES_ONLY,
     ),
 }
 """What is shown first: whole data sets and larger networks, with few arms."""
