@@ -435,7 +435,8 @@ def select_using_loss(
     num_selected = max(1, int(len(input) * keep))
     guard: Any = NoTrace(model)() if isinstance(model, torch.nn.Module) else torch.no_grad()
     with guard:
-        losses = loss_fun(model(small), target, reduction="none").float().cpu()
+        # Copies, because the model or the loss may write to what it gets.
+        losses = loss_fun(model(small.clone()), target.clone(), reduction="none").float().cpu()
     if losses.numel() != len(input):
         raise ValueError(
             f"one loss per example is needed: loss_fun gave losses of shape {tuple(losses.shape)} for "

@@ -292,9 +292,18 @@ class PerExampleLoss:
         else:
             device = _device_of(outputs)
             before, states = self._private(), random_states(device)
+            versions = _versions(outputs, targets)
             raw = self._seen(outputs, targets)
+            is_changed = _versions(outputs, targets) != versions
 
             def own() -> Tensor:
+                if is_changed:
+                    raise ValueError(
+                        "loss_fn writes to the outputs or targets that it gets, and must be called twice here: for the "
+                        "loss of each example, and for your own loss of the batch. Let it leave them as they are, as "
+                        "with `outputs = outputs / 2` in place of `outputs /= 2`, or return one loss per example, "
+                        "without reduction="
+                    )
                 with preserved_rng(device):
                     set_random_states(states, device)
                     return before(outputs, targets)
@@ -425,8 +434,9 @@ class PerExampleLoss:
         if raw.numel() != rows:
             is_square = raw.shape == (rows, rows)  # a regression's usual mistake, and its mean would be wrong
             raise ValueError(
-                f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples: pass "
-                f"reducer={' or '.join(map(repr, REDUCERS))}, or a function, to make them one per example"
+                f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples: make them one per example, "
+                f"with sb.losses.PerExampleLoss(loss_fn, reducer), where reducer is {', '.join(map(repr, REDUCERS))} or "
+                "a function"
                 + (f". But if outputs are ({rows}, 1) and targets ({rows},), make their shapes equal first" * is_square)
             )
         return raw if raw.dim() == 1 else raw.reshape(rows)
@@ -435,7 +445,8 @@ class PerExampleLoss:
         """Return which losses count; None if all do."""
         if not isinstance(targets, Tensor):  # labels, perhaps with a mask, in a tuple or dict
             leaves = (leaf for leaf in torch.utils._pytree.tree_leaves(targets) if isinstance(leaf, Tensor))
-            leaves = (leaf.byte() if leaf.dtype == torch.bool else leaf for leaf in leaves if leaf.shape == raw.shape)
+            leaves = (leaf.char() - 1 if leaf.dtype == torch.bool else leaf for leaf in leaves)  # False is negative
+            leaves = (leaf for leaf in leaves if leaf.shape == raw.shape)
             masks = [_not_ignored(raw.detach(), leaf) for leaf in leaves if _is_integer(leaf) and raw.dim() > 1]
             return functools.reduce(torch.logical_and, masks) if masks else None
         if targets.shape != raw.shape:
@@ -451,6 +462,12 @@ class PerExampleLoss:
             return None if mask is None else mask.to(raw)
         counts = weights.to(raw)[targets.long().clamp(0, len(weights) - 1)]  # an ignored target may be no class
         return counts if mask is None else counts * mask
+
+
+def _versions(*values: Any) -> list[int]:
+    """How often each tensor in the values was written to."""
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
 def _unknown_mean(values: Tensor) -> ValueError | None:
@@ -481,13 +498,16 @@ def _is_integer(targets: Any) -> bool:
 def _not_ignored(losses: Tensor, targets: Tensor) -> Tensor:
     """Find which losses count, if the function that computed them does not tell its ignore_index.
 
-    A loss of zero may also be a perfect prediction. So a target is taken for the ignored one only if it alone has
-    losses of zero, and has no others. Nothing here waits for the GPU.
+    Negative targets and 255, the usual marks of what is no class, are ignored if all their losses are zero; 1 and -1
+    alone are signs. Any other loss of zero may also be a perfect prediction. So a class is taken for the ignored one
+    only if it alone has losses of zero, and has no others. Nothing here waits for the GPU.
     """
-    is_zero = losses == 0
+    is_zero, is_mark = losses == 0, (targets < 0) | (targets == 255)
+    are_signs = (targets.abs() == 1).all()
+    marked = is_mark & (is_zero | ~is_mark).all() & ~are_signs
     value = torch.where(is_zero, targets, torch.iinfo(targets.dtype).max).amin()
     is_value = targets == value
-    return ~(is_value & (is_value == is_zero).all())
+    return ~(marked | (is_value & (is_value == is_zero).all()))
 
 
 def _apart(targets: Any) -> tuple[Any, Tensor | None]:

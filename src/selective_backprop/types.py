@@ -13,7 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from selective_backprop.batches.layout import map_tensors
 from selective_backprop.description import Described
+from selective_backprop.inference import unwrap
 from selective_backprop.ledger import Column, LedgerRows
 from selective_backprop.losses import PerExampleLoss
 
@@ -47,6 +49,17 @@ class Task:
     model: nn.Module
     forward: Forward
     loss: PerExampleLoss
+
+    def for_scores(self) -> Task:
+        """Return the same task for passes that only score: the model itself, and copies of each batch.
+
+        Models and losses may write to the batch that they get, as `images /= 255` does. The batch is trained on later.
+        """
+
+        def forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+            return self.forward(model, map_tensors(batch, Tensor.clone))
+
+        return Task(unwrap(self.model), forward, self.loss)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def measure_costs(
     note(f"measuring for about {seconds:g} s")
     batches, loading = _load(loader, place, transform)
     loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
-    task = Task(unwrap(model), forward, loss)
+    task = Task(model, forward, loss).for_scores()
     candidates = [Candidates(batch, None, count_rows(batch)) for batch in batches]
     score = functools.partial(ForwardScorer().score, task=task)
     losses = torch.cat([score(some).float().cpu() for some in candidates])

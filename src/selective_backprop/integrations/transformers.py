@@ -251,7 +251,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         # A copy, because Trainer takes the labels out.
         loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
-        weighted = bool((batch.weights != 1).any())
+        weighted = batch.is_weighted
         if self._by_labels and isinstance(outputs, Mapping) and outputs.get("logits") is None:
             # A fused loss, such as Liger's, which tells neither logits nor the loss of each example.
             if not (weighted or self.method.scorer.needs.training_losses or self.method.schedule.observes_losses):
@@ -261,7 +261,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             pair = self._outputs_and_targets(outputs, inputs)
         with torch.set_grad_enabled(weighted):
             own = self.selective_loader.loss(*pair, batch=batch)  # tells the ledger, too
-        if self._by_labels and not self._compared:
+        if not self._compared and (self._by_labels or self.method.policy.weighting != "none"):
             self._compare(loss.detach(), *pair, num_items_in_batch)
         if weighted:
             # Scaled like Trainer's loss, which is usually divided by the labels of all accumulated batches.
@@ -271,12 +271,23 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             loss = own * scale
         return (loss, outputs) if return_outputs else loss
 
-    def _compare(self, loss: Tensor, logits: Tensor, labels: Tensor, num_items: Any) -> None:
-        """Find out, in the first step, whether the model's own loss is the one that examples are scored by."""
+    def _compare(self, loss: Tensor, outputs: Any, targets: Any, num_items: Any) -> None:
+        """Find out, in the first step, whether Trainer's own loss is the one that examples are scored by."""
         self._compared = True
         loss = loss.float()  # the cross-entropy is computed in float32, also for a model in bfloat16
         with torch.no_grad():
-            mean = self._loss_fn(logits, labels).mean()
+            mean = self._loss_fn(outputs, targets).mean()
+        if not self._by_labels:
+            is_whole = self.args.gradient_accumulation_steps == 1  # else Trainer may divide by all passes' tokens
+            if is_whole and not torch.isclose(loss, mean.to(loss), rtol=0.02, equal_nan=True):
+                _logger.warning(
+                    "the loss of the first training batch is %.6g by Trainer, but %.6g by the mean of loss_fn. In "
+                    "batches in which %s gives weights, loss_fn is trained on, brought to the same size: other terms "
+                    "have no gradient there",
+                    *(float(loss), float(mean), self.method.name),
+                )
+            return
+        logits, labels = outputs, targets
         # Divided by the labels of this batch, or by those of all accumulated batches and ranks.
         share = 1.0 if num_items is None else (labels != -100).sum() * self.accelerator.num_processes / num_items
         rtol = 1e-3 if logits.dtype == torch.float32 else 0.02  # a random head's loss differs little between classes

@@ -80,12 +80,24 @@ def _are_of_other_classes(classes: Tensor, targets: Tensor) -> Tensor | None:
 
 
 def _are_mixed(given: Tensor, targets: Tensor) -> Tensor:
-    """Whether targets are other numbers than those given out, but have the same sums over the batch."""
+    """Whether targets are other numbers than those given out, but have the same sums over the batch.
+
+    Targets with few values, such as 0 and 1, may be smoothed: then all entries of the same value change alike.
+    """
     given, targets = given.float(), targets.float()
+    ends = [given == given.amin(), given == given.amax()]
+    changed_alike = [(end.sum() > 1) & (_spread(targets, end) <= _ROUNDING) for end in ends]
     size = given.abs()
     others = (targets - given).abs().mean() > 0.01 * size.mean()  # more than rounding, as to bfloat16
     same_sums = ((targets.sum(0) - given.sum(0)).abs() <= _ROUNDING * (1 + size.sum(0))).all()
+    same_sums = same_sums & ~(changed_alike[0] & changed_alike[1])
     return others & (same_sums | (_are_of_two_classes(targets) & ~_are_of_two_classes(given)))
+
+
+def _spread(values: Tensor, where: Tensor) -> Tensor:
+    """How far these values lie apart."""
+    infinite = float("inf")
+    return torch.where(where, values, -infinite).amax() - torch.where(where, values, infinite).amin()
 
 
 def _are_of_two_classes(targets: Tensor) -> Tensor:

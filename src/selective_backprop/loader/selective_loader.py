@@ -340,7 +340,7 @@ class SelectiveLoader(LoaderAttributes):
                 f"{error}. loader.loss is for the batch that the loader gave out; for other batches, such as "
                 "validation, call your loss function itself"
             ) from None
-        if self.stepper.got_losses(batch):
+        if self.stepper.got_losses(batch, has_gradient=loss.requires_grad):
             # A batch that was taken ahead may be trained on when its epoch is already over.
             is_current = step is not None and step.batch is batch
             epoch = step.epoch if step is not None and is_current else self.epoch - (not self.stepper.in_epoch)

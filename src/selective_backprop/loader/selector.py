@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.distributed.team import Meeting, Share, Team
-from selective_backprop.inference import is_sharded, unwrap
+from selective_backprop.inference import is_sharded
 from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.source import Loaded
 from selective_backprop.losses import require_finite
@@ -43,7 +42,7 @@ class Selector:
         find_stand_in: Callable[[], Candidates | None],
     ) -> None:
         self._parts, self._team, self._observer = parts, team, observer
-        self._task = dataclasses.replace(task, model=unwrap(task.model))
+        self._task = task.for_scores()
         self._stats, self._find_stand_in = observer.stats, find_stand_in
         self._fresh = fresh_of(parts.scorer)
         self.pipeline = self._fresh if isinstance(self._fresh, PipelinedScorer) else None

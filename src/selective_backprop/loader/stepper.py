@@ -77,9 +77,14 @@ class Stepper:
 
     # ---- what the loop does with a batch
 
-    def got_losses(self, batch: Batch) -> bool:
-        """Take note that the loop computed the loss of this batch, with its weights. False if it did so before."""
+    def got_losses(self, batch: Batch, *, has_gradient: bool) -> bool:
+        """Take note that the loop computed the loss of this batch, with its weights. False if it did so before.
+
+        has_gradient: whether the loss can be trained on. Otherwise it is only a report.
+        """
         is_first = batch not in self._with_losses
+        if has_gradient:
+            self._with_weights.add(batch)
         self._with_losses.add(batch)
         self._num_unreported, self._has_reported = 0, True
         return is_first
@@ -93,14 +98,13 @@ class Stepper:
     def check(self, batch: Batch) -> None:
         """Raise if the loop trained on this batch without its weights, or without reporting losses that are needed."""
         name, needs = self._run.parts.method.name, self._run.parts.scorer.needs
-        if batch in self._with_losses:
-            return
         if batch.is_weighted and batch not in self._with_weights:
+            only_told = ", whose result had no gradient here" if batch in self._with_losses else ""
             raise RuntimeError(
                 f"{name} gives examples weights, but this batch was trained on without them: compute the loss with "
-                f"{self.loss_call}, or multiply each example's loss by {self.weights_call} yourself"
+                f"{self.loss_call}{only_told}, or multiply each example's loss by {self.weights_call} yourself"
             )
-        if self._needs_losses:
+        if self._needs_losses and batch not in self._with_losses:
             why = (
                 f"{name} selects by training losses" if needs.training_losses else "audit=True records training losses"
             )
@@ -210,7 +214,7 @@ class Stepper:
             return
         run = self._run
         run.observer.stats.switch("")
-        if not step.is_ahead and step.batch not in self._with_losses:
+        if not step.is_ahead:
             self.check(step.batch)
         self._to_resume = None  # the epoch that was resumed is under way now
         run.observer.settle()

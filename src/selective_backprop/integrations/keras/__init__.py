@@ -143,6 +143,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 self.loader.batch_size or 0,  # known from the start with rows
                 gives_weights=weighted,
                 has_weights=len(self._example.data) == 3,
+                example=self._example.data,
             )
         self._learned = True  # from the training step that is under way or was the last one
         # Keras on JAX fails after an epoch without a step, if it is the first of fit().
@@ -260,6 +261,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             return
         if self._weighted and len(batch.data) == 3:
             losses = losses / batch.weights  # Keras was given these times the user's own, which alone should count
+        self.loader.weights(batch)  # which Keras applied
         self.loader.loss(losses, None, batch)
         self._learned = True
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +65,7 @@ class WatchedLoss:
         size: S.
         gives_weights: whether the method gives weights, which a train_step gets as sample_weight.
         has_weights: whether the data has sample weights of the user's own, which count in the losses.
+        example: a batch (x, y), or (x, y, sample_weight).
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class WatchedLoss:
         *,
         gives_weights: bool,
         has_weights: bool,
+        example: tuple[Any, ...],
     ) -> None:
         self.model, self.method = model, method
         self.original = model.compute_loss
@@ -83,6 +86,8 @@ class WatchedLoss:
                 f"{method} must see the losses of training steps, and the model's own compute_loss does not tell "
                 "training from validation: give it the argument training=True, as keras.Model.compute_loss has it"
             )
+        if gives_weights and type(model).compute_loss is not keras.Model.compute_loss:
+            self._require_use_of_weights(*keras.tree.map_structure(to_numpy, example[:2]))
         self.metric = None if losses is None else LastLosses(size)
         if self.metric is not None:
             model._metrics.append(self.metric)
@@ -111,6 +116,20 @@ class WatchedLoss:
                     losses = self._losses.of_outputs(y_pred, y, sample_weight if self._has_weights else None)
                 self.metric.update_state(keras.ops.stop_gradient(losses))
         return loss
+
+    def _require_use_of_weights(self, x: Any, y: Any) -> None:
+        """Raise if the model's own compute_loss gives the same loss with twice the weights."""
+        x, y = keras.tree.map_structure(keras.ops.convert_to_tensor, (x, y))
+        weights = keras.ops.ones(len(keras.tree.flatten(x)[0]))
+        with torch.no_grad(), preserved_rng(torch.device("cpu")), keras.StatelessScope():
+            outputs = self.model(x, training=False)
+            once, twice = (float(self.original(x, y, outputs, w, training=True)) for w in (weights, 2 * weights))
+        if math.isclose(once, twice, rel_tol=1e-6) and once:
+            raise TypeError(
+                f"{self.method} gives examples weights, but the model's own compute_loss gives the same loss whatever "
+                "its argument sample_weight is: let it multiply each example's loss by it, without dividing by their "
+                "sum"
+            )
 
     def _without_weights(self) -> RuntimeError:
         return RuntimeError(

@@ -121,7 +121,10 @@ class SelectiveTRLTrainer(SelectiveTrainer):
         batch = self.batch
         if batch is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        weigh = functools.partial(self._weigh, batch) if bool((batch.weights != 1).any()) else None
+        weigh = None
+        if batch.is_weighted:
+            self.selective_loader.weights(batch)
+            weigh = functools.partial(self._weigh, batch)
         # self.model is inside `model` if DDP wraps it. Both would hear the same pass.
         with listening([self.model, *self.references()], weigh) as outputs:
             # Past SelectiveTrainer, which would ask for the logits, and TRL would compute them by a second pass.
