@@ -218,7 +218,7 @@ def test_one_value_per_example_needs_no_reducer():
         (
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3, 2), torch.ones(3, 2)),
             ValueError,
-            r"shape \(3, 2\) for 3 examples: pass reducer='mean' or 'sum' or 'max'",
+            r"shape \(3, 2\) for 3 examples: .*PerExampleLoss\(loss_fn, reducer\).*'mean', 'sum', 'max'",
         ),
         (
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3), torch.ones(3), 4),
@@ -322,6 +322,27 @@ def test_padding_does_not_count_if_labels_or_a_mask_are_in_a_container(pack):
 def test_perfect_predictions_of_several_classes_or_of_some_examples_of_one_count(dtype):
     losses, labels = torch.tensor([[0.0, 3.0, 0.0], [1.0, 0.0, 2.0]]), torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
     found = PerExampleLoss(lambda _, targets: losses, "mean").per_example(None, labels)
+    torch.testing.assert_close(found, losses.mean(1))
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 255])
+@pytest.mark.parametrize("pack", [lambda labels: labels, lambda labels: (labels, labels.int())], ids=["alone", "tuple"])
+def test_padding_does_not_count_beside_a_token_that_is_certain(ignored, pack):
+    losses, labels = torch.tensor([[0.0, 2.0, 4.0], [3.0, 0.0, 0.0]]), torch.tensor([[0, 1, 2], [1, ignored, ignored]])
+    found = PerExampleLoss(lambda _, targets: losses, "mean").per_example(None, pack(labels))
+    torch.testing.assert_close(found, torch.tensor([2.0, 3.0]))
+
+
+def test_what_a_mask_leaves_out_does_not_count_beside_a_token_that_is_certain():
+    losses, mask = torch.tensor([[0.0, 2.0, 4.0], [3.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
+    found = PerExampleLoss(lambda _, targets: losses, "mean").per_example(None, {"mask": mask})
+    torch.testing.assert_close(found, torch.tensor([2.0, 3.0]))
+
+
+def test_signs_are_no_marks():
+    """A hinge loss of several labels, by which all negative ones are far enough away."""
+    losses, signs = torch.tensor([[0.0, 2.0], [0.0, 4.0]]), torch.tensor([[-1, 1], [-1, 1]])
+    found = PerExampleLoss(lambda _, targets: losses, "mean").per_example(None, signs)
     torch.testing.assert_close(found, losses.mean(1))
 
 

@@ -435,8 +435,8 @@ class PerExampleLoss:
             is_square = raw.shape == (rows, rows)  # a regression's usual mistake, and its mean would be wrong
             raise ValueError(
                 f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples: make them one per example, "
-                f"with sb.losses.PerExampleLoss(loss_fn, reducer), where reducer is {', '.join(map(repr, REDUCERS))} or "
-                "a function"
+                f"with sb.losses.PerExampleLoss(loss_fn, reducer), where reducer is a function, or one of "
+                f"{', '.join(map(repr, REDUCERS))}"
                 + (f". But if outputs are ({rows}, 1) and targets ({rows},), make their shapes equal first" * is_square)
             )
         return raw if raw.dim() == 1 else raw.reshape(rows)
@@ -499,15 +499,15 @@ def _not_ignored(losses: Tensor, targets: Tensor) -> Tensor:
     """Find which losses count, if the function that computed them does not tell its ignore_index.
 
     Negative targets and 255, the usual marks of what is no class, are ignored if all their losses are zero; 1 and -1
-    alone are signs. Any other loss of zero may also be a perfect prediction. So a class is taken for the ignored one
-    only if it alone has losses of zero, and has no others. Nothing here waits for the GPU.
+    alone are signs, and count. Any other loss of zero may also be a perfect prediction. So a class is taken for the
+    ignored one only if it alone has losses of zero, and has no others. Nothing here waits for the GPU.
     """
     is_zero, is_mark = losses == 0, (targets < 0) | (targets == 255)
     are_signs = (targets.abs() == 1).all()
-    marked = is_mark & (is_zero | ~is_mark).all() & ~are_signs
+    marked = is_mark & (is_zero | ~is_mark).all()
     value = torch.where(is_zero, targets, torch.iinfo(targets.dtype).max).amin()
     is_value = targets == value
-    return ~(marked | (is_value & (is_value == is_zero).all()))
+    return are_signs | ~(marked | (is_value & (is_value == is_zero).all()))
 
 
 def _apart(targets: Any) -> tuple[Any, Tensor | None]:

@@ -450,6 +450,18 @@ def test_steps_that_leave_out_the_weights_of_the_method_are_refused_at_the_first
     fit("sb", model=small_model(kind), epochs=1)  # which gives none
 
 
+class LossWithoutWeights(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+
+@pytest.mark.parametrize("method", ["infobatch", "unbiased"])
+def test_a_compute_loss_that_leaves_out_the_weights_is_refused(method):
+    with pytest.raises(TypeError, match=r"compute_loss gives the same loss whatever its argument sample_weight is"):
+        fit(method, model=small_model(LossWithoutWeights))
+    fit("ledger", model=small_model(LossWithoutWeights), epochs=1)  # which gives none
+
+
 def test_a_training_loss_that_is_not_finite_stops_at_once():
     x, y = arrays()
     x = x.copy()

@@ -311,6 +311,17 @@ def test_class_weights_by_compute_loss_func_or_by_a_compute_loss_that_reports(ep
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+def test_a_term_that_weighted_methods_do_not_train_on_is_named(tmp_path, caplog):
+    def with_penalty(outputs, labels, num_items_in_batch=None):
+        return weighted_losses(outputs, {"labels": labels}).mean() + outputs.logits.square().mean() + 1
+
+    options = {"num_train_epochs": 1}
+    for method in (sb.infobatch(), sb.ledger_backprop()):
+        make(tmp_path, method, compute_loss_func=with_penalty, loss_fn=weighted_losses, options=options).train()
+    told = [record.message for record in caplog.records if "other terms have no gradient there" in record.message]
+    assert len(told) == 1 and "in which infobatch gives weights" in told[0]
+
+
 class WeighsClasses(BertForSequenceClassification):
     def forward(self, input_ids, attention_mask=None, labels=None):
         outputs = super().forward(input_ids, attention_mask)

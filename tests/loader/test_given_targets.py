@@ -116,6 +116,25 @@ def test_targets_given_out_as_a_row_are_compared_as_a_column():
         one_epoch(loader(), lambda targets: targets.sort().values.unsqueeze(1))
 
 
+@pytest.mark.parametrize("classes", [2, 10])
+def test_smoothed_targets_of_balanced_batches(classes):
+    """Their sums over the batch are those of the targets given out."""
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    labels = (torch.arange(20) % classes)[order].repeat(3)
+    targets = labels.float() if classes == 2 else one_hot(labels)
+    data = TensorDataset(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), targets)
+
+    def loader():
+        model = nn.Sequential(nn.Linear(4, targets[0].numel()), nn.Flatten(0) if classes == 2 else nn.Identity())
+        loss = sb.losses.PerExampleLoss(nn.BCEWithLogitsLoss(), "mean")
+        return sb.SelectiveLoader(DataLoader(data, 20), model, loss, sb.ledger_backprop())
+
+    one_epoch(loader(), lambda given: 0.9 * given + 0.1 / classes)
+    for change in (mixed, lambda given: given.flip(0), lambda given: given.roll(1, 0)):
+        with pytest.raises(ValueError, match=OTHERS):
+            one_epoch(loader(), change)
+
+
 def test_a_method_that_needs_no_losses_takes_mixtures():
     one_epoch(make_loader(sb.selective_backprop(0.5)), lambda labels: mixed(one_hot(labels)))
 

@@ -36,6 +36,38 @@ def test_a_loop_over_batches_that_calls_the_loss_function_itself_is_stopped(meth
     loop(make, 2, lambda batch: None)  # which needs nothing from the loop
 
 
+@pytest.mark.parametrize("method", [sb.infobatch(until=1.0), sb.selective_backprop(0.5, unbiased=True)])
+def test_losses_that_are_only_told_train_nothing(method):
+    """Weights are applied by the loss that is returned, so it must be trained on, or the weights asked for."""
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+
+    def tell(batch):
+        loader.loss(loader.model(batch.data[0]).detach(), batch.data[1], batch)
+        loss_fn(loader.model(batch.data[0]), batch.data[1]).mean().backward()
+
+    def tell_and_weigh(batch):
+        loader.loss(loader.model(batch.data[0]).detach(), batch.data[1], batch)
+        (loss_fn(loader.model(batch.data[0]), batch.data[1]) * loader.weights(batch)).mean().backward()
+
+    def tell_and_train(batch):
+        with torch.no_grad():
+            loader.loss(loader.model(batch.data[0]), batch.data[1], batch)
+        loader.loss(loader.model(batch.data[0]), batch.data[1], batch).backward()
+
+    for on_batch in (tell_and_weigh, tell_and_train):
+        loader = make_loader(method, num_epochs=3)
+        loop(loader, 3, on_batch)
+        assert loader.batch.is_weighted
+    loader = make_loader(method, num_epochs=3)
+    with pytest.raises(RuntimeError, match=WITHOUT):
+        loop(loader, 3, tell)
+    loader = make_loader(method, num_epochs=3)
+    with pytest.raises(RuntimeError, match=WITHOUT + ".*, whose result had no gradient here"):
+        for _ in range(3):
+            for _ in loader:
+                tell(loader.batch)
+
+
 def test_a_very_long_epoch_is_stopped_before_its_end():
     data = torch.utils.data.TensorDataset(torch.randn(1100, 64), torch.zeros(1100, dtype=torch.long))
     loader = make_loader(sb.ledger_backprop(), dataset=data, model=nn.Linear(64, 2), loader_options={"batch_size": 1})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.batches.layout import count_rows, move
-from selective_backprop.inference import NoTrace, device_of, preserved_rng, unwrap, wait_for
+from selective_backprop.inference import NoTrace, device_of, preserved_rng, wait_for
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, num_candidates, untouched_generators
 from selective_backprop.loader.with_length import WithLength

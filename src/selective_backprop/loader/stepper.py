@@ -83,16 +83,19 @@ class Stepper:
         has_gradient: whether the loss can be trained on. Otherwise it is only a report.
         """
         is_first = batch not in self._with_losses
-        if has_gradient:
-            self._with_weights.add(batch)
         self._with_losses.add(batch)
-        self._num_unreported, self._has_reported = 0, True
+        if has_gradient or not batch.is_weighted:
+            self._with_weights.add(batch)
+        self._note_report(batch)
         return is_first
 
     def got_weights(self, batch: Batch) -> None:
         """Take note that the loop asked for the weights of this batch, to apply them itself."""
         self._with_weights.add(batch)
-        if not self._needs_losses:
+        self._note_report(batch)
+
+    def _note_report(self, batch: Batch) -> None:
+        if batch in self._with_weights and (batch in self._with_losses or not self._needs_losses):
             self._num_unreported, self._has_reported = 0, True
 
     def check(self, batch: Batch) -> None:

@@ -43,7 +43,7 @@ class Stats:
     trained: int = field(default=0, metadata=_combine("count"))
     """Number of examples in the training batches given out."""
     skipped_before_loading: int = field(default=0, metadata=_combine("count"))
-    """Number of candidates that were neither loaded nor augmented: skipped by a known score, or dropped by drop_last."""
+    """Number of candidates that were not loaded: skipped by a known score, or left out by drop_last."""
     dropped: int = field(default=0, metadata=_combine("count"))
     """Number of selected examples that filled no batch at the end of an epoch, and were dropped for drop_last."""
     queued: int = field(default=0, metadata=_combine("queue"))
