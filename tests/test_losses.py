@@ -67,6 +67,21 @@ def test_without_weights_it_is_the_users_loss_to_the_bit(loss_fn):
 weights = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 1.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_it_is_the_users_loss_to_the_bit(dtype):
+    model = nn.Linear(4, 1000)
+    inputs, labels = torch.randn(8, 4), torch.arange(8) * 7
+    with torch.autocast("cpu", dtype):
+        logits = model(inputs)
+        pairs = [(PerExampleLoss(nn.CrossEntropyLoss()).for_training(logits, labels, None)[0], nn.CrossEntropyLoss())]
+        pairs += [(PerExampleLoss(F.cross_entropy).for_training(logits, labels, None)[0], F.cross_entropy)]
+        for found, loss_fn in pairs:
+            expected = loss_fn(logits, labels)
+            assert torch.equal(found, expected)
+            gradients = [torch.autograd.grad(loss, model.weight, retain_graph=True)[0] for loss in (found, expected)]
+            assert torch.equal(*gradients)
+
+
 def weighted_divisor(counts):
     """An example that stands for w others brings w times its part of what the loss divides by."""
     return float((weights * counts).sum() / weights.mean())

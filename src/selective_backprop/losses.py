@@ -645,6 +645,8 @@ def _cross_entropy(options: Any, outputs: Any, targets: Any) -> tuple[Tensor, Ca
         outputs, targets = outputs.float().flatten(0, -2), targets.flatten()
     if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
         return None  # torch's own function will raise an error that says what is wrong
+    if outputs.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(outputs.device.type):
+        outputs = outputs.float()  # as autocast does for cross_entropy, but not for log_softmax on a CPU
     logs, rest = F.log_softmax(outputs, 1), {"weight": options.weight, "ignore_index": options.ignore_index}
     raw: Tensor = F.nll_loss(logs, targets, **rest, reduction="none")
     return raw.view(shape), functools.partial(F.nll_loss, logs, targets, **rest, reduction=options.reduction)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.batches.layout import Layout, count_rows, move
+from selective_backprop.batches.layout import Layout, count_rows, map_tensors, move
 from tests.helpers import digits, make_model
 
 Pair = namedtuple("Pair", ["image", "label"])
@@ -51,6 +51,7 @@ class ScaledInPlace(Scaled):
 
 @dataclass
 class Counted:
+    image: torch.Tensor
     number: int
 
     def __post_init__(self):
@@ -81,15 +82,31 @@ def flat(value):
     return repr(value)
 
 
+@dataclass
+class Marked:
+    image: torch.Tensor
+    mark: torch.Tensor | None = field(init=False, default=None)
+
+
+def test_what_is_set_after_a_batch_was_made_is_kept_or_refused():
+    batch = Marked(torch.zeros(3, 2))
+    batch.mark = torch.ones(3)
+    assert move(batch, torch.device("cpu")) is batch
+    with pytest.raises(ValueError, match=r"Marked\.mark was set after the batch was made, and would be lost"):
+        move(batch, torch.device("meta"))
+    with pytest.raises(ValueError, match=r"Marked\.mark was set after"):
+        Layout.of(batch)
+
+
 def test_a_dataclass_that_checks_its_fields_or_derives_others_comes_back():
     batch = move(Checked(rows(3)), torch.device("cpu"))
     assert flat(batch) == flat(Checked(rows(3)))
 
 
-@pytest.mark.parametrize("batch", [Scaled(rows(3)), ScaledInPlace(rows(3)), (rows(3), [Counted(1)] * 3)])
+@pytest.mark.parametrize("batch", [Scaled(rows(3)), ScaledInPlace(rows(3)), Counted(rows(3), 1)])
 def test_a_dataclass_that_would_change_its_fields_again_is_refused(batch):
     with pytest.raises(ValueError, match=r"changes its field (image|number) when it is made.*not in __post_init__"):
-        move(batch, torch.device("cpu"))
+        map_tensors(batch, torch.clone)
 
 
 @pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
@@ -248,4 +265,4 @@ def test_a_mapping_that_cannot_be_made_from_its_parts():
     with pytest.raises(
         TypeError, match=r"cannot make a Strict .* \['image', 'label'\]: .* collate function return a dict"
     ):
-        move(batch, torch.device("cpu"))
+        map_tensors(batch, torch.clone)

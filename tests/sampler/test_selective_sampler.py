@@ -464,6 +464,38 @@ def test_save_after_any_step_and_resume(method, workers):
         assert testing.same(rest.ledger.state_dict(), whole.ledger.state_dict())
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_restart_after_every_epoch_with_what_fills_no_batch(drop_last):
+    def begin(state=None):
+        sampler = make(sb.ledger_backprop(), source=100, batch_size=16)
+        if state is not None:
+            sampler.load_state_dict(state)
+        return sampler, load(sampler, size=100, drop_last=drop_last)
+
+    sampler, loader = begin()
+    whole = [len(train(loader, sampler, [epoch])) for epoch in range(3)]
+    counts, state = [], None
+    for epoch in range(3):
+        sampler, loader = begin(state)
+        counts.append(len(train(loader, sampler, [epoch])))
+        state = saved(sampler.state_dict())
+    assert counts == whole and whole[0] == 7 - drop_last
+
+
+def test_a_rest_that_gives_no_batch_is_told(caplog):
+    """A loader that asks ahead may have the last batch on its way, so its rest is asked for again."""
+    sampler = make(sb.ledger_backprop(), source=100, batch_size=16)
+    ids = list(sampler)  # ahead of all updates, as workers do
+    for place in range(0, 96, 16):
+        sampler.update(losses_of(torch.tensor(ids[place : place + 16]), 0))
+    resumed = make(sb.ledger_backprop(), source=100, batch_size=16)
+    resumed.load_state_dict(sampler.state_dict())
+    assert len(list(resumed)) == 4
+    assert len(list(resumed)) > 4
+    (warning,) = [record.message for record in caplog.records]
+    assert "had 4 ids left, too few for a batch of your loader" in warning and "sampler.set_epoch(epoch)" in warning
+
+
 def test_a_state_of_batches_in_another_order():
     sampler, rest = make(sb.traditional()), make(sb.traditional())
     batches = list(load(sampler))

@@ -41,6 +41,8 @@ class AskedIds:
         """Number of examples of the largest batch that came back."""
         self.is_exhausted = False
         """Whether more ids were asked for than there are."""
+        self.asks_ahead = False
+        """Whether ids were asked for before earlier ones came back, as by a loader with workers. Not saved."""
         self._counted = self._skipped = 0  # candidates that count as offered, and those of them that are not loaded
 
     def __len__(self) -> int:
@@ -115,6 +117,7 @@ class AskedIds:
         """
         self.num_updates += 1
         self.largest = max(self.largest, count)
+        self.asks_ahead |= self.num_open > count
         if isinstance(places, slice):  # those that follow on `updated`
             self.updated += count
         else:
@@ -153,6 +156,8 @@ class AskedIds:
             "ahead": self.ahead,
             "updates": self.num_updates,
             "largest": self.largest,
+            # With a loader that asks ahead, the last batch may be on its way.
+            "over": self.is_over and not self.asks_ahead,
         }
 
     @staticmethod
@@ -172,6 +177,7 @@ class AskedIds:
         self.num_updates, self.largest = place["updates"], place["largest"]
         # Without any update, nothing says what was trained on, except what was asked for.
         self.go_to(place["updated"] + len(place["ahead"]) if place["updates"] else place["asked"])
+        self.is_exhausted |= place["over"]
 
     def go_to(self, place: int) -> None:
         """Ask for the ids from this place on. Those before it do not come back any more."""

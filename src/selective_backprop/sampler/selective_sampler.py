@@ -289,6 +289,13 @@ class SelectiveSampler(Sampler[int]):
         self._goes_on = False
         if not rewards_come_late:
             self._warn_if_losses_are_missing(epoch)
+        if saved is not None and not new_updates and epoch.num_updates and epoch.is_exhausted:
+            _logger.warning(
+                "the epoch that was under way when the state was saved had %d ids left, too few for a batch of your "
+                "loader, so its rest gave no batch. Call sampler.set_epoch(epoch) before every epoch: then a later "
+                "epoch leaves out the rest",
+                len(epoch) - epoch.num_updated,
+            )
         self._learn(everything=True)
         if not epoch.num_updates:  # nobody tells what was trained on, so it is what was asked for
             self._ledger.count_selected(epoch.ids[: epoch.asked])

@@ -13,7 +13,7 @@ from torch import Tensor
 from selective_backprop.files.forms import Either, require, require_form
 
 _EPOCH = {"number": int, "ids": torch.int64, "weights": Either(None, torch.float32), "num_offered": int}
-_PLACE = {"asked": int, "updated": int, "ahead": torch.int64, "updates": int, "largest": int}
+_PLACE = {"asked": int, "updated": int, "ahead": torch.int64, "updates": int, "largest": int, "over": bool}
 _NOW = {
     "place": Either(None, _PLACE),
     "stats": dict,
