@@ -79,6 +79,11 @@ def told(boards: Sequence[Board]) -> str:
     return "\n\n".join(parts)
 
 
+def _seeds(board: Board) -> str:
+    counts = {place.seeds for place in board.places}
+    return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+
 def matrix(boards: Sequence[Board], target: str) -> TextTable:
     """The lower of the multipliers against plain training and random subsets, by arm and workload.
 
@@ -89,9 +94,7 @@ def matrix(boards: Sequence[Board], target: str) -> TextTable:
     for arm in in_order(boards, target):
         places = [one.place(arm) for one in boards]
         rows.append([arm, *("" if place is None else _cell(place, target) for place in places)])
-    planned = (find_workload(one.workload).seeds for one in boards)
-    done = (min(place.seeds for place in one.places) for one in boards)
-    seeds = ["seeds", *(f"{have} of {all_}" for have, all_ in zip(done, planned, strict=True))]
+    seeds = ["seeds", *(f"{_seeds(one)} of {find_workload(one.workload).seeds}" for one in boards)]
     table = [["M", *(one.workload for one in boards)], *rows, seeds]
     if len(rows) < len(boards):
         table = [list(column) for column in zip(*table, strict=True)]
