@@ -265,6 +265,38 @@ def test_5_the_next_epoch_of_a_stream_goes_on_after_a_resume(name, count):
         assert all(torch.equal(*pair) for pair in zip(expected, take(third), strict=True))
 
 
+class Stateless(torch.utils.data.IterableDataset):
+    """A stream that cannot say where it is."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        inputs, targets = rows()
+        yield from zip(inputs[number::count], targets[number::count], strict=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_5_a_second_resume_in_an_epoch_loses_nothing(workers):
+    """torchdata counts the batches twice that it passes over in a stream without a state."""
+
+    def loader():
+        stream = StatefulDataLoader(Stateless(), SIZE, num_workers=workers)
+        return make(sb.WithLength(stream, NUM // SIZE), sb.random_backprop(1.0), num_epochs=2)
+
+    whole = loader()
+    expected = take(whole) + take(whole)
+    first, second, third = loader(), loader(), loader()
+    found = take(first, 2)
+    second.load_state_dict(first.saved)
+    found += take(second, 3)
+    third.load_state_dict(second.saved)
+    found += take(third)
+    fourth = loader()
+    fourth.load_state_dict(copy.deepcopy(third.state_dict()))
+    found += take(fourth)
+    assert len(found) == 24 and all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+
+
 class CountedDataset(torch.utils.data.IterableDataset):
     """Like MosaicML's StreamingDataset: its state must be told how many samples are gone."""
 

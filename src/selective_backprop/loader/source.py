@@ -608,7 +608,7 @@ class StreamSource(Source):
             generator.set_state(state)
 
     def place(self) -> dict[str, Any]:
-        inner = self._stateful.state_dict() if self._stateful is not None else None
+        inner = self._own_state()
         began = saved_columns(Layout("column"), [self._began])
         return {"position": self._position, "finished": self._finished, "inner": inner, "began": began}
 
@@ -618,8 +618,12 @@ class StreamSource(Source):
             return self._ended
         if self._stateful is None or not self._finished or _stream_of_datasets(self.user_loader) is not None:
             return None
-        state: dict[str, Any] = self._stateful.state_dict()
-        return state
+        return self._own_state()
+
+    def _own_state(self) -> dict[str, Any] | None:
+        """Return the state by which the loader finds its place again; None if it has none."""
+        state: dict[str, Any] | None = None if self._stateful is None else self._stateful.state_dict()
+        return None if state is None or _only_counts(state) else state
 
     def load_between_epochs(self, state: dict[str, Any] | None) -> None:
         """Begin the next epoch from this state of the loader."""
@@ -664,3 +668,24 @@ def _keeps_its_place(loader: Any) -> Any:
         return None
     needed = [p for p in inspect.signature(stream.state_dict).parameters.values() if p.default is p.empty]
     return None if needed else stream  # a StreamingDataset must be told its place, which its own loader counts
+
+
+def _only_counts(state: dict[str, Any]) -> bool:
+    """Whether this is the state of a StatefulDataLoader whose stream has none: it has a number of batches only.
+
+    The loader would load and drop that many, and count them twice from then on, so that a second resume drops more than
+    were given out.
+    """
+    states = _states_of_stream(state)
+    return bool(states) and all(one is None for one in states)
+
+
+def _states_of_stream(state: dict[str, Any]) -> list[Any]:
+    """List what a StatefulDataLoader saves of its stream and its iterator, of each worker if there are any."""
+    found = []
+    for name, value in state.items():
+        if name in ("dataset_state", "dataset_iter_state"):
+            found.append(value)
+        elif isinstance(value, dict):
+            found += _states_of_stream(value)
+    return found
