@@ -115,6 +115,42 @@ def test_an_endless_generator_has_progress_if_it_is_told_its_length():
     assert seen == sorted(seen) and seen[-1] == pytest.approx(0.5, abs=0.1)
 
 
+class TwelveBatches:
+    """Twelve batches, the same in each epoch."""
+
+    def __iter__(self):
+        draws = torch.Generator().manual_seed(1)
+        return iter([get_batch(draws) for _ in range(12)])
+
+
+@pytest.mark.parametrize("told", [8, 20])
+@pytest.mark.parametrize("stop", [None, 2], ids=["between epochs", "in mid-epoch"])
+def test_5_the_length_that_the_first_epoch_taught_is_kept_by_a_resume(told, stop):
+    """The stream has 12 batches."""
+
+    def stream():
+        return make(sb.WithLength(TwelveBatches(), told), sb.top_k(0.5, start=0.4, end=0.8), num_epochs=3)
+
+    def progress(loader, epoch, count=None):
+        found = []
+        while loader.epoch < epoch:
+            for inputs, targets in loader:
+                loader.loss(loader.model(inputs), targets)
+                found.append((loader.progress, inputs.tolist()))
+                if len(found) == count:
+                    loader.saved = copy.deepcopy(loader.state_dict())
+                    return found
+        loader.saved = copy.deepcopy(loader.state_dict())
+        return found
+
+    expected = progress(stream(), 3)
+    first, second = stream(), stream()
+    found = progress(first, 1)
+    found += [] if stop is None else progress(first, 2, stop)
+    second.load_state_dict(first.saved)
+    assert found + progress(second, 3) == expected
+
+
 # ---- samplers that go on nearly forever
 
 

@@ -53,6 +53,7 @@ def redeal(
         "batch_size": batch_size,
         "epochs": {**first["epochs"], "under_way": under_way},
         **{name: own[name] for name in ("parts", "selector", "transform", "stream")},
+        "learned_length": None,  # each rank may have another share of the stream now
         "generators": saved if generators is None or len(saved) == len(generators) else generators,
         "stats": _stats([state["stats"] for state in states], rank, size, queued=queued),
         "reported": _stats([state["reported"] for state in states], rank, size),

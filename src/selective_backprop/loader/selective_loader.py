@@ -499,6 +499,7 @@ class SelectiveLoader(LoaderAttributes):
             "reported": self._reporting.state_dict(),
             "transform": source.transform.state_dict() if hasattr(source.transform, "state_dict") else None,
             "stream": between,
+            "learned_length": source.learned_length,
             "generators": [generator.get_state() for generator in source.generators()],
         }
 
@@ -523,6 +524,7 @@ class SelectiveLoader(LoaderAttributes):
                 source.know_size(round(state["batch_size"] / self.method.batch_scale))
             for generator, saved in zip(source.generators(), state["generators"], strict=True):
                 generator.set_state(saved)
+            source.learned_length = state["learned_length"]
             if isinstance(source, StreamSource):
                 source.load_between_epochs(state["stream"])
             if stateful and state["transform"] is not None:

@@ -85,6 +85,8 @@ class Source(ABC):
 
     def __init__(self, loader: Any, device: torch.device, transform: Callable[..., Any] | None, stats: Stats) -> None:
         self._told_length: int | None = None  # batches per epoch according to the user
+        self.learned_length: int | None = None
+        """Batches of the last whole epoch, if they were not as many as the user said. Saved with the loader's state."""
         if isinstance(loader, WithLength):
             loader, self._told_length = loader.loader, loader.num_batches
         self.user_loader = loader
@@ -140,7 +142,7 @@ class Source(ABC):
         try:
             return len(self.user_loader)
         except TypeError:
-            return self._told_length
+            return self.learned_length or self._told_length
 
     def generators(self) -> list[torch.Generator]:
         """The user's generators, whose states are saved and loaded."""
@@ -183,8 +185,9 @@ class Source(ABC):
 
     def _tell_length(self) -> None:
         """Log once, at the end of an epoch, if it had another number of batches than the user said."""
-        told, self._told_length = self._told_length, self._position if self._told_length else None
+        told = self.learned_length or self._told_length
         if told not in (None, self._position):
+            self.learned_length = self._position
             _logger.warning(
                 "the epoch had %d candidate batches, and your WithLength said %d: progress was wrong within the epoch, "
                 "and so was a learning rate by step_by_progress. Pass num_batches=%d",

@@ -38,6 +38,7 @@ _QUEUE = {"layout": Either(None, dict), "whole": [_PIECE], "pieces": [_PIECE], "
 _STEP = (_IDS, object, int, bool)
 _STATE = {"batch_size": Either(None, int), "ranks": {"rank": int, "size": int}, "selector": {"tried": bool}} | {
     "epochs": {"epoch": int, "under_way": Either(None, dict), "silent": int},
+    "learned_length": Either(None, int),
     "losses": [_STEP],
     "stats": STATS_FORM,
     "reported": STATS_FORM,
