@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import random
 import signal
 import sys
 
@@ -579,6 +580,29 @@ def test_5_resumed_from_any_checkpoint(kind, tmp_path):
         part = make(tmp_path / "part", RESUMED[kind], **settings)
         found = finished(part, resume_from_checkpoint=str(tmp_path / "whole" / name))
         assert same(expected, found), name
+
+
+class DrawnOneByOne(torch.utils.data.Sampler):
+    def __len__(self):
+        return 91
+
+    def __iter__(self):
+        return (random.randrange(91) for _ in range(91))
+
+
+class DrawsOneByOne(SelectiveTrainer):
+    def _get_train_sampler(self, *_):
+        return DrawnOneByOne()
+
+
+def test_5_a_sampler_that_draws_while_the_epoch_runs_resumes_exactly(tmp_path):
+    """Saving lets it draw the rest of the epoch, so the random states must be those after it."""
+    options = SAVING | {"save_steps": 2, "gradient_accumulation_steps": 1}
+    settings = {"options": options, "count": 91, "kind": DrawsOneByOne}
+    expected = finished(make(tmp_path / "whole", RESUMED["sb"], **settings))
+    part = make(tmp_path / "part", RESUMED["sb"], **settings)
+    found = finished(part, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert same(expected, found)
 
 
 def test_resuming_from_the_end_of_an_epoch(tmp_path):

@@ -457,6 +457,45 @@ def test_a_sampler_that_makes_its_generator_when_it_is_iterated_over():
     assert same(list(loader), list(resumed))
 
 
+class DrawnOneByOne(torch.utils.data.Sampler):
+    """Draws from Python's random state while the epoch runs."""
+
+    def __len__(self):
+        return 203
+
+    def __iter__(self):
+        return (random.randrange(203) for _ in range(203))
+
+
+def test_5_a_sampler_that_draws_from_a_global_random_state_resumes_if_it_is_saved_last():
+    """Saving lets the sampler draw the rest of the epoch, which it would have drawn anyway."""
+
+    def new():
+        train_loader = DataLoader(digits(), 16, sampler=DrawnOneByOne())
+        return sb.SelectiveLoader(train_loader, make_model(), CRITERION, sb.traditional())
+
+    def ids(loader, epochs, save_at=None):
+        found = []
+        while loader.epoch < epochs:
+            for inputs, targets in loader:
+                loader.loss(loader.model(inputs), targets)
+                found.append(loader.batch.ids.tolist())
+                if len(found) == save_at:
+                    before, state = random.getstate(), loader.state_dict()
+                    assert random.getstate() != before, "the sampler draws the rest of the epoch"
+                    return found, state, random.getstate()
+        return found
+
+    undisturbed, stopped, resumed = new(), new(), new()
+    random.seed(3)
+    whole = ids(undisturbed, 3)
+    random.seed(3)
+    before, state, drawn = ids(stopped, 3, save_at=2)
+    resumed.load_state_dict(state)
+    random.setstate(drawn)
+    assert before + ids(resumed, 3) == whole
+
+
 def noisy_loader(workers, method=None, *, persistent=False):
     options = {"num_workers": workers, "generator": torch.Generator().manual_seed(3), "persistent_workers": persistent}
     return make_loader(method or sb.selective_backprop(0.5), dataset=Noisy(), loader_options=options)

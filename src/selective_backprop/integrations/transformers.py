@@ -359,8 +359,9 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
     # ---- checkpoints
 
     def _save_rng_state(self, output_dir: str) -> None:
+        steps = self.steps.state_dict()  # first, because a sampler may draw the rest of its epoch here
         super()._save_rng_state(output_dir)
-        write_sealed(state_path(self, output_dir), STATE_KIND, self.steps.state_dict())
+        write_sealed(state_path(self, output_dir), STATE_KIND, steps)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None and checkpoint == self._resumed_from:

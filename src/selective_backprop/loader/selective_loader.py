@@ -470,7 +470,8 @@ class SelectiveLoader(LoaderAttributes):
         It can be saved after any training step, also in the middle of an epoch.
 
         The order of later epochs comes from the DataLoader's generator, which is saved here if there is one. Otherwise
-        it comes from torch's global random state. Save that yourself, as for any exact resume.
+        it comes from torch's global random state. Save that yourself, after this state: a sampler that draws while the
+        epoch runs draws the rest of the epoch here.
 
         One thing is not exact in the middle of an epoch: random numbers that the data set draws inside workers, because
         workers start anew. The examples and their order are still the same. Between epochs everything is exact, unless
