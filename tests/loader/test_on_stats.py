@@ -113,6 +113,21 @@ def test_a_resumed_run_tells_the_same(steps):
     assert [values["epoch"] for values in parts] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("method", [sb.traditional(), sb.methods.ledger_percentile(0.5)], ids=str)
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_a_resumed_run_tells_after_the_same_steps(steps, method):
+    """A state is saved within a step, and the report is due at its end."""
+    whole, first, rest = [], [], []
+    train(make(method, on_stats=sb.Every(4, whole.append)), epochs=1)
+    stopped = make(method, on_stats=sb.Every(4, first.append))
+    state = train(stopped, stop_after=steps)
+    resumed = make(method, on_stats=sb.Every(4, rest.append))
+    resumed.load_state_dict(state)
+    train(resumed, epochs=1)
+    for name in ("step", "epoch", "trained", "offered"):
+        assert [values[name] for values in first + rest] == [values[name] for values in whole]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -169,6 +169,7 @@ class Stepper:
         else:
             run.observer.begin_epoch()
             self.epoch = resume_epoch(run, self.num_done, self._to_resume["epoch"])
+            self._reporting.step_is_over(self.num_done + self.fraction)  # the step in which the state was saved
         self._reporting.begin_epoch()
 
     def offer(self) -> bool:
