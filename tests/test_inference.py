@@ -48,6 +48,26 @@ def test_nothing_is_different_after_an_error_either():
     assert same(before, (model_trace(model), global_random_states()))
 
 
+class OwnNoise(nn.Module):
+    """Adds noise of a generator of its own, in eval mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, inputs):
+        return inputs + torch.randn(inputs.shape, generator=self.generator)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_generator_of_a_module_is_restored(mode):
+    model, inputs = nn.Sequential(nn.Linear(3, 3), OwnNoise()), torch.zeros(2, 3)
+    before = model[1].generator.get_state()
+    with NoTrace(model, mode)():
+        assert not torch.equal(model(inputs), model(inputs)), "two draws"
+    assert torch.equal(model[1].generator.get_state(), before)
+
+
 def test_eval_mode_scores_without_dropout_or_batch_statistics():
     model, inputs = make_model(), torch.randn(8, 64)
     with NoTrace(model)():

@@ -242,12 +242,14 @@ class NoTrace:
         sharded = getattr(fsdp, "FSDPModule", ())
         self._sharded: list[Any] = [module for module in model.modules() if isinstance(module, sharded)]
         self._converting = _converting(model)
+        attributes = itertools.chain.from_iterable(vars(module).values() for module in model.modules())
+        self._generators = [value for value in attributes if isinstance(value, torch.Generator)]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         model, is_first = self.model, not self._called
         device = device_of(model)
-        states = random_states(device)
+        states, own_states = random_states(device), [generator.get_state() for generator in self._generators]
         # FSDP puts the parameters that it gathers into the place of its shards.
         places = _places_of_weights(model) if is_first and not is_sharded(model) else {}
         flags = [(module, module.training) for module in model.modules()]
@@ -284,6 +286,8 @@ class NoTrace:
                     if module.training != is_training:
                         module.training = is_training
                 set_random_states(states, device)
+                for generator, state in zip(self._generators, own_states, strict=True):
+                    generator.set_state(state)
         self._called = True
         if places:
             _tell_of_weights(places, _places_of_weights(model))
