@@ -150,6 +150,55 @@ def test_what_would_grow_is_refused():
             unseal(sealed_as(file.getvalue()))
 
 
+def with_pickle(content):
+    """A sealed file with the right checksum and this pickle: (plain data and globals that torch.load allows)."""
+    with zipfile.ZipFile(io.BytesIO(seal({"x": 1}))) as there, zipfile.ZipFile(made := io.BytesIO(), "w") as here:
+        for entry in there.infolist():
+            here.writestr(entry, content if entry.filename.endswith("data.pkl") else there.read(entry))
+    return sealed_as(made.getvalue())
+
+
+def pickled(value):
+    return b"\x80\x02}(X\x04\0\0\0kindX\x08\0\0\0scores 1X\x06\0\0\0scores" + value + b"u."
+
+
+TWICE = b"".join(b"](h%ch%ceq%c" % (level, level, level + 1) for level in range(40))
+BOMBS = {
+    "a list of two lists of two lists, and so on": (b"(]q\0" + TWICE + b"t", "holds far more than it has bytes"),
+    "a list in a list, 5000 deep": (b"]" * 5000 + b"a" * 4999, "is nested more than 100 levels deep"),
+    "a list that holds itself": (b"]q\0h\0a", "is nested more than 100 levels deep"),
+    "many zeros": (b"cbuiltins\nbytearray\nJ\0\0\0\x0c\x85R", "holds far more than it has bytes"),
+    "a tensor that is not in the file": (b"ctorch\nTensor\nJ\0\0\0\x0c\x85R", "has a tensor without its numbers"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_cannot_hold_more_than_it_has_bytes(name, tmp_path):
+    value, message = BOMBS[name]
+    (tmp_path / "scores.pt").write_bytes(with_pickle(pickled(value)))
+    with pytest.raises(ValueError, match=rf"scores\.pt is damaged, or was not written by this package: .*{message}"):
+        sb.pruning.load_scores(tmp_path / "scores.pt")
+
+
+def test_a_pickle_before_the_zip_file_is_not_read():
+    content = seal({"x": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"torch\.save did not write it"):
+        unseal(sealed_as(pickled(b"K\1") + content[:-71]))
+
+
+def test_what_is_in_several_places_is_kept():
+    shared = [1, 2, (3, 4)]
+    state = {"groups": [{"betas": (0.9, 0.999), "empty": (), "all": shared}] * 500, "bytes": bytearray(b"\0" * 5000)}
+    assert unseal(seal(state)) == state
+
+
+def test_attributes_of_a_tensor_are_left_out():
+    tensor = torch.arange(3.0)
+    tensor.tag = "mine"
+    found = unseal(seal({"x": tensor}))["x"]
+    assert torch.equal(found, tensor) and not found.__dict__ and tensor.tag == "mine"
+
+
 def test_a_slice_is_written_without_the_rest_of_its_tensor():
     whole = torch.arange(1000.0).view(100, 10)
     state = {"rows": whole[3:5], "column": whole[:, 3], "same": torch.ones(1).expand(3)}

@@ -13,12 +13,13 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from selective_backprop.files.reading import open_regular, read_bytes
 from selective_backprop.files.writing import open_new, write_whole
@@ -28,6 +29,10 @@ _COMMENT_SIZE = len(_LABEL) + 64
 # The last record of a zip file without a comment: 22 bytes, of which the last two are the comment's length.
 _LAST_RECORD, _LAST_RECORD_SIZE, _LENGTH_SIZE = b"PK\x05\x06", 22, 2
 _BLOCK = 2**20  # bytes that are read at a time
+_FIRST = b"PK\x03\x04"  # torch.load takes a zip file that begins otherwise for a pickle
+_MADE_TENSOR = b"\nTensor\n"  # a call of torch.Tensor, which makes a tensor of any size
+_MOST_PER_BYTE = 10  # values per byte of the pickle; more than one only if a list or tuple is in several others
+_DEEPEST = 100  # levels of lists and dicts; states have fewer than twenty
 
 
 def write_sealed(path: str | os.PathLike[str], kind: str, state: dict[str, Any]) -> None:
@@ -147,23 +152,53 @@ def _load(file: BinaryIO, source: BinaryIO | Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as opened:
             entries = opened.infolist()
+            pickles = b"".join(opened.read(entry) for entry in entries if entry.filename.endswith(".pkl"))
         size = file.seek(0, os.SEEK_END)
         if any(entry.compress_type for entry in entries) or sum(entry.file_size for entry in entries) > size:
             raise ValueError("it would become larger than the file")
+        file.seek(0)
+        if file.read(len(_FIRST)) != _FIRST or _MADE_TENSOR in pickles:
+            raise ValueError("torch.save did not write it, or it has a tensor without its numbers")
         file.seek(0)
         state = torch.load(source, map_location="cpu", weights_only=True, mmap=isinstance(source, Path))
     except Exception as error:  # torch.load raises many kinds, depending on where the content stops making sense
         raise ValueError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}")
-    for value in tree_leaves(state):
+    for value in _leaves(state, _MOST_PER_BYTE * len(pickles)):
         if isinstance(value, Tensor) and (_is_unusual(value) or value.nbytes > value.untyped_storage().nbytes()):
             raise ValueError(f"it has a tensor of shape {tuple(value.shape)} without a number for each entry")
     return state
 
 
+def _leaves(state: Any, most: int) -> Iterator[Any]:
+    """Go through what a state holds. Raises ValueError if it is more than `most`, or nested too deep.
+
+    A pickle has a list only once, however often it is in others: a kilobyte can hold more than anybody can go through.
+    """
+    levels = [iter([state])]
+    while levels:
+        for value in levels[-1]:
+            most -= 1 + (len(value) if isinstance(value, bytearray) else 0)
+            if most < 0:
+                raise ValueError("it holds far more than it has bytes")
+            if len(levels) > _DEEPEST:
+                raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+            if isinstance(value, (dict, list, tuple, set)):
+                levels.append(chain(value, value.values()) if isinstance(value, dict) else iter(value))
+                break
+            yield value
+        else:
+            levels.pop()
+
+
 def _without_the_rest(value: Any) -> Any:
-    """Copy a slice: torch.save would write the whole tensor that it belongs to. Expanded tensors get all entries."""
+    """Copy a slice: torch.save would write the whole tensor that it belongs to. Expanded tensors get all entries.
+
+    Attributes that somebody gave a tensor are left out.
+    """
+    if type(value) is Tensor and value.__dict__:
+        value = value.detach()
     if not isinstance(value, Tensor) or _is_unusual(value) or value.nbytes == value.untyped_storage().nbytes():
         return value
     return value.detach().clone(memory_format=torch.contiguous_format)
