@@ -159,6 +159,26 @@ def test_a_log_survives_a_file(tmp_path):
         sb.audit(tmp_path)
 
 
+def test_epochs_far_beyond_the_rows_are_refused(tmp_path):
+    """A file of some megabytes would ask for hundreds of gigabytes."""
+    dynamics = Dynamics(1_000_000)
+    for epoch in (0, 99_999):
+        dynamics.record(torch.arange(50), torch.rand(50), epoch)
+    dynamics.save(tmp_path / "dynamics.pt")
+    with pytest.raises(
+        ValueError, match=r"100 rows of 1,000,000 examples, but epochs up to 99,999: .* record them anew"
+    ):
+        sb.audit(tmp_path)
+
+
+@pytest.mark.parametrize(("num_epochs", "each"), [(1, 1), (100, 1), (500, 20)])
+def test_few_rows_in_each_epoch_are_fine(num_epochs, each):
+    dynamics = Dynamics(10_000)
+    for epoch in range(num_epochs):
+        dynamics.record(torch.arange(each), torch.rand(each), epoch)
+    assert np.count_nonzero(~np.isnan(dynamics.matrix("loss"))) == num_epochs * each
+
+
 def test_labels_that_would_become_others_are_refused():
     dynamics = Dynamics(2)
     for labels in (torch.tensor([0, 2**32 + 1]), torch.zeros(2, dtype=torch.complex64)):

@@ -98,7 +98,16 @@ class Dynamics:
         return parts[0] if parts else np.empty(0, dtype=ROW)
 
     def matrix(self, name: str) -> Array:
-        """Return a column as (E, M) float32; NaN where the example was not seen. Of several rows, the last counts."""
+        """Return a column as (E, M) float32; NaN where the example was not seen. Of several rows, the last counts.
+
+        Raises ValueError if that is far more than there are rows and examples.
+        """
+        if (size := len(self.epochs) * len(self)) > 1000 * self.num_rows + 100 * len(self):
+            raise ValueError(
+                f"the dynamics have {self.num_rows:,} rows of {len(self):,} examples, but epochs up to "
+                f"{self.epochs[-1]:,}: a table of them would take {4 * size:,} bytes. Their epochs are damaged, or not "
+                "those of a run: record them anew"
+            )
         result = np.full((len(self.epochs), len(self)), np.nan, dtype=np.float32)
         for epoch in self.epochs:
             rows = self.rows(epoch)
