@@ -78,6 +78,22 @@ def test_the_first_start_has_nothing_to_load(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_path_within_the_folder_is_no_first_start(tmp_path):
+    """Or a run would begin anew in silence because of a path that is too long."""
+    loader, parts = make_run()
+    sb.save_checkpoint(tmp_path, loader, **parts)
+    inner, file = tmp_path / "checkpoint-1", tmp_path / "checkpoint-1" / "rank-0.pt"
+    before = file.read_bytes()
+    for call in (sb.load_checkpoint, sb.save_checkpoint):
+        with pytest.raises(
+            ValueError, match=f"checkpoint-1 is one checkpoint, not the folder of them: pass {tmp_path}"
+        ):
+            call(inner, loader, **parts)
+        with pytest.raises(ValueError, match=r"rank-0\.pt is a file, not the folder of the checkpoints"):
+            call(file, loader, **parts)
+    assert [*inner.iterdir()] == [file] and file.read_bytes() == before
+
+
 def test_saving_changes_nothing(tmp_path):
     loader, parts = make_run()
     before = parts["optimizer"].state_dict()

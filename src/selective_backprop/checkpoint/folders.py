@@ -24,7 +24,11 @@ _HIGHEST = 10**18 - 1
 
 
 def numbers(folder: Path) -> list[int]:
-    """List the numbers of the checkpoints in the folder, the newest first."""
+    """List the numbers of the checkpoints in the folder, the newest first. Raises ValueError if it is another path."""
+    if os.path.lexists(folder / "rank-0.pt"):
+        raise ValueError(f"{folder} is one checkpoint, not the folder of them: pass {folder.parent}")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not the folder of the checkpoints: pass the folder, or another path")
     found = (path.name.removeprefix(_NAME) for path in folder.glob(f"{_NAME}*"))
     return sorted((int(text) for text in found if _NUMBER.fullmatch(text)), reverse=True)
 

@@ -48,6 +48,7 @@ def save_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
         OSError: the disk is full, or cannot be written to; on all ranks, with the folder and the bytes free. The
             checkpoints before are as they were.
         RuntimeError: another process saves to this folder.
+        ValueError: the folder is a file, or a single checkpoint.
 
     >>> import tempfile, torch, selective_backprop as sb
     >>> model = torch.nn.Linear(2, 3)
@@ -121,6 +122,10 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
 
     Returns:
         True if a checkpoint was loaded; False if there is none, as on the first start.
+
+    Raises:
+        ValueError: no checkpoint can be used, or belongs to another run; or the folder is a file, or a single
+            checkpoint.
     """
     ranks, folder = current_ranks(), Path(folder)
     if ranks.rank == 0:
