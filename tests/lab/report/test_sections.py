@@ -17,7 +17,7 @@ from selective_backprop.lab.report.comparisons import compare_runs
 from selective_backprop.lab.report.errors import curve_rows
 from selective_backprop.lab.report.figures import Figure
 from selective_backprop.lab.report.headline import speed_table
-from selective_backprop.lab.report.images import Examples, thumbnail
+from selective_backprop.lab.report.images import Examples, data_of, thumbnail
 from selective_backprop.lab.report.logs import Log, combined_rank, overlaps, times_used
 from selective_backprop.lab.report.material import Material
 from selective_backprop.lab.report.pruning import Ranking, pruned_parts
@@ -41,6 +41,7 @@ from selective_backprop.lab.report.sensitivity import configurations_of, sensiti
 from selective_backprop.lab.runs.ledger_log import LedgerHistory
 from tests.lab.report.conftest import small_digits
 from tests.lab.report.made_up import SECONDS, made_up_run
+from tests.lab.test_datasets import write_folders
 
 MATERIAL = Material(Palette({"traditional": "traditional", "sb": "selective_backprop"}))
 
@@ -323,3 +324,12 @@ def test_odd_settings_and_records_are_drawn_all_the_same():
     assert all(re.fullmatch(r"[\w-]+", id) for id in ids)
     assert {"sensitivity-odd-0", f"sensitivity-{'x' * 40}-0", "sensitivity-a-0"} <= set(ids)
     assert "sensitivity-b-0" not in ids
+
+
+def test_classes_with_control_characters_are_escaped(tmp_path, monkeypatch):
+    """They are names of folders, and a chart with such a name ended the process while it was exported."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for part in write_folders(tmp_path / "data").iterdir():
+        (part / "ant").rename(part / "a\x01\x1b\ufffe")
+    data = data_of()(made_up_run("sb", [0.5], recipe={"dataset": str(tmp_path / "data")}))
+    assert data.classes == (r"a\x01\x1b\ufffe", "bee")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import Tensor
 from selective_backprop.lab.data.datasets import NAMES, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report.figures import Cell
-from selective_backprop.lab.report.runs import Run
+from selective_backprop.lab.report.runs import Run, printable
 
 LoadData = Callable[[Run], ImageSet]
 _LARGEST = 64
@@ -43,7 +44,9 @@ def data_of(data_dir: Path | None = None, *, paths: bool = True) -> LoadData:
         key = repr((name, size, validation))
         if key not in loaded:
             data = load_images(name, data_dir=data_dir, image_size=size)
-            loaded[key] = split_validation(data, validation, seed=0) if validation else data
+            data = split_validation(data, validation, seed=0) if validation else data
+            # vl-convert ends the whole process at a control character in a chart.
+            loaded[key] = dataclasses.replace(data, classes=tuple(printable([*data.classes])))
         return loaded[key]
 
     return load
