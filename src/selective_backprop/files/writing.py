@@ -52,10 +52,24 @@ def write_whole(contents: Mapping[Path, bytes | memoryview]) -> None:
                 part.unlink(missing_ok=True)
 
 
-def append(path: Path, content: bytes) -> None:
-    """Add to the end of a file, which is made if it is not there. Raises OSError at a link, which is not followed."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666), "ab") as file:
-        file.write(content)
+def append(path: Path, line: bytes) -> None:
+    """Add a line to the end of a file, which is made if it is not there. Its last line gets its end if it has none.
+
+    Raises OSError, and leaves the file as it was, at a link, which is not followed, and if there is no room.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666)
+    with open(descriptor, "a+b", buffering=0) as file:  # a buffer would be written again when the file is closed
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            line = line if file.read() == b"\n" else b"\n" + line
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[file.write(left) :]
+        except OSError as error:
+            file.truncate(size)
+            needs = f"{len(line):,} bytes are needed, and what was there before is unchanged"
+            raise with_free_space(error, path, needs) from error
 
 
 def write_table(file: str | Path, columns: Mapping[str, Sequence[Any]]) -> None:

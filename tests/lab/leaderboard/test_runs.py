@@ -1,6 +1,8 @@
 import dataclasses
 import json
 import re
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from selective_backprop.lab.leaderboard.tuning import chosen_settings, lengths_o
 from selective_backprop.lab.leaderboard.tuning import test_cells as all_cells
 from selective_backprop.lab.leaderboard.workloads import DIGITS, LARGER, PAPER, SMALL, WORKLOADS, find_workload
 from selective_backprop.lab.runs.methods import make_method
-from tests.lab.command_line import run, text_of
+from tests.lab.command_line import run, run_function, text_of
 from tests.lab.leaderboard.small import SMALL_DIGITS, shrink
 
 PLAIN = Cell("plain", "traditional:rate=1", 1, 0, False)
@@ -92,6 +94,35 @@ def test_what_is_recorded_is_not_run_again(digits, tmp_path):
     assert [run.error for run in again] == pytest.approx([run.error for run in first], abs=1e-6)
     line = json.loads((tmp_path / "digits.jsonl").read_text().splitlines()[0])
     assert {"commit", "torch", "cpu", "threads", "date"} <= line["made"].keys()
+
+
+def add_in_vain(file):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = Store(file)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 100, resource.RLIM_INFINITY))
+    try:
+        store.add(Outcome(dataclasses.replace(PLAIN, seed=5), 0.1, 1.0, 2.0, 2.0))
+    except OSError as error:
+        print(error)
+
+
+def test_a_record_without_room_leaves_no_half_of_it(tmp_path):
+    """Half a line would be damage, with which no command goes on."""
+    file = tmp_path / "digits.jsonl"
+    Store(file).add(Outcome(PLAIN, 0.1, 1.0, 2.0, 2.0))
+    before = file.read_bytes()
+    result = run_function(add_in_vain, file)
+    assert "bytes are needed, and what was there before is unchanged" in result.stdout, text_of(result)
+    assert "bytes are free there" in result.stdout and file.read_bytes() == before
+
+
+def test_a_record_after_a_line_without_an_end_is_a_line_of_its_own(tmp_path):
+    """Some editors leave out the end of the last line."""
+    file = tmp_path / "digits.jsonl"
+    Store(file).add(Outcome(PLAIN, 0.1, 1.0, 2.0, 2.0))
+    file.write_bytes(file.read_bytes().rstrip(b"\n"))
+    Store(file).add(Outcome(dataclasses.replace(PLAIN, seed=5), 0.1, 1.0, 2.0, 2.0))
+    assert len(Store(file).outcomes) == 2
 
 
 def test_a_damaged_line_is_named(tmp_path):
