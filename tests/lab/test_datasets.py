@@ -289,9 +289,23 @@ def test_a_damaged_cache_is_said_to_be_damaged(tmp_path):
     folder = write_set(tmp_path / "mine")
     load_images(folder)
     (decoded,) = (tmp_path / "cache" / "selective_backprop").glob("[!.]*")
-    os.truncate(decoded / "test_images.npy", 200)
-    with pytest.raises(ValueError, match=r"mine-\w+ is damaged \(.*\): delete it, and the images are decoded again"):
-        load_images(folder)
+    for file in sorted(decoded.iterdir()):
+        content = file.read_bytes()
+        for damaged in (b"", content[:200], content.replace(b"}", b"|")):  # it ends the header of an array
+            file.write_bytes(damaged if damaged != content else b"1")
+            with pytest.raises(ValueError, match=r"mine-\w+ is damaged \(.*\): delete it, and the images are decoded"):
+                load_images(folder)
+        file.write_bytes(content)
+    load_images(folder)
+
+
+def test_decoded_images_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch):
+    """Or a crash of the machine could leave empty files."""
+    synced, sync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (sync(number), synced.add(os.fstat(number).st_ino)))
+    load_images(write_set(tmp_path / "mine"))
+    (decoded,) = (tmp_path / "cache" / "selective_backprop").glob("[!.]*")
+    assert {path.stat().st_ino for path in (decoded, *decoded.iterdir())} <= synced
 
 
 @pytest.mark.parametrize("kind", ["folders", "parquet"])

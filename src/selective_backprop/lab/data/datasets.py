@@ -218,10 +218,10 @@ def load_images(
         # Copy-on-write: these tensors can be written to, and the file stays as it is.
         tensors = [torch.from_numpy(np.load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS]
         classes = tuple(read_json(cached / "classes.json"))
-    except (OSError, ValueError) as error:
+        train_images, train_labels, test_images, test_labels = tensors
+        return ImageSet(title, train_images, train_labels, test_images, test_labels, classes)
+    except Exception as error:  # numpy raises many kinds, depending on where a file stops making sense
         raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
-    train_images, train_labels, test_images, test_labels = tensors
-    return ImageSet(title, train_images, train_labels, test_images, test_labels, classes)
 
 
 def _of_user(name: str, image_size: int | None, data_dir: AnyPath | None) -> ImageSet:

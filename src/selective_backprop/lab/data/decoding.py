@@ -23,6 +23,7 @@ from torch import Tensor
 
 from selective_backprop.files.locks import locked_folder
 from selective_backprop.files.reading import open_regular
+from selective_backprop.files.writing import sync_folder
 from selective_backprop.lab.names import unknown
 
 _T = TypeVar("_T")
@@ -192,6 +193,12 @@ def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> Non
                 np.save(finished / f"{part}_labels.npy", np.array(split.labels, dtype=np.int64))
                 _write_images(split, mode, size, finished / f"{part}_images.npy")
             (finished / "classes.json").write_text(json.dumps(classes))
+            for (
+                file
+            ) in finished.iterdir():  # otherwise a crash of the machine could leave empty files under the new name
+                with file.open("r+b") as written:
+                    os.fsync(written.fileno())
+            sync_folder(finished)
             finished.rename(cached)
 
 
