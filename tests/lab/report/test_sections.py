@@ -333,3 +333,15 @@ def test_classes_with_control_characters_are_escaped(tmp_path, monkeypatch):
         (part / "ant").rename(part / "a\x01\x1b\ufffe")
     data = data_of()(made_up_run("sb", [0.5], recipe={"dataset": str(tmp_path / "data")}))
     assert data.classes == (r"a\x01\x1b\ufffe", "bee")
+
+
+def test_images_of_a_strangers_size_are_decoded_only_if_asked_for(tmp_path, monkeypatch):
+    """The size is from the file of a run: pictures of 6000 x 6000 pixels could fill the disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_folders(tmp_path / "data" / "mnist")
+    of_stranger = made_up_run("sb", [0.5], recipe={"dataset": "mnist", "image_size": 30})
+    with pytest.raises(FileNotFoundError, match="mnist is not decoded to this size on this machine"):
+        data_of(tmp_path / "data", paths=False)(of_stranger)
+    assert not (tmp_path / "cache").exists()
+    for paths in (True, False):  # once it is decoded, it may be used
+        assert data_of(tmp_path / "data", paths=paths)(of_stranger).image_shape == (3, 30, 30)

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from selective_backprop.files.reading import read_json
 from selective_backprop.lab.data.decoding import NAMES as NAMES
-from selective_backprop.lab.data.decoding import AnyPath, check_labels, decode, import_extra, locate
+from selective_backprop.lab.data.decoding import AnyPath, OpenSplits, check_labels, decode, import_extra, locate
 from selective_backprop.lab.plugins import load_function
 
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -208,10 +208,7 @@ def load_images(
         raise ValueError("imagenet has images of many sizes: pass image_size=, the height and width to resize them to")
     if isinstance(name, str) and ":" in name and not Path(name).is_dir():
         return _of_user(name, image_size, data_dir)
-    title, identity, open_splits = locate(name, data_dir)
-    key = hashlib.sha256(repr((_CACHE_VERSION, identity, image_size)).encode()).hexdigest()[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cached = Path(cache_dir or caches / "selective_backprop") / f"{title}-{key}"
+    title, open_splits, cached = _locate_cache(name, image_size, data_dir, cache_dir)
     if not cached.exists():
         decode(open_splits, image_size, cached)
     try:
@@ -222,6 +219,20 @@ def load_images(
         return ImageSet(title, train_images, train_labels, test_images, test_labels, classes)
     except Exception as error:  # numpy raises many kinds, depending on where a file stops making sense
         raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
+
+
+def is_decoded(name: AnyPath, *, image_size: int | None = None, data_dir: AnyPath | None = None) -> bool:
+    """Whether `load_images` finds these images decoded. Raises OSError if they are not on this machine."""
+    return _locate_cache(name, image_size, data_dir, None)[2].exists()
+
+
+def _locate_cache(
+    name: AnyPath, image_size: int | None, data_dir: AnyPath | None, cache_dir: AnyPath | None
+) -> tuple[str, OpenSplits, Path]:
+    title, identity, open_splits = locate(name, data_dir)
+    key = hashlib.sha256(repr((_CACHE_VERSION, identity, image_size)).encode()).hexdigest()[:16]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return title, open_splits, Path(cache_dir or caches / "selective_backprop") / f"{title}-{key}"
 
 
 def _of_user(name: str, image_size: int | None, data_dir: AnyPath | None) -> ImageSet:

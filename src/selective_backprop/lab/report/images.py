@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.lab.data.datasets import NAMES, ImageSet, flip_labels, load_images, split_validation
+from selective_backprop.lab.data.datasets import NAMES, ImageSet, flip_labels, is_decoded, load_images, split_validation
 from selective_backprop.lab.data.decoding import import_extra
 from selective_backprop.lab.report.figures import Cell
 from selective_backprop.lab.report.runs import Run, printable
@@ -28,7 +28,8 @@ def data_of(data_dir: Path | None = None, *, paths: bool = True) -> LoadData:
 
     Args:
         data_dir: folder of the data sets; by default the one in the environment variable SELECTIVE_BACKPROP_DATA.
-        paths: whether a run may name any folder of this machine. If a stranger named it, it may be a private one.
+        paths: whether a run may name any folder of this machine, and have images decoded anew. If a stranger named it,
+            the folder may be a private one, and the size of its images may fill the disk.
     """
     loaded: dict[str, ImageSet] = {}
 
@@ -41,6 +42,8 @@ def data_of(data_dir: Path | None = None, *, paths: bool = True) -> LoadData:
         is_known = name in NAMES and here and (Path(here) / name).is_dir()
         if name != "digits" and not is_path and not is_known:
             raise FileNotFoundError(f"{name} is not on this machine")
+        if not paths and name not in ("digits", "wordnet") and not is_decoded(name, image_size=size, data_dir=data_dir):
+            raise FileNotFoundError(f"{name} is not decoded to this size on this machine")
         key = repr((name, size, validation))
         if key not in loaded:
             data = load_images(name, data_dir=data_dir, image_size=size)
