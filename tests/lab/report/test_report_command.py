@@ -82,6 +82,15 @@ def test_bad_folders_are_told(tmp_path, make, message):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_config_of_another_program_is_passed_over(tmp_path):
+    """A run in the folder of a project may be beside the networks of other packages."""
+    write_run(tmp_path, made_up_run("sb", [0.3, 0.1]))
+    for name, content in (("bert", '{"model_type": "bert"}'), ("other", "# no JSON")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    assert [found.path for found in find_runs([tmp_path])] == [tmp_path]
+
+
 def test_bad_input_is_answered_plainly(tmp_path):
     result = run("report", tmp_path / "nowhere", "-o", tmp_path / "report.html")
     assert result.returncode == 2

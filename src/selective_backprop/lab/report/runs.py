@@ -89,12 +89,14 @@ class Run:
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs in these folders and below, sorted by path; those without a finished epoch are left out.
 
-    Networks that `diet score` trained for its scores are no runs of an experiment, and left out too.
+    Networks that `diet score` trained for its scores are no runs of an experiment, and left out too. So are folders
+    with a config.json of another program.
     """
     for path in paths:
         if not path.is_dir():
             raise NotADirectoryError(f"{path} is no folder of runs")
-    files = sorted({file for path in paths for file in path.rglob("config.json")})
+    found = {file for path in paths for file in path.rglob("config.json")}
+    files = sorted(file for file in found if (file.parent / "records.jsonl").exists())
     folders = [file.parent for file in files if not any(part.endswith(".networks") for part in file.parts)]
     return [run for folder in folders if (run := _read(folder)).records]
 
