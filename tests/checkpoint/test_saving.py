@@ -309,6 +309,23 @@ def test_a_checkpoint_of_a_stranger_with_something_wrong_is_refused_and_changes_
         assert same((loader.state_dict(), parts["optimizer"].state_dict()), before)
 
 
+def test_a_terminal_obeys_nothing_in_a_message_about_a_checkpoint(tmp_path):
+    loader, parts = make_run()
+    sb.save_checkpoint(tmp_path, loader, **parts)
+    file = tmp_path / "checkpoint-1" / "rank-0.pt"
+    saved = torch.load(file, weights_only=True)
+    key, odd = next(iter(saved["tensors"])), "\x1b]0;title\x07"
+    stats = saved["loader"]["stats"] | {odd: 1}
+    for wrong in (
+        {"tensors": saved["tensors"] | {f"parts/model/{odd}": saved["tensors"][key]}},
+        {"loader": saved["loader"] | {"stats": stats}},
+    ):
+        file.write_bytes(seal(saved | wrong))
+        with pytest.raises(ValueError, match=r"\\x1b\]0;title\\x07") as caught:
+            sb.load_checkpoint(tmp_path, loader, **parts)
+        assert "\x1b" not in str(caught.value)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_checkpoint_of_a_stranger_cannot_make_a_fused_optimizer_write_beyond_its_tensors(tmp_path, fused):
     """torch's fused steps do not look at shapes; and a checkpoint may say that steps are fused."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from selective_backprop.files.reading import visible
 from selective_backprop.files.sealed import seal, unseal
 
 Chunk = dict[str, Any]
@@ -234,5 +235,5 @@ def _require_plain(name: str, own: Any) -> None:
 
 
 def _some(keys: set[str]) -> str:
-    shown = sorted(keys)
+    shown = [visible(key) for key in sorted(keys)]  # a stranger's names may hold what a terminal obeys
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "") if shown else "nothing"

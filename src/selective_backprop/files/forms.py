@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selective_backprop.files.reading import visible
+
 Form = Any
 """What a value must be, written as plain data:
 
@@ -49,7 +51,8 @@ def require_form(value: Any, form: Form, name: str) -> None:
         if missing := [str(key) for key in form if key not in value]:
             raise ValueError(f"the saved state's {name} lacks {', '.join(missing)}: {_DAMAGED}")
         if unknown := [str(key) for key in value if key not in form]:
-            raise ValueError(f"the saved state's {name} has {', '.join(unknown)!s:.80}, which is not known: {_DAMAGED}")
+            shown = visible(", ".join(unknown))
+            raise ValueError(f"the saved state's {name} has {shown:.80}, which is not known: {_DAMAGED}")
         for key, one in form.items():
             require_form(value[key], one, f"{name}.{key}")
     elif isinstance(form, list) and isinstance(value, list | tuple):
