@@ -155,6 +155,12 @@ def test_a_line_with_odd_values_is_named(tmp_path, changed, message):
         Store(file)
 
 
+def test_damaged_settings_are_named(tmp_path):
+    (tmp_path / "digits.chosen.json").write_text("")
+    with pytest.raises(ValueError, match=r"digits\.chosen\.json is damaged \(Expecting value.*\): delete it, and run"):
+        chosen_settings("digits", tmp_path)
+
+
 def test_settings_that_are_no_words_are_refused(tmp_path):
     for odd in (["sb"], {"SB": 5}):
         (tmp_path / "digits.chosen.json").write_text(json.dumps(odd))

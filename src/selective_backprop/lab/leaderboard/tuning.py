@@ -122,7 +122,10 @@ def chosen_settings(workload: str, records: Path) -> Chosen:
     if settled := find_workload(workload).settled:
         return {arm: setting for arm, (setting, _) in settled.items()}
     file = records / f"{workload}.chosen.json"
-    chosen = read_json(file) if file.exists() else {}
+    try:
+        chosen = read_json(file) if file.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): delete it, and run leaderboard tune again") from None
     if not (isinstance(chosen, dict) and all(isinstance(setting, str) for setting in chosen.values())):
         raise ValueError(f"{file} must hold a setting for each arm, such as 'sb@0.5:rate=1', got {chosen!r:.80}")
     return chosen
