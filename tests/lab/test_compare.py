@@ -11,7 +11,7 @@ import torch
 
 from selective_backprop.lab.data.datasets import load_images
 from selective_backprop.lab.runs.experiment import Entry, run_in_turns
-from selective_backprop.lab.runs.methods import MethodSpec
+from selective_backprop.lab.runs.methods import MethodSpec, make_method
 from selective_backprop.lab.runs.recipes import find_recipe
 from selective_backprop.lab.study.comparison import settings_for
 from selective_backprop.lab.study.curves import Curve
@@ -179,6 +179,14 @@ def test_runs_that_take_turns_are_as_they_would_be_alone():
     assert same(before, global_random_states())
 
 
+@pytest.mark.parametrize("name", ["sb", "stale", "predicted", "ledger_percentile"])
+def test_beta_stands_for_a_selectivity(name):
+    settings = settings_for(MethodSpec.parse(f"{name}:beta=3"), find_recipe("digits"))
+    assert settings.selectivity == 0.25, "reports tell it"
+    method = make_method(settings.method, settings.selectivity, settings.options)
+    assert method.policy.beta == 3 and method.policy.selectivity == 0.25
+
+
 def test_validation_is_of_the_training_data(tmp_path):
     out = tmp_path / "run"
     assert run("train", "--epochs", 1, "--validation", 0.25, "--out", out).returncode == 0
@@ -219,6 +227,12 @@ def test_sweep_over_models_and_schedules(tmp_path):
         (("compare", "--epochs", "0"), "--epochs takes whole numbers from 1 on"),
         (("compare", "--method", "traditional", "--method", "traditional"), "each method can be given once"),
         (("compare", "--method", "a=sb", "--method", "a=ledger"), "each method can be given once"),
+        (("compare", "--method", "a b=sb", "--method", "a_b=ledger"), "would have the same folder: choose another"),
+        (
+            ("compare", "--method", "..=sb", "--epochs", "1"),
+            "label names its folder, which '..' cannot: choose another label",
+        ),
+        (("compare", "--method", "sb@0.5:beta=2"), "give either a selectivity or beta, got 0.5 and beta=2"),
         (("compare", "--method", "traditional", "--method", "sb@high"), "after @ there must be a selectivity"),
         (("compare", "--method", "traditional@0.5"), "traditional has no selectivity, got 0.5"),
         (("compare", "--method", "stale:evry=2"), "has no option 'evry': did you mean every?"),

@@ -30,6 +30,8 @@ class Entry:
         if self.is_alone:
             return "."
         name = re.sub(r"[^\w@:=,.+-]+", "_", self.label)
+        if not name.strip("."):
+            raise ValueError(f"a run's label names its folder, which {self.label!r} cannot: choose another label")
         return f"{name}/seed-{self.settings.seed}"
 
     def as_json(self) -> dict[str, Any]:
@@ -70,6 +72,10 @@ def run_in_turns(
         observers: makes the observers of a run from its folder and settings.
         show: called after every epoch, and with the last epoch of a run that was finished before.
     """
+    labels: dict[str, str] = {}
+    for entry in entries:
+        if (other := labels.setdefault(entry.folder, entry.label)) != entry.label:
+            raise ValueError(f"{other!r} and {entry.label!r} would have the same folder: choose another label for one")
     for entry in entries:
         check(entry.settings, load(entry.settings))
     results: dict[Entry, list[Record]] = {}

@@ -122,6 +122,11 @@ def has_selectivity(name: str) -> bool:
     return "selectivity" in options_of(name)
 
 
+def has_beta(name: str, options: dict[str, Any]) -> bool:
+    """Whether these options of a method of this package give beta, which stands for a selectivity."""
+    return "beta" in options and name in METHODS and "beta" in options_of(name)
+
+
 def recipe_settings() -> dict[str, Any]:
     """Settings of a recipe that an option may change for one method, such as lr: their annotations by name."""
     hints = get_type_hints(Recipe)
@@ -226,7 +231,7 @@ def make_method(
         inner = {key: given.pop(key) for key in given.keys() - options_of(name)}
         method = make_method(given.pop("method", "sb"), given.pop("selectivity", selectivity), inner, make_network)
         given |= {"method": method, "scores": sb.pruning.load_scores(scores)}
-    if has_selectivity(name) and name != "diet":
+    if has_selectivity(name) and name != "diet" and not has_beta(name, given):
         given.setdefault("selectivity", selectivity)
     try:
         method = function_of(name)(**given)
@@ -298,6 +303,8 @@ options={'every': 2, 'warmup_epochs': 1})
         if not has_selectivity(self.method):
             instead = ", or use ledger_percentile" if self.method == "ledger_backprop" else ""
             raise ValueError(f"{self.method} has no selectivity, got {selectivity}: leave it out{instead}")
+        if has_beta(self.method, self.options):
+            raise ValueError(f"give either a selectivity or beta, got {selectivity} and beta={self.options['beta']}")
         return dataclasses.replace(self, selectivity=selectivity)
 
 

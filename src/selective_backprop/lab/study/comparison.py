@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from selective_backprop.functional import selectivity_from_beta
 from selective_backprop.lab.data.datasets import ImageSet
 from selective_backprop.lab.runs.experiment import Entry, Show, run_in_turns
-from selective_backprop.lab.runs.methods import MethodSpec, check_type, recipe_settings
+from selective_backprop.lab.runs.methods import MethodSpec, check_type, has_beta, recipe_settings
 from selective_backprop.lab.runs.recipes import Recipe
 from selective_backprop.lab.runs.training import Observer, Settings
 from selective_backprop.lab.study.curves import Curve
@@ -33,10 +34,13 @@ def settings_for(spec: MethodSpec, recipe: Recipe, **more: object) -> Settings:
     options = {name: value for name, value in spec.options.items() if name not in of_recipe}
     if spec.method == recipe.method:
         options = recipe.options | options
+    selectivity = recipe.selectivity if spec.selectivity is None else spec.selectivity
+    if has_beta(spec.method, options):
+        selectivity = selectivity_from_beta(options["beta"])
     settings = Settings(
         recipe=recipe.with_(**changes),
         method=spec.method,
-        selectivity=recipe.selectivity if spec.selectivity is None else spec.selectivity,
+        selectivity=selectivity,
         options=options,
     )
     return dataclasses.replace(settings, **more)  # type: ignore[arg-type]
