@@ -154,3 +154,10 @@ def test_comparisons_and_sweeps_record_dynamics(tmp_path, command):
 def test_what_is_no_run_is_refused(tmp_path):
     done = run("audit", tmp_path)
     assert done.returncode != 0 and "recorded no dynamics" in text_of(done)
+
+
+def test_one_name_for_two_files_is_refused(folder, tmp_path):
+    """The scores would take the place of the table."""
+    done = run("audit", folder / "with", "--out", tmp_path / "both", "--diet", tmp_path / "no" / ".." / "both")
+    assert done.returncode == 2 and "name another file for one of them" in text_of(done), text_of(done)
+    assert not (tmp_path / "both").exists()

@@ -243,6 +243,7 @@ def test_sweep_over_models_and_schedules(tmp_path):
         (("sweep", "--vary", "evry=2"), "none of the methods has 'evry'"),
         (("sweep", "--vary", "schedule=cosin"), "got 'cosin': did you mean cosine?"),
         (("sweep", "--vary", "label_noise=2"), "label_noise must be in [0, 1), got 2"),
+        (("train", "--seed", str(2**64)), "seed must be"),
         (("train", "--validation", "1"), "validation must be in [0, 1), got 1.0"),
     ],
 )

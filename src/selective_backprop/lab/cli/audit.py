@@ -42,6 +42,8 @@ def audit(
     screen = Screen(output)
     for file in (out, diet):
         require_new(file)
+    if out is not None and diet is not None and out.resolve() == diet.resolve():
+        raise ValueError(f"--out and --diet are both {out}: name another file for one of them")
     found = sb.audit(run)
     for note in found.notes:
         screen.note(note)

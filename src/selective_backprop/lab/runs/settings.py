@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from selective_backprop.lab.runs.recipes import Recipe
+from selective_backprop.sampler.checks import check_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class Settings:
     """What the loader records beside the ledger, for audits: "dynamics", or nothing."""
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("label_noise", "validation"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
