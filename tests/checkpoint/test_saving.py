@@ -169,6 +169,20 @@ def test_the_newest_two_are_kept(copied):
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
 
 
+def test_a_damaged_checkpoint_does_not_take_the_place_of_a_sound_one(tmp_path):
+    loader, parts = make_run()
+    for _ in range(2):
+        sb.save_checkpoint(tmp_path, loader, **parts)
+    os.truncate(tmp_path / "checkpoint-2" / "rank-0.pt", 100)
+    with pytest.warns(UserWarning, match="checkpoint-1, as newer checkpoints are damaged"):
+        sb.load_checkpoint(tmp_path, loader, **parts)
+    kept = []
+    for _ in range(2):
+        sb.save_checkpoint(tmp_path, loader, **parts)
+        kept.append(sorted(path.name[-1] for path in tmp_path.glob("checkpoint-*")))
+    assert kept == [["1", "2", "3"], ["3", "4"]]
+
+
 def test_a_save_that_does_not_finish_leaves_the_others_as_they_are(copied, monkeypatch):
     folder, weights = copied
     loader, parts = make_run()

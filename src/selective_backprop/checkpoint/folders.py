@@ -74,6 +74,9 @@ def warn_of_others(folder: Path) -> None:
 
 # ---- adding a checkpoint
 
+damaged: set[str] = set()
+"""Checkpoints that this process could not read. They do not count among those that are kept."""
+
 
 def begin(folder: Path) -> Path:
     """Make an empty folder to write the next checkpoint to. No other process knows its name.
@@ -108,10 +111,14 @@ def commit(written: Path) -> None:
     """Make the folder that was written the newest checkpoint, and remove old ones."""
     folder = written.parent
     sync_folder(written)
-    written.rename(path_of(folder, max(numbers(folder), default=0) + 1))  # never replaces another checkpoint
+    path = path_of(folder, max(numbers(folder), default=0) + 1)
+    written.rename(path)  # never replaces another checkpoint
     sync_folder(folder)
-    for number in numbers(folder)[_KEPT:]:
-        _remove(path_of(folder, number))
+    damaged.discard(os.path.realpath(path))
+    sound = [number for number in numbers(folder) if os.path.realpath(path_of(folder, number)) not in damaged]
+    for number in numbers(folder):
+        if number < sound[:_KEPT][-1]:
+            _remove(path_of(folder, number))
 
 
 def _remove(path: Path) -> None:

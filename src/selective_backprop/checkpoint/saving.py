@@ -144,6 +144,7 @@ def load_checkpoint(folder: str | os.PathLike[str], loader: SelectiveLoader, /, 
             if not any(ranks.gather_plain(os.path.lexists(path))):
                 break  # a process that saves has removed it just now, and there are newer ones
             problems.append(f"{path.name}: {problem}")
+            folders.damaged.add(os.path.realpath(path))
         else:
             if problems:
                 raise ValueError(f"no checkpoint in {folder} can be used: {'; '.join(problems)}")
