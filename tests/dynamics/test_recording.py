@@ -108,19 +108,6 @@ def test_recording_does_not_change_training():
     assert torch.equal(*weights)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, as it compiles
-def test_a_compiled_training_step_is_recorded():
-    loader, model, _ = make(sb.traditional())
-
-    @torch.compile(backend="aot_eager")
-    def loss_of(inputs, targets):
-        return loader.loss(model(inputs), targets)
-
-    for inputs, targets in loader:
-        loss_of(inputs, targets).backward()
-    assert loader.dynamics.num_rows == loader.stats.trained > 0
-
-
 @pytest.mark.parametrize("method", [sb.traditional(), sb.ledger_backprop(audit=True)])
 def test_a_resumed_run_has_the_same_dynamics(method):
     """Saved after every third step, and continued by a new loader."""

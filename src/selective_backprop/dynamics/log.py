@@ -64,7 +64,6 @@ class Dynamics:
         """All epochs up to the last one with a row. An epoch in between may have none."""
         return range(max(self._rows, default=-1) + 1)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def record(self, ids: Tensor, losses: Tensor, epoch: int, values: Tensor | None = None) -> None:
         """Add the examples of a training step. All tensors are on the CPU.
 

@@ -150,12 +150,12 @@ def _load(file: BinaryIO, source: BinaryIO | Path) -> dict[str, Any]:
     source: the path of the same file, if its tensors are to be read when they are used.
     """
     try:
+        size = file.seek(0, os.SEEK_END)
         with zipfile.ZipFile(file) as opened:
             entries = opened.infolist()
+            if any(entry.compress_type for entry in entries) or sum(entry.file_size for entry in entries) > size:
+                raise ValueError("it would become larger than the file")
             pickles = b"".join(opened.read(entry) for entry in entries if entry.filename.endswith(".pkl"))
-        size = file.seek(0, os.SEEK_END)
-        if any(entry.compress_type for entry in entries) or sum(entry.file_size for entry in entries) > size:
-            raise ValueError("it would become larger than the file")
         file.seek(0)
         if file.read(len(_FIRST)) != _FIRST or _MADE_TENSOR in pickles:
             raise ValueError("torch.save did not write it, or it has a tensor without its numbers")

@@ -193,9 +193,7 @@ def decode(open_splits: OpenSplits, image_size: int | None, cached: Path) -> Non
                 np.save(finished / f"{part}_labels.npy", np.array(split.labels, dtype=np.int64))
                 _write_images(split, mode, size, finished / f"{part}_images.npy")
             (finished / "classes.json").write_text(json.dumps(classes))
-            for (
-                file
-            ) in finished.iterdir():  # otherwise a crash of the machine could leave empty files under the new name
+            for file in finished.iterdir():  # or a crash of the machine could leave empty files under the new name
                 with file.open("r+b") as written:
                     os.fsync(written.fileno())
             sync_folder(finished)
