@@ -68,7 +68,7 @@ SCORING = {name: make for name, make in METHODS.items() if make(0.5).scorer.need
     [
         (lambda o, t: nn.functional.cross_entropy(o, t), ValueError, "a single number for the whole batch"),
         (nn.BCEWithLogitsLoss(), ValueError, "Target size"),
-        (lambda o, t: o, ValueError, r"shape \(16, 10\) for 16 examples: pass reducer="),
+        (lambda o, t: o, ValueError, r"shape \(16, 10\) for 16 examples: make them one per example"),
         (lambda o, t: o[:5, 0], ValueError, r"shape \(5,\) for 16 examples"),
         (lambda o, t: None, TypeError, "must return a tensor with one loss per example, got NoneType"),
     ],
@@ -230,7 +230,7 @@ def test_states_that_do_not_fit():
         (loader_with(dataset=digits(100)), state, "saved ledger has 203 examples but the data set has 100"),
         (loader_with(), state | {"version": 99}, "this state has version 99, expected 1"),
         (loader_with(), {}, "this is not the state of a SelectiveLoader, which is a dict with a version: got {}"),
-        (loader_with(), {"version": 1}, "this state lacks batch_size, checksum, dynamics, epochs, generators, ledger"),
+        (loader_with(), {"version": 1}, "this state lacks batch_size, checksum, dynamics, epochs, generators, learned_length"),
     ]
     for other, saved, message in cases:
         before = other.stats.state_dict()

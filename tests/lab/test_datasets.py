@@ -335,7 +335,7 @@ def test_no_room_says_where_and_how_much(tmp_path, kind):
     [
         ("cifar_10", "there is no data set or folder 'cifar_10': did you mean cifar10?"),
         ("fashionmnist", "did you mean fashion_mnist?"),
-        ("zzz", "folder 'zzz': there are digits, mnist, "),
+        ("zzz", "folder 'zzz': there are digits, wordnet, mnist, "),
         ("./no/such/folder", "there is no data set or folder './no/such/folder': there are digits, "),
     ],
 )
