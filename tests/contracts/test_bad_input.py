@@ -230,7 +230,11 @@ def test_states_that_do_not_fit():
         (loader_with(dataset=digits(100)), state, "saved ledger has 203 examples but the data set has 100"),
         (loader_with(), state | {"version": 99}, "this state has version 99, expected 1"),
         (loader_with(), {}, "this is not the state of a SelectiveLoader, which is a dict with a version: got {}"),
-        (loader_with(), {"version": 1}, "this state lacks batch_size, checksum, dynamics, epochs, generators, learned_length"),
+        (
+            loader_with(),
+            {"version": 1},
+            "this state lacks batch_size, checksum, dynamics, epochs, generators, learned_length",
+        ),
     ]
     for other, saved, message in cases:
         before = other.stats.state_dict()
