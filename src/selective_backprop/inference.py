@@ -266,7 +266,7 @@ class NoTrace:
                         if buffer is not None:
                             is_copied = self._copies_large or not _is_large(buffer)
                             module._buffers[name] = used = buffer.clone() if is_copied else buffer
-                            buffers.append((module, name, buffer, used, 0 if is_copied else _version(buffer)))
+                            buffers.append((module, name, buffer, used, 0 if is_copied else version_of(buffer)))
                 for module in self._converting:
                     module.training = True
                 yield
@@ -279,7 +279,7 @@ class NoTrace:
                     )
                 for module, name, buffer, used, version in buffers:
                     module._buffers[name] = buffer
-                    if used is buffer and _version(buffer) != version:
+                    if used is buffer and version_of(buffer) != version:
                         self._copies_large = True  # from now on
                         _tell_of_buffer(module, name)
                 for module, is_training in flags:
@@ -295,7 +295,7 @@ class NoTrace:
             module.reshard()
 
 
-def _version(buffer: Tensor) -> int:
+def version_of(buffer: Tensor) -> int:
     """How often a tensor was written to. One that was made in inference mode does not tell."""
     return 0 if buffer.is_inference() else buffer._version
 

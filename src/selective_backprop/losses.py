@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from selective_backprop.copying import LaterErrors
 from selective_backprop.description import checksum
 from selective_backprop.functional import highest_of_tokens
-from selective_backprop.inference import preserved_rng, private_copy, random_states, set_random_states, unwrap
+from selective_backprop.inference import (
+    preserved_rng,
+    private_copy,
+    random_states,
+    set_random_states,
+    unwrap,
+    version_of,
+)
 from selective_backprop.options import require_numbers
 
 Reducer = Callable[..., Tensor]
@@ -467,7 +474,7 @@ class PerExampleLoss:
 def _versions(*values: Any) -> list[int]:
     """How often each tensor in the values was written to."""
     leaves = torch.utils._pytree.tree_leaves(values)
-    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
+    return [version_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _unknown_mean(values: Tensor) -> ValueError | None:

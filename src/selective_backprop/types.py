@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -110,7 +111,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.weights)
 
-    @property
+    @cached_property  # asked several times in a training step
     def is_weighted(self) -> bool:
         """Whether a weight differs from 1."""
         return not bool((self.weights == 1).all())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class PromptScorer(Scorer):
         return torch.ones_like(prompts.mean)
 
 
-class ChanceScorer(PromptScorer):
+class ChanceScorer(PromptScorer, ABC):
     """Scores a prompt by its chance to be generated from. No epoch keeps less than a tenth of the prompts.
 
     If the chances come to less, all others come back with the same chance, so that the pool never drains.
@@ -57,9 +58,9 @@ class ChanceScorer(PromptScorer):
 
     _told = False
 
+    @abstractmethod
     def chances(self, prompts: PromptRows) -> Tensor:
         """Return (N,) the chance of each prompt."""
-        raise NotImplementedError
 
     def score_prompts(self, prompts: PromptRows, epoch: int) -> Tensor:
         chances = self.chances(prompts).masked_fill(~prompts.is_seen, 1.0)
