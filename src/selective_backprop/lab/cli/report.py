@@ -25,7 +25,7 @@ Images = Annotated[
     typer.Option(
         "--images/--no-images",
         help="Show training images or texts, if the data are on this machine. Default: only for digits and wordnet. "
-        "With --images, the folder of images that a run names is opened, too, and images are decoded if no run has done it.",
+        "With --images, the folder of images that a run names is opened, too, and images are decoded if need be.",
     ),
 ]
 
