@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
-from selective_backprop.lab.models import make_model
+from selective_backprop_lab.models import make_model
 
 METHODS = {
     "traditional()": sb.traditional,

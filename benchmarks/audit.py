@@ -27,7 +27,7 @@ Protocol, fixed before the runs:
   then by self-confidence. The audit is held against the better of the two means.
 - Calibration: mean distance between probability and share of wrong labels in ten groups of equal size (ECE).
 - Audit while training: `ledger_backprop(audit=True)` against `ledger_backprop()`, at 10 and 20% uniform noise: ratio of
-  their compute multipliers (`selective_backprop.lab.study.frontier`) against plain runs of 2, 3, 4, 6 and 8 epochs on
+  their compute multipliers (`selective_backprop_lab.study.frontier`) against plain runs of 2, 3, 4, 6 and 8 epochs on
   the same noisy labels. To be at least 1.1.
 """
 
@@ -49,10 +49,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.lab.data.datasets import ImageDataset, flip_labels, load_images
-from selective_backprop.lab.runs.records import environment
-from selective_backprop.lab.study.agreement import rank_correlation
-from selective_backprop.lab.study.frontier import Budget, Frontier
+from selective_backprop_lab.data.datasets import ImageDataset, flip_labels, load_images
+from selective_backprop_lab.runs.records import environment
+from selective_backprop_lab.study.agreement import rank_correlation
+from selective_backprop_lab.study.frontier import Budget, Frontier
 
 SIZES = {"mnist": 14, "fashion_mnist": 14, "svhn": 16, "cifar10": 16}
 SHARES, KINDS, EPOCHS, FOLDS = (0.05, 0.1, 0.2), ("uniform", "confusable"), 8, 5

@@ -21,13 +21,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.data.datasets import ImageDataset, ImageSet
-from selective_backprop.lab.leaderboard.workloads import find_workload
-from selective_backprop.lab.models import make_model
-from selective_backprop.lab.runs.recipes import Recipe
-from selective_backprop.lab.runs.training import Prepare, make_optimizer
-from selective_backprop.lab.study.frontier import Budget, Frontier
+from selective_backprop_lab.data.augment import Augment, Normalise, measure_mean_std
+from selective_backprop_lab.data.datasets import ImageDataset, ImageSet
+from selective_backprop_lab.leaderboard.workloads import find_workload
+from selective_backprop_lab.models import make_model
+from selective_backprop_lab.runs.recipes import Recipe
+from selective_backprop_lab.runs.training import Prepare, make_optimizer
+from selective_backprop_lab.study.frontier import Budget, Frontier
 
 WORKLOADS = ("mnist", "svhn")
 PLAIN = (2, 3, 4, 6, 8, 12)

@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.lab.study.frontier import Budget, Frontier, compute_multiplier
+from selective_backprop_lab.study.frontier import Budget, Frontier, compute_multiplier
 
 VOCABULARY, LONGEST, WIDTH, LAYERS = 2048, 128, 128, 4
 EPOCHS, BATCH = 3, 16

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop.inference import NoTrace
-from selective_backprop.lab.models.cifar_resnet import resnet20
+from selective_backprop_lab.models.cifar_resnet import resnet20
 
 BATCH = 128
 METHODS = {

@@ -61,7 +61,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 import selective_backprop as sb
 from selective_backprop.integrations.trl import SelectiveSFTTrainer
-from selective_backprop.lab.study.frontier import Budget, Frontier, compute_multiplier
+from selective_backprop_lab.study.frontier import Budget, Frontier, compute_multiplier
 
 PRE_TRAINING, FINE_TUNING = ("torch", "numpy"), ("sklearn",)
 VOCABULARY, LENGTH, RATE = 1024, 96, 3e-3

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import selective_backprop as sb
 from selective_backprop.inference import NoTrace
-from selective_backprop.lab.models.cifar_resnet import resnet20
+from selective_backprop_lab.models.cifar_resnet import resnet20
 
 SELECTIVITY = 1 / 3
 

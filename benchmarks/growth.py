@@ -19,16 +19,16 @@ from typing import Any
 
 import vl_convert
 
-from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
-from selective_backprop.lab.leaderboard.board import make_board, whole_seeds
-from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
-from selective_backprop.lab.leaderboard.running import run_missing
-from selective_backprop.lab.leaderboard.tuning import chosen_settings, lengths_of
-from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
-from selective_backprop.lab.runs.methods import MethodSpec
-from selective_backprop.lab.study.frontier import Bound, Interval, compute_multiplier
-from selective_backprop.lab.study.standing import lower, random_frontier
-from selective_backprop.lab.study.tables import TextTable
+from selective_backprop_lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
+from selective_backprop_lab.leaderboard.board import make_board, whole_seeds
+from selective_backprop_lab.leaderboard.records import Cell, Outcome, Store
+from selective_backprop_lab.leaderboard.running import run_missing
+from selective_backprop_lab.leaderboard.tuning import chosen_settings, lengths_of
+from selective_backprop_lab.leaderboard.workloads import Workload, find_workload
+from selective_backprop_lab.runs.methods import MethodSpec
+from selective_backprop_lab.study.frontier import Bound, Interval, compute_multiplier
+from selective_backprop_lab.study.standing import lower, random_frontier
+from selective_backprop_lab.study.tables import TextTable
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/results/growth"

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, load_images
-from selective_backprop.lab.models import make_model
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.training import Settings, Training, make_optimizer
+from selective_backprop_lab.data.augment import Augment, Normalise, measure_mean_std
+from selective_backprop_lab.data.datasets import ImageDataset, ImageSet, load_images
+from selective_backprop_lab.models import make_model
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.training import Settings, Training, make_optimizer
 
 CPU, SEED = torch.device("cpu"), 0
 

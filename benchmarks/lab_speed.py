@@ -23,9 +23,9 @@ WORKLOADS = (("small_resnet", 14, 1), ("small_resnet", 16, 3), ("resnet20", 16, 
 CHILD = """
 import inspect, json, sys, time
 import torch
-from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.training import Settings, Training
+from selective_backprop_lab.data.datasets import ImageSet
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.training import Settings, Training
 torch.set_num_threads(1)
 model, size, channels, examples, epochs = json.loads(sys.argv[1])
 draw = torch.Generator().manual_seed(0)

@@ -27,18 +27,18 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
 from selective_backprop import functional
-from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
-from selective_backprop.lab.data.datasets import ImageDataset, ImageSet, flip_labels
-from selective_backprop.lab.leaderboard.workloads import Workload, find_workload
-from selective_backprop.lab.models import make_model
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.training import Prepare, make_optimizer
-from selective_backprop.lab.study.frontier import Budget, Frontier
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.schedules import Schedule
 from selective_backprop.scorers import TrainingLossScorer
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.types import Policy, Selection
+from selective_backprop_lab.data.augment import Augment, Normalise, measure_mean_std
+from selective_backprop_lab.data.datasets import ImageDataset, ImageSet, flip_labels
+from selective_backprop_lab.leaderboard.workloads import Workload, find_workload
+from selective_backprop_lab.models import make_model
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.training import Prepare, make_optimizer
+from selective_backprop_lab.study.frontier import Budget, Frontier
 
 # ---- what a loss counts for: losses >= 0 in falling order in, what they count for out
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import selective_backprop as sb
-from selective_backprop.lab.models import make_model
 from selective_backprop.loader.recording import Recorder
+from selective_backprop_lab.models import make_model
 
 SETTINGS = {
     "resnet20, 10 classes": ("resnet20", 10, 128, 32),

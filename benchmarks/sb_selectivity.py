@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
-from selective_backprop.lab.data.datasets import ImageSet, load_images, split_validation
-from selective_backprop.lab.runs import methods
-from selective_backprop.lab.runs.recipes import RECIPES
-from selective_backprop.lab.runs.settings import Settings
-from selective_backprop.lab.runs.training import Training
+from selective_backprop_lab.data.datasets import ImageSet, load_images, split_validation
+from selective_backprop_lab.runs import methods
+from selective_backprop_lab.runs.recipes import RECIPES
+from selective_backprop_lab.runs.settings import Settings
+from selective_backprop_lab.runs.training import Training
 
 WINDOW = 256  # candidates over which the alternatives below correct their chances
 

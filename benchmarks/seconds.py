@@ -15,12 +15,12 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from selective_backprop.lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
-from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
-from selective_backprop.lab.leaderboard.running import run_missing
-from selective_backprop.lab.leaderboard.tuning import chosen_settings, lengths_of
-from selective_backprop.lab.leaderboard.workloads import find_workload
-from selective_backprop.lab.study.tables import TextTable
+from selective_backprop_lab.leaderboard.arms import DEFAULT, PLAIN, RANDOM
+from selective_backprop_lab.leaderboard.records import Cell, Outcome, Store
+from selective_backprop_lab.leaderboard.running import run_missing
+from selective_backprop_lab.leaderboard.tuning import chosen_settings, lengths_of
+from selective_backprop_lab.leaderboard.workloads import find_workload
+from selective_backprop_lab.study.tables import TextTable
 
 RESULTS = Path(__file__).parent / "results"
 WORKLOADS, ARMS = ("mnist-resnet8", "svhn-resnet8"), (PLAIN, RANDOM, DEFAULT.name)

@@ -17,10 +17,10 @@ from scipy.stats import percentileofscore
 from torch import nn
 
 from selective_backprop.batches.layout import Layout
-from selective_backprop.lab.models.cifar_resnet import resnet20
 from selective_backprop.ledger import Ledger
 from selective_backprop.loader.queue import Queue
 from selective_backprop.policies import PercentilePolicy
+from selective_backprop_lab.models.cifar_resnet import resnet20
 
 CANDIDATES, BATCH, BETA, ROUNDS = 128, 128, 2.0, 10
 

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 
 import selective_backprop as sb  # NEW
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset  # NEW
-from selective_backprop.lab.data.datasets import load_images
+from selective_backprop_lab.data.datasets import load_images
 
 
 def make_model() -> keras.Model:

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 import selective_backprop as sb  # NEW
 from selective_backprop.integrations.lightning import SelectiveBackprop  # NEW
-from selective_backprop.lab.data.datasets import load_images
+from selective_backprop_lab.data.datasets import load_images
 
 
 class Digits(L.LightningModule):

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: pip install 'selective-backprop[lab]'") from None
 
 import selective_backprop as sb  # NEW
-from selective_backprop.lab.data.datasets import load_images
+from selective_backprop_lab.data.datasets import load_images
 
 METHODS = {  # NEW
     "ledger": lambda selectivity: sb.ledger_backprop(),

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from selective_backprop.lab.data.datasets import load_images
-from selective_backprop.lab.runs.recipes import RECIPES
+from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.runs.recipes import RECIPES
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"

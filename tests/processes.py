@@ -17,8 +17,8 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT /
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "selective_backprop.lab.cli",
-        "selective_backprop.lab.study.demo",  # which imports what most commands need
+        "selective_backprop_lab.cli",
+        "selective_backprop_lab.study.demo",  # which imports what most commands need
         "sklearn.datasets",
         "torch._dynamo",  # which the first optimizer imports
         "torch.distributed.checkpoint",

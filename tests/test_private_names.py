@@ -9,7 +9,7 @@ import selective_backprop as sb
 
 SOURCE = Path(sb.__file__).parent
 TESTS = Path(__file__).parent
-FOLDERS = (SOURCE / "integrations", SOURCE / "lab", TESTS)
+FOLDERS = (SOURCE / "integrations", SOURCE.parent / "selective_backprop_lab", TESTS)
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 
 # Private names of others that there is no public way around, each with the reason.
@@ -127,7 +127,7 @@ def test_what_counts_as_private(code, found):
 
 def test_integrations_the_lab_and_tests_use_public_names_only():
     found = {
-        (path.relative_to(TESTS.parent if folder == TESTS else SOURCE).as_posix(), name)
+        (path.relative_to(SOURCE if folder.parent == SOURCE else folder.parent).as_posix(), name)
         for folder in FOLDERS
         for path in folder.rglob("*.py")
         for name in private_names_of_others(ast.parse(path.read_text()))

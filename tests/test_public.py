@@ -23,6 +23,7 @@ HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
 def imported_names(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("selective_backprop"):
+            assert not node.module.startswith("selective_backprop_lab"), f"{path.name} imports the lab"
             rest = node.module.split(".")[1:]
             yield from [rest[0]] if rest else [alias.name for alias in node.names]
 

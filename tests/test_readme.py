@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from selective_backprop.lab.leaderboard.workloads import LARGER
+from selective_backprop_lab.leaderboard.workloads import LARGER
 from tests.pages import ROOT, blocks, sides
 
 README = (ROOT / "README.md").read_text()

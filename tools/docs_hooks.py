@@ -99,7 +99,7 @@ def commands() -> str:
     """Markdown for every command with its options, from the code."""
     from typer.main import get_command
 
-    from selective_backprop.lab.cli import app
+    from selective_backprop_lab.cli import app
 
     return "\n".join(_sections(get_command(app), "selective-backprop"))
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import vl_convert
 
 from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.leaderboard.arms import ARMS, DEFAULT, PLAIN, RANDOM
-from selective_backprop.lab.leaderboard.board import read_boards, read_trials
-from selective_backprop.lab.leaderboard.page import tables
-from selective_backprop.lab.leaderboard.workloads import find_workload
-from selective_backprop.lab.report.charts import PERCENT, axis, log_ticks
-from selective_backprop.lab.report.theme import FONT, INK, LINES, QUIET
-from selective_backprop.lab.runs.methods import MethodSpec
-from selective_backprop.lab.study.frontier import Bound, Frontier, Verdict, says_anything, verdict
-from selective_backprop.lab.study.tables import TextTable
+from selective_backprop_lab.leaderboard.arms import ARMS, DEFAULT, PLAIN, RANDOM
+from selective_backprop_lab.leaderboard.board import read_boards, read_trials
+from selective_backprop_lab.leaderboard.page import tables
+from selective_backprop_lab.leaderboard.workloads import find_workload
+from selective_backprop_lab.report.charts import PERCENT, axis, log_ticks
+from selective_backprop_lab.report.theme import FONT, INK, LINES, QUIET
+from selective_backprop_lab.runs.methods import MethodSpec
+from selective_backprop_lab.study.frontier import Bound, Frontier, Verdict, says_anything, verdict
+from selective_backprop_lab.study.tables import TextTable
 
 COLORS = {PLAIN: "#3a4350", RANDOM: "#229988", DEFAULT.name: "#2266cc"}
 BEST, OTHERS = "#cc6600", "#c3cad3"

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop.dynamics import Dynamics
-from selective_backprop.lab.data.datasets import flip_labels, load_images
+from selective_backprop_lab.data.datasets import flip_labels, load_images
 
 
 def trained(method, labels, images, *, epochs=8, seed=0):

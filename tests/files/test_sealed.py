@@ -22,7 +22,7 @@ from selective_backprop.files.sealed import (
     write_large,
     write_sealed,
 )
-from selective_backprop.lab.probes.files import read_epochs, write_arrays
+from selective_backprop_lab.probes.files import read_epochs, write_arrays
 
 STATE = {"epoch": 3, "weights": torch.arange(40.0)}
 

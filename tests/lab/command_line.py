@@ -94,7 +94,7 @@ def _heed_ctrl_c():
 
 def _command_line(*words):
     sys.argv = ["selective-backprop", *words]
-    from selective_backprop.lab.__main__ import main
+    from selective_backprop_lab.__main__ import main
 
     main()
 

@@ -1,6 +1,6 @@
 """Training to the end, as the commands do it."""
 
-from selective_backprop.lab.runs.training import advance, start
+from selective_backprop_lab.runs.training import advance, start
 
 
 def train(settings, data, *, folder=None, device=None, observers=()):

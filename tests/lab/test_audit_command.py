@@ -10,12 +10,12 @@ import torch
 
 import selective_backprop as sb
 from selective_backprop.dynamics import Dynamics
-from selective_backprop.lab.data.datasets import load_images
-from selective_backprop.lab.report import data_of, write_report
-from selective_backprop.lab.runs.ledger_log import LedgerLog
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.records import RunFolder
-from selective_backprop.lab.runs.training import Settings
+from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.report import data_of, write_report
+from selective_backprop_lab.runs.ledger_log import LedgerLog
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.records import RunFolder
+from selective_backprop_lab.runs.training import Settings
 from tests.helpers import wordnet_texts
 from tests.lab.command_line import run, text_of
 from tests.lab.runs import train

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from selective_backprop.lab.data.augment import Augment, Normalise, measure_mean_std
 from selective_backprop.testing import global_random_states, same
+from selective_backprop_lab.data.augment import Augment, Normalise, measure_mean_std
 
 OFF = {"padding": 0, "flip": False, "cutout": 0}
 
@@ -19,7 +19,7 @@ def random_images(size=64, channels=3, height=9, width=7, dtype=torch.uint8, see
 
 
 def test_mean_std_is_that_of_all_pixels(monkeypatch):
-    monkeypatch.setattr("selective_backprop.lab.data.augment._CHUNK_VALUES", 1000)  # several chunks
+    monkeypatch.setattr("selective_backprop_lab.data.augment._CHUNK_VALUES", 1000)  # several chunks
     images = random_images()
     mean, std = measure_mean_std(images)
     pixels = images.double().transpose(0, 1).flatten(1) / 255

@@ -14,8 +14,8 @@ import torch
 from selective_backprop.files.locks import FolderLock
 from selective_backprop.files.sealed import seal, unseal
 from selective_backprop.files.writing import write_whole
-from selective_backprop.lab.data.datasets import load_images
-from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.runs.records import RunFolder
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set
 from tests.torture.files import NotHere, require_obedience, run_obediently, small_files_only
@@ -222,7 +222,7 @@ def test_unknown_names(tmp_path, words, message):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["no.such.module:network", "selective_backprop.lab.models:no_such_network"])
+@pytest.mark.parametrize("name", ["no.such.module:network", "selective_backprop_lab.models:no_such_network"])
 def test_an_unknown_model_does_not_claim_the_folder(tmp_path, name):
     assert name.split(":")[1] in refused(*TRAIN, "--model", name, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists(), "the corrected command would be refused: other settings"

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from selective_backprop.lab.probes import read_confidence, read_gradients
-from selective_backprop.lab.runs.ledger_log import read_ledger_log
+from selective_backprop_lab.probes import read_confidence, read_gradients
+from selective_backprop_lab.runs.ledger_log import read_ledger_log
 from tests.helpers import wordnet_texts
 from tests.lab.command_line import ENVIRONMENT, records, run, start, text_of
 

@@ -9,15 +9,15 @@ import time
 import pytest
 import torch
 
-from selective_backprop.lab.data.datasets import load_images
-from selective_backprop.lab.runs.experiment import Entry, run_in_turns
-from selective_backprop.lab.runs.methods import MethodSpec, make_method
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.study.comparison import settings_for
-from selective_backprop.lab.study.curves import Curve
-from selective_backprop.lab.study.frontier import Budget, compute_multiplier
-from selective_backprop.lab.study.standing import lower, random_frontier
 from selective_backprop.testing import global_random_states, same
+from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.runs.experiment import Entry, run_in_turns
+from selective_backprop_lab.runs.methods import MethodSpec, make_method
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.study.comparison import settings_for
+from selective_backprop_lab.study.curves import Curve
+from selective_backprop_lab.study.frontier import Budget, compute_multiplier
+from selective_backprop_lab.study.standing import lower, random_frontier
 from tests.lab.command_line import records, run, start, text_of, without_seconds
 from tests.lab.runs import train
 

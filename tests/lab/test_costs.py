@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import selective_backprop as sb
-from selective_backprop.lab.runs.costs import scoring_cost
+from selective_backprop_lab.runs.costs import scoring_cost
 
 
 def test_a_proxy_that_learns_from_its_selection_costs_less():

@@ -1,6 +1,6 @@
 import pytest
 
-from selective_backprop.lab.study.curves import Curve, speed_up
+from selective_backprop_lab.study.curves import Curve, speed_up
 
 
 def curve(*errors, pace=1.0):

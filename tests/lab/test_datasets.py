@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.lab.data.datasets import (
+from selective_backprop.testing import global_random_states, same
+from selective_backprop_lab.data.datasets import (
     NAMES,
     ImageDataset,
     ImageSet,
@@ -28,7 +29,6 @@ from selective_backprop.lab.data.datasets import (
     load_images,
     split_validation,
 )
-from selective_backprop.testing import global_random_states, same
 
 HUB_COLUMNS = {"cifar10": ("img", "label"), "cifar100": ("img", "fine_label")}
 
@@ -185,7 +185,7 @@ def test_what_is_asked_of_the_hub(tmp_path, monkeypatch, name, arguments, test_s
 
 
 def test_without_the_hub_the_error_says_what_to_do(tmp_path):
-    code = "from selective_backprop.lab.data.datasets import load_images; load_images('cifar10')"
+    code = "from selective_backprop_lab.data.datasets import load_images; load_images('cifar10')"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert (

@@ -2,7 +2,7 @@
 
 import re
 
-from selective_backprop.lab.study import demo
+from selective_backprop_lab.study import demo
 from tests.lab.command_line import run
 
 

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import selective_backprop as sb
-from selective_backprop.lab.cli.diet import diet_app
-from selective_backprop.lab.data.datasets import ImageDataset, load_images
-from selective_backprop.lab.runs.methods import make_method
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.training import Settings, Training, start
-from selective_backprop.lab.study.agreement import rank_correlation
-from selective_backprop.lab.study.diet import score_by_network, summarise
+from selective_backprop_lab.cli.diet import diet_app
+from selective_backprop_lab.data.datasets import ImageDataset, load_images
+from selective_backprop_lab.runs.methods import make_method
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.training import Settings, Training, start
+from selective_backprop_lab.study.agreement import rank_correlation
+from selective_backprop_lab.study.diet import score_by_network, summarise
 from tests.lab.test_datasets import random_pixels, write_parquet
 
 DIGITS = load_images("digits")

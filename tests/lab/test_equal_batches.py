@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from selective_backprop.lab.runs.methods import MethodSpec
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.training import Training
-from selective_backprop.lab.study.comparison import settings_for
-from selective_backprop.lab.study.demo import halves
-from selective_backprop.lab.study.frontier import Budget, compute_multiplier
+from selective_backprop_lab.runs.methods import MethodSpec
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.training import Training
+from selective_backprop_lab.study.comparison import settings_for
+from selective_backprop_lab.study.demo import halves
+from selective_backprop_lab.study.frontier import Budget, compute_multiplier
 
 SEEDS = range(5)
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import selective_backprop as sb
 from selective_backprop.files.sealed import seal
-from selective_backprop.lab.report import build_report, find_runs
-from selective_backprop.lab.runs.ledger_log import read_ledger_log
-from selective_backprop.lab.runs.methods import MethodSpec, parse_option
-from selective_backprop.lab.runs.records import RunFolder, read_records
+from selective_backprop_lab.report import build_report, find_runs
+from selective_backprop_lab.runs.ledger_log import read_ledger_log
+from selective_backprop_lab.runs.methods import MethodSpec, parse_option
+from selective_backprop_lab.runs.records import RunFolder, read_records
 from tests.lab.report.made_up import made_up_run
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

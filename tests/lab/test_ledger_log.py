@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from selective_backprop.lab.data.datasets import load_images
-from selective_backprop.lab.probes.files import read_epochs, write_arrays
-from selective_backprop.lab.runs.ledger_log import LedgerLog, read_ledger_log
-from selective_backprop.lab.runs.recipes import RECIPES
-from selective_backprop.lab.runs.records import RunFolder
-from selective_backprop.lab.runs.training import Settings, Training, advance
 from selective_backprop.ledger import Ledger
+from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.probes.files import read_epochs, write_arrays
+from selective_backprop_lab.runs.ledger_log import LedgerLog, read_ledger_log
+from selective_backprop_lab.runs.recipes import RECIPES
+from selective_backprop_lab.runs.records import RunFolder
+from selective_backprop_lab.runs.training import Settings, Training, advance
 from tests.lab.runs import train
 
 DIGITS = load_images("digits")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from selective_backprop.lab.models import MODELS, make_model, small_resnet, wide_resnet
+from selective_backprop_lab.models import MODELS, make_model, small_resnet, wide_resnet
 
 
 def wide_resnet_by_hand(depth, widen_factor):

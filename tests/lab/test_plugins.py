@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from selective_backprop.lab.plugins import load_function
+from selective_backprop_lab.plugins import load_function
 from tests.lab.command_line import records, run, text_of
 from tests.pages import DOCS, blocks
 

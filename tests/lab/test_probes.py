@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from selective_backprop.lab.data.datasets import flip_labels
-from selective_backprop.lab.probes import (
+from selective_backprop.testing import global_random_states, model_trace, same
+from selective_backprop_lab.data.datasets import flip_labels
+from selective_backprop_lab.probes import (
     AtThreeEpochs,
     ConfidenceProbe,
     GradientProbe,
@@ -17,11 +18,10 @@ from selective_backprop.lab.probes import (
     read_confidence,
     read_gradients,
 )
-from selective_backprop.lab.runs.ledger_log import LedgerLog
-from selective_backprop.lab.runs.recipes import RECIPES
-from selective_backprop.lab.runs.records import RunFolder
-from selective_backprop.lab.runs.training import Training, advance
-from selective_backprop.testing import global_random_states, model_trace, same
+from selective_backprop_lab.runs.ledger_log import LedgerLog
+from selective_backprop_lab.runs.recipes import RECIPES
+from selective_backprop_lab.runs.records import RunFolder
+from selective_backprop_lab.runs.training import Training, advance
 from tests.lab.runs import train
 from tests.lab.test_ledger_log import CPU, DIGITS, NUM_EXAMPLES, settings_for, train_with_crash
 

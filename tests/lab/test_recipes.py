@@ -2,10 +2,10 @@ import pytest
 import torch
 from PIL import Image
 
-from selective_backprop.lab.runs.methods import MethodSpec
-from selective_backprop.lab.runs.recipes import RECIPES, Decay, find_recipe
-from selective_backprop.lab.runs.training import load_data
-from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop_lab.runs.methods import MethodSpec
+from selective_backprop_lab.runs.recipes import RECIPES, Decay, find_recipe
+from selective_backprop_lab.runs.training import load_data
+from selective_backprop_lab.study.comparison import settings_for
 from tests.lab.runs import train
 
 

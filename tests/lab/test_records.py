@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from selective_backprop.files.sealed import seal
-from selective_backprop.lab.runs.methods import METHODS, make_method
-from selective_backprop.lab.runs.records import RunFolder
+from selective_backprop_lab.runs.methods import METHODS, make_method
+from selective_backprop_lab.runs.records import RunFolder
 from tests.lab.command_line import run_function
 from tests.lab.report.made_up import made_up_run
 

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.models import make_model
-from selective_backprop.lab.runs.costs import forward_operations
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.records import RunFolder
-from selective_backprop.lab.runs.settings import Settings
-from selective_backprop.lab.runs.training import Training, advance, start
 from selective_backprop.testing import global_random_states, same
+from selective_backprop_lab.data.datasets import ImageSet
+from selective_backprop_lab.models import make_model
+from selective_backprop_lab.runs.costs import forward_operations
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.records import RunFolder
+from selective_backprop_lab.runs.settings import Settings
+from selective_backprop_lab.runs.training import Training, advance, start
 
 CPU = torch.device("cpu")
 RECIPE = find_recipe("digits").with_(epochs=2, batch_size=16)

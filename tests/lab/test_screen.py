@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 import selective_backprop as sb
 from selective_backprop import methods
-from selective_backprop.lab.cli import app, screen
-from selective_backprop.lab.runs.recipes import RECIPES
+from selective_backprop_lab.cli import app, screen
+from selective_backprop_lab.runs.recipes import RECIPES
 from tests.lab.command_line import ENVIRONMENT, records, run, text_of
 
-COMMAND = [sys.executable, "-m", "selective_backprop.lab"]
-BARE = [sys.executable, "-X", "importtime", "-m", "selective_backprop.lab"]
+COMMAND = [sys.executable, "-m", "selective_backprop_lab"]
+BARE = [sys.executable, "-X", "importtime", "-m", "selective_backprop_lab"]
 FAST = ("--epochs", 2, "--model", "strided_cnn")
 
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from selective_backprop.lab.runs.methods import MethodSpec
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.time_left import TimeLeft
-from selective_backprop.lab.study.comparison import Design
+from selective_backprop_lab.runs.methods import MethodSpec
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.time_left import TimeLeft
+from selective_backprop_lab.study.comparison import Design
 
 COSTS = {"traditional": 1.0, "repeated_random": None, "ledger_backprop": 0.45, "selective_backprop": 0.9}
 """What an epoch takes, against one of plain training; random subsets take their share."""

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import selective_backprop as sb
 from selective_backprop.files.sealed import seal
-from selective_backprop.lab.cli import app
-from selective_backprop.lab.data.datasets import load_images
+from selective_backprop_lab.cli import app
+from selective_backprop_lab.data.datasets import load_images
 from tests.lab.test_datasets import write_folders, write_set
 
 SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")
@@ -210,7 +210,10 @@ def test_nobody_in_the_package_unpickles():
         "distributed/balance.py",  # no file: messages of ranks of one job to each other
     }
     package = Path(sb.__file__).parent
-    source = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
+    folders = (package, package.parent / "selective_backprop_lab")
+    source = {
+        path.relative_to(folder).as_posix(): path.read_text() for folder in folders for path in folder.rglob("*.py")
+    }
     assert exceptions <= source.keys()
     for path, text in source.items():
         if path in exceptions:

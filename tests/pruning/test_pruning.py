@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 import selective_backprop as sb
 from selective_backprop.files.sealed import write_sealed
-from selective_backprop.lab.study.agreement import overlap, rank_correlation
 from selective_backprop.pruning.prune import keep_after_pruning, load_scores, save_scores
 from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
 from selective_backprop.testing import global_random_states, model_trace, same
+from selective_backprop_lab.study.agreement import overlap, rank_correlation
 from tests.helpers import Noisy, digits, make_model
 
 NAN = float("nan")

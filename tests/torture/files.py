@@ -108,7 +108,7 @@ def full_disk(scratch):
     folder, disk, after = copy_of_stopped_run(scratch), scratch / "disk", scratch / "after"
     disk.mkdir()
     room = sum(map(len, contents(folder).values())) // 1024 + 64  # not enough for another checkpoint
-    go_on = f"{sys.executable} -m selective_backprop.lab {' '.join(map(str, command(METHOD, disk / 'run')))!s}"
+    go_on = f"{sys.executable} -m selective_backprop_lab {' '.join(map(str, command(METHOD, disk / 'run')))!s}"
     script = f"""
         mount -t tmpfs -o size={room}k tmpfs {disk} || exit 77
         cp -r {folder} {disk}/run && {go_on}; test $? = 2 || exit 1

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from selective_backprop.files.sealed import unseal
-from selective_backprop.lab.runs.ledger_log import read_ledger_log
 from selective_backprop.testing import same
+from selective_backprop_lab.runs.ledger_log import read_ledger_log
 from tests.lab.command_line import run, text_of, without_seconds
 
 METHODS = {

@@ -1,6 +1,6 @@
 """Outcomes of runs that never ran, with known multipliers."""
 
-from selective_backprop.lab.leaderboard.records import Cell, Outcome
+from selective_backprop_lab.leaderboard.records import Cell, Outcome
 
 
 def outcomes(arm, points, seeds=3, spread=0.0, setting=None):

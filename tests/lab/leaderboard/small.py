@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from selective_backprop.lab.leaderboard import workloads
+from selective_backprop_lab.leaderboard import workloads
 
 SMALL_DIGITS = dataclasses.replace(
     workloads.DIGITS,

@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from selective_backprop.lab.leaderboard.board import make_board, performance_profile, whole_seeds
-from selective_backprop.lab.study.frontier import Bound, Budget, compute_multiplier
+from selective_backprop_lab.leaderboard.board import make_board, performance_profile, whole_seeds
+from selective_backprop_lab.study.frontier import Bound, Budget, compute_multiplier
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from selective_backprop.lab.leaderboard.arms import DEFAULT
-from selective_backprop.lab.leaderboard.board import make_board
-from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
-from selective_backprop.lab.leaderboard.tuning import TUNING_SEED
-from selective_backprop.lab.leaderboard.workloads import find_workload
-from selective_backprop.lab.study.frontier import Bound, Interval, Multiple
+from selective_backprop_lab.leaderboard.arms import DEFAULT
+from selective_backprop_lab.leaderboard.board import make_board
+from selective_backprop_lab.leaderboard.records import Cell, Outcome, Store
+from selective_backprop_lab.leaderboard.tuning import TUNING_SEED
+from selective_backprop_lab.leaderboard.workloads import find_workload
+from selective_backprop_lab.study.frontier import Bound, Interval, Multiple
 from tests.lab.leaderboard.made_up import PLAIN, RANDOM, outcomes
 
 SCRIPT = str(Path(__file__).parents[3] / "tools" / "leaderboard_pages.py")

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import selective_backprop as sb
-from selective_backprop.lab.leaderboard import running
-from selective_backprop.lab.leaderboard.arms import ARMS, RATES, TRIALS, Arm, own_arm, tuned, untuned
-from selective_backprop.lab.leaderboard.checking import faults
-from selective_backprop.lab.leaderboard.records import Cell, Outcome, Store
-from selective_backprop.lab.leaderboard.running import (
+from selective_backprop_lab.leaderboard import running
+from selective_backprop_lab.leaderboard.arms import ARMS, RATES, TRIALS, Arm, own_arm, tuned, untuned
+from selective_backprop_lab.leaderboard.checking import faults
+from selective_backprop_lab.leaderboard.records import Cell, Outcome, Store
+from selective_backprop_lab.leaderboard.running import (
     CPU,
     estimate_seconds,
     run_cell,
@@ -22,10 +22,10 @@ from selective_backprop.lab.leaderboard.running import (
     settings_of,
     shuffled_by_seed,
 )
-from selective_backprop.lab.leaderboard.tuning import chosen_settings, lengths_of, tune
-from selective_backprop.lab.leaderboard.tuning import test_cells as all_cells
-from selective_backprop.lab.leaderboard.workloads import DIGITS, LARGER, PAPER, SMALL, WORKLOADS, find_workload
-from selective_backprop.lab.runs.methods import make_method
+from selective_backprop_lab.leaderboard.tuning import chosen_settings, lengths_of, tune
+from selective_backprop_lab.leaderboard.tuning import test_cells as all_cells
+from selective_backprop_lab.leaderboard.workloads import DIGITS, LARGER, PAPER, SMALL, WORKLOADS, find_workload
+from selective_backprop_lab.runs.methods import make_method
 from tests.lab.command_line import run, run_function, text_of
 from tests.lab.leaderboard.small import SMALL_DIGITS, shrink
 

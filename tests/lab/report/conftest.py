@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from selective_backprop.lab.data.datasets import ImageSet, load_images
-from selective_backprop.lab.probes import make_probes
-from selective_backprop.lab.report import write_report
-from selective_backprop.lab.runs.experiment import Entry, run_in_turns
-from selective_backprop.lab.runs.ledger_log import LedgerLog
-from selective_backprop.lab.runs.methods import MethodSpec
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop_lab.data.datasets import ImageSet, load_images
+from selective_backprop_lab.probes import make_probes
+from selective_backprop_lab.report import write_report
+from selective_backprop_lab.runs.experiment import Entry, run_in_turns
+from selective_backprop_lab.runs.ledger_log import LedgerLog
+from selective_backprop_lab.runs.methods import MethodSpec
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.study.comparison import settings_for
 
 HOSTILE = "<script>alert(1)</script>&\"'`${1}"
 HOSTILE_DATA = '"><img src=x onerror=alert(2)>'

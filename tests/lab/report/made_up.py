@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from selective_backprop.lab.report.runs import Run
+from selective_backprop_lab.report.runs import Run
 
 SECONDS = {"loading": 1.0, "selection": 2.0, "forward": 3.0, "backward": 6.0, "other": 0.5, "evaluation": 100.0}
 

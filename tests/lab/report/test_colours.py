@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from selective_backprop.lab.report import theme
-from selective_backprop.lab.runs.methods import METHODS
+from selective_backprop_lab.report import theme
+from selective_backprop_lab.runs.methods import METHODS
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 SIGHTS = {

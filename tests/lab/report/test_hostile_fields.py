@@ -3,7 +3,7 @@
 import copy
 import json
 
-from selective_backprop.lab.report import write_report
+from selective_backprop_lab.report import write_report
 from tests.lab.report.made_up import made_up_run
 
 ATTACK = "<script>alert({0})</script>\"'><img src=x onerror=alert({0})>`${{{0}}}</script><!--"

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from selective_backprop.lab.report import build_report, find_runs
+from selective_backprop_lab.report import build_report, find_runs
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,13 @@
 
 import shutil
 
-from selective_backprop.lab.report import live
-from selective_backprop.lab.report.live import LiveReport, progress
-from selective_backprop.lab.runs.experiment import Entry
-from selective_backprop.lab.runs.methods import MethodSpec
-from selective_backprop.lab.runs.recipes import find_recipe
-from selective_backprop.lab.runs.time_left import TimeLeft
-from selective_backprop.lab.study.comparison import settings_for
+from selective_backprop_lab.report import live
+from selective_backprop_lab.report.live import LiveReport, progress
+from selective_backprop_lab.runs.experiment import Entry
+from selective_backprop_lab.runs.methods import MethodSpec
+from selective_backprop_lab.runs.recipes import find_recipe
+from selective_backprop_lab.runs.time_left import TimeLeft
+from selective_backprop_lab.study.comparison import settings_for
 from tests.lab.report.conftest import small_digits
 from tests.lab.report.made_up import made_up_run
 

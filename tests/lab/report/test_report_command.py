@@ -9,10 +9,10 @@ import shutil
 
 import pytest
 
-from selective_backprop.lab.report import build_report, find_runs, write_report
-from selective_backprop.lab.report.export import export
-from selective_backprop.lab.report.figures import Figure
-from selective_backprop.lab.report.provenance import command_of
+from selective_backprop_lab.report import build_report, find_runs, write_report
+from selective_backprop_lab.report.export import export
+from selective_backprop_lab.report.figures import Figure
+from selective_backprop_lab.report.provenance import command_of
 from tests.lab.command_line import run, text_of
 from tests.lab.report.made_up import made_up_run
 

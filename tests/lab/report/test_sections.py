@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selective_backprop.lab.data.datasets import ImageSet
-from selective_backprop.lab.report import find_runs
-from selective_backprop.lab.report.build import build_report
-from selective_backprop.lab.report.charts import Palette
-from selective_backprop.lab.report.comparisons import compare_runs
-from selective_backprop.lab.report.errors import curve_rows
-from selective_backprop.lab.report.figures import Figure
-from selective_backprop.lab.report.headline import speed_table
-from selective_backprop.lab.report.images import Examples, data_of, thumbnail
-from selective_backprop.lab.report.logs import Log, combined_rank, overlaps, times_used
-from selective_backprop.lab.report.material import Material
-from selective_backprop.lab.report.pruning import Ranking, pruned_parts
-from selective_backprop.lab.report.seconds import (
+from selective_backprop_lab.data.datasets import ImageSet
+from selective_backprop_lab.report import find_runs
+from selective_backprop_lab.report.build import build_report
+from selective_backprop_lab.report.charts import Palette
+from selective_backprop_lab.report.comparisons import compare_runs
+from selective_backprop_lab.report.errors import curve_rows
+from selective_backprop_lab.report.figures import Figure
+from selective_backprop_lab.report.headline import speed_table
+from selective_backprop_lab.report.images import Examples, data_of, thumbnail
+from selective_backprop_lab.report.logs import Log, combined_rank, overlaps, times_used
+from selective_backprop_lab.report.material import Material
+from selective_backprop_lab.report.pruning import Ranking, pruned_parts
+from selective_backprop_lab.report.seconds import (
     epoch_rows,
     machine_rows,
     machines,
@@ -31,14 +31,14 @@ from selective_backprop.lab.report.seconds import (
     projected_speed_up,
     projection_rows,
 )
-from selective_backprop.lab.report.selection import (
+from selective_backprop_lab.report.selection import (
     chance_rows,
     formula_rows,
     loss_rows,
     with_would_be_chances,
 )
-from selective_backprop.lab.report.sensitivity import configurations_of, sensitivity, settings_rows, varied_rows
-from selective_backprop.lab.runs.ledger_log import LedgerHistory
+from selective_backprop_lab.report.sensitivity import configurations_of, sensitivity, settings_rows, varied_rows
+from selective_backprop_lab.runs.ledger_log import LedgerHistory
 from tests.lab.report.conftest import small_digits
 from tests.lab.report.made_up import SECONDS, made_up_run
 from tests.lab.test_datasets import write_folders

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from selective_backprop.lab.report import build_report, find_runs
-from selective_backprop.lab.report.charts import Palette
-from selective_backprop.lab.report.comparisons import compare_runs
-from selective_backprop.lab.report.errors import arm_rows, frontiers
-from selective_backprop.lab.report.headline import alerts_of, all_arms, finding, multipliers_table
-from selective_backprop.lab.report.material import Material
+from selective_backprop_lab.report import build_report, find_runs
+from selective_backprop_lab.report.charts import Palette
+from selective_backprop_lab.report.comparisons import compare_runs
+from selective_backprop_lab.report.errors import arm_rows, frontiers
+from selective_backprop_lab.report.headline import alerts_of, all_arms, finding, multipliers_table
+from selective_backprop_lab.report.material import Material
 from tests.lab.report.made_up import made_up_run
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from selective_backprop.lab.study.agreement import overlap, rank_correlation
+from selective_backprop_lab.study.agreement import overlap, rank_correlation
 
 NAN = float("nan")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from selective_backprop.lab.study.frontier import (
+from selective_backprop_lab.study.frontier import (
     Bound,
     Budget,
     Frontier,

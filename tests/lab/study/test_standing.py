@@ -2,9 +2,9 @@
 
 import pytest
 
-from selective_backprop.lab.study.frontier import Bound, Budget, Verdict
-from selective_backprop.lab.study.standing import LabelledRuns, alerts, saved, standings, winner
-from selective_backprop.lab.study.tables import arms_table, method_table
+from selective_backprop_lab.study.frontier import Bound, Budget, Verdict
+from selective_backprop_lab.study.standing import LabelledRuns, alerts, saved, standings, winner
+from selective_backprop_lab.study.tables import arms_table, method_table
 
 
 def arm(label, method, error, cost, seeds=5, spread=0.0, seconds=None):
