@@ -64,6 +64,11 @@ def test_without_weights_it_is_the_users_loss_to_the_bit(loss_fn):
     assert losses.shape == (6,)
 
 
+class OwnSquares(nn.Module):
+    def forward(self, outputs, targets, reduction="mean"):
+        return F.mse_loss(outputs, targets, reduction=reduction)
+
+
 weights = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 1.0])
 
 
@@ -212,6 +217,23 @@ def test_weights_apply_to_every_token_whatever_the_reducer_of_the_score():
     assert torch.allclose(got, (weights[:, None] * prediction**2).mean())
 
 
+@pytest.mark.parametrize(
+    ("loss_fn", "shape"),
+    [(nn.MSELoss(), (6, 3, 8, 8)), (F.l1_loss, (6, 5)), (nn.BCEWithLogitsLoss(), (6, 6)), (OwnSquares(), (6, 5))],
+    ids=["images", "function", "as many labels as examples", "own module with reduction="],
+)
+def test_several_numbers_per_example_are_averaged_by_default(loss_fn, shape):
+    generator = torch.Generator().manual_seed(0)
+    found, wanted = torch.randn(shape, generator=generator), torch.rand(shape, generator=generator)
+    loss = PerExampleLoss(loss_fn)
+    trained, losses = loss.for_training(found, wanted, None)
+    alone = torch.stack([loss_fn(found[i : i + 1], wanted[i : i + 1]) for i in range(6)])
+    torch.testing.assert_close(losses, alone)
+    assert torch.equal(loss.per_example(found, wanted), losses)
+    assert torch.equal(trained, loss_fn(found, wanted)), "the user's own loss, to the bit"
+    torch.testing.assert_close(loss.for_training(found, wanted, weights)[0], (weights * alone).mean())
+
+
 def test_one_value_per_example_needs_no_reducer():
     assert PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3, 1), torch.zeros(3, 1)).tolist() == [1, 1, 1]
 
@@ -231,9 +253,19 @@ def test_one_value_per_example_needs_no_reducer():
             "returned a single number for the whole batch, but one loss per example is needed.* A contrastive loss",
         ),
         (
-            lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3, 2), torch.ones(3, 2)),
+            lambda: PerExampleLoss(nn.MSELoss(reduction="sum")).per_example(torch.ones(3, 2), torch.ones(3, 2)),
             ValueError,
             r"shape \(3, 2\) for 3 examples: .*PerExampleLoss\(loss_fn, reducer\).*'mean', 'sum', 'max'",
+        ),
+        (
+            lambda: PerExampleLoss(nn.CrossEntropyLoss()).per_example(token_logits.transpose(1, 2), token_labels),
+            ValueError,
+            r"shape \(3, 4\) for 3 examples",
+        ),
+        (
+            lambda: PerExampleLoss(lambda o, t, reduction="mean": o - t).per_example(torch.ones(3, 1), torch.ones(3)),
+            ValueError,
+            r"outputs are \(3, 1\) and targets \(3,\), make their shapes equal",
         ),
         (
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3), torch.ones(3), 4),

@@ -197,7 +197,9 @@ class PerExampleLoss:
             "mean" by default.
         reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum",
             "max", or a function from (N, ...) to (N,). "mean" leaves out targets that loss_fn ignores by its
-            ignore_index, such as padding. A function can do so if it takes the mask as a second argument.
+            ignore_index, such as padding. A function can do so if it takes the mask as a second argument. Without a
+            reducer, losses are averaged if loss_fn has reduction="mean" and the targets are as many real numbers, as
+            with `nn.MSELoss` on images or `nn.BCEWithLogitsLoss` on several labels.
 
     >>> loss = PerExampleLoss(nn.CrossEntropyLoss())
     >>> loss.per_example(torch.zeros(2, 4), torch.tensor([0, 1])).shape
@@ -438,6 +440,8 @@ class PerExampleLoss:
             raise WrongCountError(f"loss_fn returned losses of shape {tuple(raw.shape)} for {rows} examples{hint}")
         if self.reducer is not None and raw.dim() > 1:
             raw = self.reducer(raw, self._mask(raw, targets)) if self._reducer_takes_mask else self.reducer(raw)
+        elif raw.numel() != rows and _is_mean_of_all(self.loss_fn, raw, targets):
+            raw = _mean(raw, None)
         if raw.numel() != rows:
             is_square = raw.shape == (rows, rows)  # a regression's usual mistake, and its mean would be wrong
             raise ValueError(
@@ -606,6 +610,18 @@ def _has_reduction(loss_fn: Callable[..., Tensor]) -> bool:
     """Whether the loss can be called without its reduction."""
     is_module = isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction")
     return is_module or "reduction" in _signature(loss_fn).parameters
+
+
+def _is_mean_of_all(loss_fn: Callable[..., Tensor], raw: Tensor, targets: Any) -> bool:
+    """Whether the loss is the mean of numbers that all count, one for each number of the targets.
+
+    Whole numbers are labels of tokens or pixels, of which some may be ignored. If the shapes differ, outputs (N, 1) may
+    have met targets (N,).
+    """
+    if not isinstance(targets, Tensor) or targets.shape != raw.shape or _is_integer(targets):
+        return False
+    parameter = _signature(loss_fn).parameters.get("reduction")
+    return getattr(loss_fn, "reduction", None if parameter is None else parameter.default) == "mean"
 
 
 def _is_torchs_own(loss_fn: Callable[..., Tensor]) -> bool:
