@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop.forward_reuse import SelectiveLoss
-from selective_backprop.loader.epoch import PlannedEpoch
 from tests import toy_device
 from tests.contracts.methods import METHODS
 from tests.helpers import NUM_DIGITS, digits, make_loader
@@ -48,11 +47,10 @@ class Run:
         shape = {"batch_size": BATCH}
         loader = make_loader(method, model=self.model, num_epochs=EPOCHS, loader_options=shape, **options)
         for _ in range(EPOCHS):
-            is_planned = False
+            scored = loader.stats.scored
             for inputs, targets in loader:
                 self.step(loader.loss(self.model(inputs), targets), loader.batch.ids)
-                is_planned = isinstance(loader.stepper.epoch, PlannedEpoch)
-            self.end_epoch(is_planned=is_planned)
+            self.end_epoch(is_planned=loader.stats.scored == scored)
 
     def with_sampler(self):
         sampler = sb.SelectiveSampler(NUM_DIGITS, sb.ledger_backprop(skip_at_least=0), num_epochs=EPOCHS)

@@ -1,5 +1,7 @@
 """The promises of the design, for every method. Promise 7 (bad input) has a file of its own."""
 
+import copy
+import dataclasses
 import functools
 import io
 import random
@@ -12,7 +14,6 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 import selective_backprop as sb
 from selective_backprop import testing
-from selective_backprop.loader.epoch import PlannedEpoch
 from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.contracts.methods import KINDS, METHODS
 from tests.contracts.methods import test_every_method_is_in_the_table as test_every_method_is_in_the_table
@@ -62,6 +63,17 @@ def plain_training(epochs, workers, drop_last):
     return options, train_plainly(DataLoader(Noisy(), **options), model, epochs), model
 
 
+@every_kind
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_2_selectivity_1_is_plain_training(make, drop_last):
+    check_plain(make, 3, drop_last=drop_last)
+
+
+@pytest.mark.parametrize("name", ["selective_backprop", "ledger_percentile"])
+def test_2_selectivity_1_is_plain_training_with_workers(name):
+    check_plain(KINDS[name], 2, workers=2)
+
+
 def check_plain(make, epochs, *, workers=0, drop_last=False):
     options, plain, plain_model = plain_training(epochs, workers, drop_last)
     torch.manual_seed(3)
@@ -71,17 +83,6 @@ def check_plain(make, epochs, *, workers=0, drop_last=False):
     assert testing.same(plain, batches)
     assert testing.same(plain_model.state_dict(), model.state_dict())
     assert len(batches) == epochs * len(loader)
-
-
-@every_method
-def test_2_selectivity_1_is_plain_training(make):
-    check_plain(make, EPOCHS)
-
-
-@every_kind
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_2_selectivity_1_is_plain_training_with_workers(make, drop_last):
-    check_plain(make, 2, workers=2, drop_last=drop_last)
 
 
 @pytest.mark.parametrize(
@@ -137,29 +138,43 @@ def test_1_scorers(scorer):
     testing.check_scorer(scorer, candidates, task)
 
 
+def noting(policy, note):
+    """The same policy, which also notes each selection."""
+
+    class Noting(type(policy)):
+        def select(self, scores, generator):
+            selection = super().select(scores, generator)
+            note(selection)
+            return selection
+
+    policy = copy.deepcopy(policy)
+    object.__setattr__(policy, "__class__", Noting)
+    return policy
+
+
 @every_method
 def test_4_inclusion_is_what_the_method_says(make):
-    """Over a long run, as many are trained on as the probabilities add up to: within 5 standard deviations."""
-    loader = make_loader(make(0.4), num_epochs=30, loader_options={"batch_size": 64})
-    expected = variance = 0.0
-    trained = 0
-    select = loader.policy.select
+    """Over a long run, as many are selected as the probabilities add up to: within 5 standard deviations."""
+    chances, selected = [], []
 
-    def spy(scores, generator, *groups):
-        nonlocal expected, variance, trained
-        selection = select(scores, generator, *groups)
-        chance = selection.probabilities.double()
-        expected += float(chance.sum())
-        variance += float((chance * (1 - chance)).sum())
-        trained += len(set(selection.positions.tolist()))
-        return selection
+    def note(selection):
+        chances.append(selection.probabilities.double())
+        selected.append(selection.positions.unique().numel())
 
-    loader.policy.select = spy
+    method = make(0.4)
+    if isinstance(method.policy, sb.policies.GroupedPolicy):
+        policy = sb.policies.GroupedPolicy(noting(method.policy.policy, note))
+    else:
+        policy = noting(method.policy, note)
+    loader = make_loader(dataclasses.replace(method, policy=policy), num_epochs=30, loader_options={"batch_size": 64})
+    given_out = 0
     for _ in range(30):
         for _ in loader:
             learn_without_training(loader)
-    assert abs(trained - expected) <= 5 * variance**0.5 + 1e-6
-    assert loader.stats.trained + loader.stats.queued <= loader.stats.offered
+            given_out += len(loader.batch)
+    chance = torch.cat(chances) if chances else torch.ones(0)
+    assert abs(sum(selected) - float(chance.sum())) <= 5 * float((chance * (1 - chance)).sum()) ** 0.5 + 1e-6
+    assert sum(selected) <= given_out == loader.stats.trained <= loader.stats.offered
 
 
 SAMPLERS = {
@@ -213,7 +228,7 @@ def save_and_load(loader, model, optimizer):
 
 
 def check_resume(make, stops):
-    """Stop after these steps, of which 13 are an epoch of plain training, and go on each time."""
+    """Stop after these steps and go on each time."""
 
     def new():
         model = make_model()
@@ -246,14 +261,10 @@ def check_resume(make, stops):
         assert str(counts) == str(expected)  # a NaN is not equal to itself
 
 
-@every_method
-def test_5_resume_equals_never_having_stopped(make):
-    check_resume(make, (7, 14))
-
-
 @every_kind
-def test_5_resume_at_the_ends_of_epochs(make):
-    check_resume(make, (1, 13, 15, 16, 24))
+def test_5_resume_equals_never_having_stopped(make):
+    """In the middle of epochs and at their ends, of which the first has 13 batches."""
+    check_resume(make, (1, 7, 13, 16, 24))
 
 
 class Counting(torch.utils.data.TensorDataset):
@@ -304,23 +315,71 @@ def test_6_9_10_no_id_twice_no_silent_epoch_and_no_more_batches_than_len(make, c
     with_replacement = loader.method.name == "kath18"
     silent = 0
     for _ in range(epochs):
-        count, told, is_planned = 0, set(), False
+        count, told, scored = 0, set(), loader.stats.scored
         for inputs, targets in loader:
             loader.loss(model(inputs), targets)
             ids = loader.batch.ids
             assert with_replacement or len(ids.unique()) == len(ids)
             count += 1
             told.add(len(loader))
-            is_planned = isinstance(loader.stepper.epoch, PlannedEpoch)
         assert count <= len(loader)
-        assert not is_planned or told == {count}, "exact once the epoch is planned"
+        assert loader.stats.scored > scored or told == {count}, "exact once the epoch is planned"
         silent += not count
         assert caplog.text.count("gave out no batch") == (silent > 0), "told the first time, and then every tenth"
     assert loader.progress == 1
 
 
+class KnownLosses(nn.Module):
+    """The loss of example i in an epoch is a number that follows from both, whatever is trained on when."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.epoch = nn.Parameter(torch.ones(())), 0
+
+    def forward(self, ids):
+        return self.scale * self.of(ids, self.epoch)
+
+    @staticmethod
+    def of(ids, epoch):
+        return (ids + 1).float().sqrt() * 7.3 * (epoch + 1) % 5
+
+
+@every_kind
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_11_what_is_remembered_belongs_to_the_example_that_it_came_from(make, drop_last):
+    """Also where steps are left out, an epoch is left early, and a run is resumed."""
+
+    def new():
+        model, options = KnownLosses(), {"shuffle": True, "drop_last": drop_last}
+        data = DataLoader(torch.utils.data.TensorDataset(torch.arange(203), torch.zeros(203)), 16, **options)
+        method = make(0.4)
+        if isinstance(getattr(method.scorer, "model", None), nn.Module):
+            method = dataclasses.replace(method, scorer=sb.scorers.proxy(KnownLosses(), train_every=0))
+        return model, sb.SelectiveLoader(data, model, lambda outputs, _: outputs, method, num_epochs=EPOCHS)
+
+    model, loader = new()
+    while loader.epoch < EPOCHS:
+        model.epoch = loader.epoch
+        for step, (ids, targets) in enumerate(loader):
+            assert torch.equal(ids, loader.batch.ids)
+            loss = loader.loss(model(ids), targets)
+            if step % 3:  # else the step is left out, as where gradients overflow
+                loss.backward()
+            if loader.epoch == 1 and step == 2:
+                state = loader.state_dict()
+                model, loader = new()
+                loader.load_state_dict(state)
+                break
+            if loader.epoch == 2 and step == 4:
+                break
+    ledger, ids = loader.ledger, torch.arange(203)
+    known = ledger.loss_epoch >= 0
+    assert int(known.sum()) > 50 and set(ledger.loss_epoch.tolist()) >= {EPOCHS - 1}
+    torch.testing.assert_close(ledger.loss[known], KnownLosses.of(ids, ledger.loss_epoch)[known])
+
+
 @pytest.mark.gpu
-@every_method
+@every_kind
 def test_8_no_wait_for_the_gpu_but_one_a_candidate_batch(make):
     model = make_model().cuda()
     loader = make_loader(make(0.4), model=model, num_epochs=EPOCHS)

@@ -1,7 +1,6 @@
-"""The promises at batch sizes, selectivities, lengths, workers and stops that nobody chose."""
+"""The promises at batch sizes, selectivities, lengths and stops that nobody chose."""
 
 import io
-import warnings
 
 import torch
 from hypothesis import example, given, settings
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop.testing import same
-from tests.contracts.methods import METHODS
+from tests.contracts.methods import KINDS, METHODS
 from tests.helpers import NUM_DIGITS, digits, train, train_plainly
 
 EXAMPLES = 30
@@ -28,8 +27,8 @@ def make_network():
     return network
 
 
-def make(method, model, candidates, epochs, *, workers=0, batch_size=None, drop_last=False):
-    options = {"shuffle": True, "num_workers": workers, "drop_last": drop_last}
+def make(method, model, candidates, epochs, *, batch_size=None, drop_last=False):
+    options = {"shuffle": True, "drop_last": drop_last}
     train_loader = DataLoader(digits(), candidates, generator=torch.Generator().manual_seed(3), **options)
     return sb.SelectiveLoader(
         train_loader, model, nn.CrossEntropyLoss(), method, num_epochs=epochs, batch_size=batch_size
@@ -93,8 +92,9 @@ def test_2_selectivity_1_passes_everything_through(name, candidates, epochs):
     assert same(model.state_dict(), plain_model.state_dict())
 
 
-def run_with_a_stop(name, selectivity, candidates, epochs, stop, workers):
-    """The ids of all batches, the same from the stop on in a loader that was given the state, and both models."""
+@settings(max_examples=EXAMPLES // 2)
+@given(st.sampled_from(list(KINDS)), SELECTIVITIES, st.integers(2, 80), EPOCHS, st.integers(1, 25))
+def test_5_saved_at_any_step_the_rest_is_the_same(name, selectivity, candidates, epochs, stop):
     states = {}
 
     def save(step, optimizer):
@@ -105,7 +105,7 @@ def run_with_a_stop(name, selectivity, candidates, epochs, stop, workers):
 
     torch.manual_seed(1)
     model = make_network()
-    loader = make(METHODS[name](selectivity), model, candidates, epochs, workers=workers)
+    loader = make(KINDS[name](selectivity), model, candidates, epochs)
     batches = train(loader, model, epochs, on_step=save)
     if stop not in states:
         return
@@ -113,7 +113,7 @@ def run_with_a_stop(name, selectivity, candidates, epochs, stop, workers):
     state = torch.load(states[stop], weights_only=True)
     torch.manual_seed(9)
     resumed_model = make_network()
-    resumed = make(METHODS[name](selectivity), resumed_model, candidates, epochs, workers=workers)
+    resumed = make(KINDS[name](selectivity), resumed_model, candidates, epochs)
     optimizer = torch.optim.SGD(resumed_model.parameters(), lr=0.05, momentum=0.9)
     resumed_model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -122,17 +122,3 @@ def run_with_a_stop(name, selectivity, candidates, epochs, stop, workers):
     assert train(resumed, resumed_model, epochs, optimizer=optimizer) == batches[stop:]
     assert same(resumed_model.state_dict(), model.state_dict())
     assert same(resumed.ledger.state_dict(), loader.ledger.state_dict())
-
-
-@settings(max_examples=EXAMPLES)
-@given(st.sampled_from(list(METHODS)), SELECTIVITIES, st.integers(2, 80), EPOCHS, st.integers(1, 25))
-def test_5_saved_at_any_step_the_rest_is_the_same(name, selectivity, candidates, epochs, stop):
-    run_with_a_stop(name, selectivity, candidates, epochs, stop, workers=0)
-
-
-@settings(max_examples=4)
-@given(st.sampled_from(list(METHODS)), SELECTIVITIES, st.integers(20, 80), st.integers(1, 6), st.integers(1, 2))
-def test_5_with_workers(name, selectivity, candidates, stop, workers):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader")  # on a machine with one core
-        run_with_a_stop(name, selectivity, candidates, 2, stop, workers)
