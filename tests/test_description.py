@@ -47,11 +47,6 @@ def test_a_method_made_twice_has_the_same_description_of_plain_data(name):
         ),
         (sb.ledger_backprop(), sb.ledger_backprop(max_age=None), "scorer.max_age: 10 and None"),
         (
-            sb.methods.reducible_loss(reference=torch.zeros(4)),
-            sb.methods.reducible_loss(reference=torch.ones(4)),
-            "scorer.reference.checksum",
-        ),
-        (
             sb.top_k(scoring=sb.scorers.proxy(nn.Linear(2, 2))),
             sb.top_k(scoring=sb.scorers.proxy(nn.Linear(2, 3))),
             "scorer.model.parameters: 6 and 9",

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from selective_backprop.ledger import Column, Ledger, LedgerRows, before, epoch_before, first, shift
+from selective_backprop.ledger import Column, Ledger, LedgerRows, before, epoch_before, shift
 
 
 def test_rows_belong_to_ids():
@@ -20,7 +20,6 @@ DECLARED = {
     "earlier_scores": Column("score", shift, width=2),
     "score_before_epoch": Column("score", epoch_before, dtype=torch.int32, fill=-1),
     "loss_before": Column("loss", before),
-    "first_loss": Column("loss", first),
     "times_hard": Column("loss", lambda column, event: column + (event.values > 2), dtype=torch.int32, fill=0),
 }
 
@@ -31,10 +30,10 @@ def test_declared_columns_follow_their_event_only():
         ledger.record_scores(ids, torch.tensor([score, score + 1]), epoch)
     assert ledger.earlier_scores[ids].tolist() == [[7, 5], [8, 6]] and ledger.earlier_scores[1].isnan().all()
     assert ledger.score_before_epoch.tolist() == [2, -1, 2]
-    assert ledger.loss_before.isnan().all() and ledger.first_loss.isnan().all() and not ledger.times_hard.any()
+    assert ledger.loss_before.isnan().all() and not ledger.times_hard.any()
     for epoch, loss in enumerate([1.0, 3.0, 2.5]):
         ledger.record_losses(ids, torch.tensor([loss, 2 * loss]), torch.tensor([epoch, epoch]))
-    assert ledger.loss_before[ids].tolist() == [3, 6] and ledger.first_loss[ids].tolist() == [1, 2]
+    assert ledger.loss_before[ids].tolist() == [3, 6]
     assert ledger.times_hard.tolist() == [2, 0, 2]
     assert ledger.earlier_scores[ids].tolist() == [[7, 5], [8, 6]]
 
@@ -42,15 +41,15 @@ def test_declared_columns_follow_their_event_only():
 @pytest.mark.parametrize("name", ["loss", "rows", "state_dict", "first loss", ""])
 def test_names_that_cannot_be_columns_are_refused(name):
     with pytest.raises(ValueError, match="cannot be the name of a further column"):
-        Ledger(3, {name: Column("loss", first)})
+        Ledger(3, {name: Column("loss", before)})
 
 
 def test_declared_columns_are_saved():
     ledger, other, plain = Ledger(3, DECLARED), Ledger(3, DECLARED), Ledger(3)
     ledger.record_losses(torch.tensor([1]), torch.tensor([4.0]), 0)
     other.load_state_dict(ledger.state_dict())
-    assert other.first_loss[1] == 4
-    with pytest.raises(ValueError, match=r"lacks earlier_scores, first_loss.*: it was saved by another method"):
+    assert other.times_hard[1] == 1
+    with pytest.raises(ValueError, match=r"lacks earlier_scores, loss_before.*: it was saved by another method"):
         other.load_state_dict(plain.state_dict())
 
 

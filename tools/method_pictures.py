@@ -26,8 +26,6 @@ SMALL = 4  # training batches: few selected examples wait for the next epoch, wh
 # Losses of an exponential distribution, sorted. Logits (z, 0) with target 0 have exactly these as cross-entropy.
 LOSSES = -torch.log1p(-(torch.arange(EXAMPLES) + 0.5) / EXAMPLES)
 LOGITS = torch.stack([-torch.log(torch.expm1(LOSSES)), torch.zeros(EXAMPLES)], dim=1)
-UNLEARNABLE = torch.arange(EXAMPLES) % 7 == 3
-"""Examples that the reference model of `reducible_loss` finds as hard as the model does: wrong labels, for example."""
 
 
 def ledger() -> sb.Method:
@@ -51,30 +49,9 @@ MADE: dict[str, Callable[[], sb.Method]] = {
     "ledger_backprop": lambda: ledger(),
     "predicted_selective_backprop": lambda: methods.predicted_selective_backprop(every=3),
     "recorded_backprop": recorded,
-    "reducible_loss": lambda: methods.reducible_loss(1 / 3, reference=torch.where(UNLEARNABLE, LOSSES, 0.3 * LOSSES)),
 }
-POOLS = {"diverse": 3 * BATCH, "kath18": 3 * BATCH, "reducible_loss": 6 * BATCH, "top_k": 3 * BATCH}
+POOLS = {"kath18": 3 * BATCH, "top_k": 3 * BATCH}
 """Methods that choose within a candidate batch want large ones."""
-MOVES: dict[str, Callable[[int, Tensor], Tensor]] = {
-    "second_difference": lambda epoch, logits: 0.3 * torch.sin(2.0 * epoch + 9 * logits),
-    "tail_sft": lambda epoch, logits: epoch * torch.sigmoid(logits) * torch.tensor([0.2, 0.0]),
-}
-"""What is added to the logits for methods that go by how losses change: they wobble, or they fall."""
-
-
-class Fixed(nn.Module):
-    """Returns its inputs, so that losses stay as they are; or moves them a little from epoch to epoch."""
-
-    def __init__(self, moves: str) -> None:
-        super().__init__()
-        self.moves, self.epoch = moves, 0
-        self.layer = nn.Linear(2, 2)  # the last layer, which `diverse` looks at
-        with torch.no_grad():
-            self.layer.weight.copy_(torch.eye(2))
-            self.layer.bias.zero_()
-
-    def forward(self, logits: Tensor) -> Tensor:
-        return self.layer(logits + MOVES[self.moves](self.epoch, logits) if self.moves else logits)
 
 
 def run(name: str) -> tuple[Tensor, sb.SelectiveLoader]:
@@ -83,13 +60,12 @@ def run(name: str) -> tuple[Tensor, sb.SelectiveLoader]:
     data = torch.utils.data.TensorDataset(LOGITS, torch.zeros(EXAMPLES, dtype=torch.int64))
     generator = torch.Generator().manual_seed(0)
     batches = torch.utils.data.DataLoader(data, POOLS.get(name, BATCH), shuffle=True, generator=generator)
-    model = Fixed(name if name in MOVES else "")
+    model = nn.Identity()  # losses stay as they are
     loader = sb.SelectiveLoader(
         batches, model, nn.CrossEntropyLoss(), method, batch_size=SMALL, num_epochs=EPOCHS, seed=0
     )
     weights = torch.zeros(EPOCHS, EXAMPLES)
     for epoch in range(EPOCHS):
-        model.epoch = epoch
         for logits, targets in loader:
             loader.loss(model(logits), targets)
             weights[epoch].index_add_(0, loader.batch.ids, loader.batch.weights)

@@ -217,40 +217,6 @@ def is_highest(
     return chosen, chances
 
 
-def groups_of_similar(values: Tensor, num_groups: int, max_steps: int = 1000) -> Tensor:
-    """Cut values into groups by k-means: (N,) the number of each value's group. Group 0 has the lowest values.
-
-    It starts from quantiles of the different values, so the result is always the same. It is a local optimum. Where a
-    few values are huge, its groups are less uneven in size than those of the global optimum, which gives most groups to
-    these few. If there are fewer different values than groups, some groups are empty.
-
-    >>> groups_of_similar(torch.tensor([5.1, 0.2, 0.1, 9.0, 5.0]), num_groups=3).tolist()
-    [1, 0, 0, 2, 1]
-    """
-    if not len(values):
-        return torch.empty(0, dtype=torch.int64)
-    values = values.to(torch.float64)
-    ordered = values.sort().values
-    different = torch.unique_consecutive(ordered)
-    middles = (torch.arange(num_groups, dtype=torch.float64) + 0.5) / num_groups
-    centers = different[(middles * len(different)).to(torch.int64)]
-    sums = torch.cat([torch.zeros(1, dtype=torch.float64), ordered.cumsum(0)])
-    first, last = torch.zeros(1, dtype=torch.int64), torch.tensor([len(ordered)])
-    for _ in range(max_steps):
-        # Sorted once, a step takes k searches, not N.
-        ends = torch.cat([first, torch.searchsorted(ordered, _between(centers), right=True), last])
-        counts = ends.diff()
-        means = torch.where(counts > 0, sums[ends].diff() / counts.clamp(min=1), centers)
-        if torch.equal(means, centers):
-            break
-        centers = means
-    return torch.searchsorted(_between(centers), values)
-
-
-def _between(centers: Tensor) -> Tensor:
-    return (centers[1:] + centers[:-1]) / 2
-
-
 def highest_of_tokens(scores: Tensor, counts: Tensor, share: float) -> Tensor:
     """Weigh the tokens with the highest scores, a share of those that count. The mean weight of these is 1.
 

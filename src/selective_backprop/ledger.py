@@ -42,17 +42,17 @@ class Column:
     Args:
         event: what updates the column: a "score" from a selection pass, a "loss" from a training step, or the "rewards"
             of a group of rollouts.
-        update: what to write then, such as `first`, `before` or `shift`. It happens once in an epoch, at an
+        update: what to write then, such as `before` or `shift`. It happens once in an epoch, at an
             example's first score or loss: what was before is what was before this epoch. Rewards update it every time.
         width: how many values an example has. By default it is a single one, and the column has the shape (M,).
         dtype: type of the values.
         fill: value before anything is written.
 
-    >>> ledger = Ledger(2, {"start": Column("loss", first)})
+    >>> ledger = Ledger(2, {"previous": Column("loss", before)})
     >>> for epoch, loss in enumerate([5.0, 4.0, 3.0]):
     ...     ledger.record_losses(torch.tensor([1]), torch.tensor([loss]), epoch)
-    >>> ledger.start.tolist(), ledger.loss.tolist()
-    ([nan, 5.0], [nan, 3.0])
+    >>> ledger.previous.tolist(), ledger.loss.tolist()
+    ([nan, 4.0], [nan, 3.0])
     """
 
     event: Literal["score", "loss", "rewards"]
@@ -65,11 +65,6 @@ class Column:
         """Make an empty column."""
         shape = (num_examples,) if self.width is None else (num_examples, self.width)
         return torch.full(shape, self.fill, dtype=self.dtype)
-
-
-def first(column: Tensor, event: Event) -> Tensor:
-    """Keep the first value of each example."""
-    return column.where(~column.isnan(), event.values)
 
 
 def before(column: Tensor, event: Event) -> Tensor:

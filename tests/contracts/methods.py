@@ -56,25 +56,16 @@ METHODS = {
     "ledger_backprop, classes": lambda share: methods.ledger_backprop(loss_share=share, classes=CLASSES),
     "ledger_percentile": some("ledger_percentile"),
     "infobatch": lambda selectivity: methods.infobatch(prune=1 - selectivity, until=0.7),
-    "seta": lambda share: methods.seta(prune=(1 - share) / 2, groups=3, window=2 if share < 1 else 3, until=0.7),
-    "second_difference": lambda share: methods.second_difference(threshold=1.5 * (1 - share), max_age=2),
-    "second_difference, absolute": lambda share: methods.second_difference(
-        threshold=0.5 * (1 - share), relative=False, average=1, max_age=None
-    ),
     "kath18": lambda selectivity: methods.kath18(selectivity, threshold=1.05),
     "kath18, unbiased": lambda selectivity: methods.kath18(
         selectivity, unbiased=True, variable_start=False, score="gradient_norm"
     ),
     "composer_backprop": lambda keep: methods.composer_backprop(keep),
-    "tail_sft": lambda selectivity: methods.tail_sft(selectivity, max_age=None),
     "top_k": some("top_k"),
-    "diverse": some("diverse"),
     "top_k, proxy that learns from its selection": some(
         "top_k", scoring=proxy(make_model(seed=8), train_every=2, train_share=0.4)
     ),
     "top_k, proxy": some("top_k", scoring=proxy(make_model(seed=8), train_every=2)),
-    "reducible_loss": lambda selectivity: methods.reducible_loss(selectivity, reference=make_model(seed=7)),
-    "reducible_loss, losses by id": lambda selectivity: methods.reducible_loss(selectivity, reference=SCORES),
     "random_backprop": some("random_backprop"),
     "random_backprop, window and interrupt": some("random_backprop", start=0.2, end=0.7, interrupt=4),
     "repeated_random": some("repeated_random"),

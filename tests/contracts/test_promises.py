@@ -101,10 +101,6 @@ def check_plain(make, epochs, *, workers=0, drop_last=False):
         (lambda: sb.policies.ImportancePolicy(selectivity=0.3, unbiased=True), True),
         (lambda: sb.policies.BelowMeanPolicy(prune=0.6), True),
         (lambda: sb.policies.ClippedScorePolicy(minimum=0.1), True),
-        (lambda: sb.policies.SlidingWindowPolicy(prune=0.3), False),
-        (lambda: sb.policies.SlidingWindowPolicy(prune=0, groups=10, window=3), False),
-        (lambda: sb.policies.ThresholdPolicy(threshold=1), True),
-        (lambda: sb.policies.ThresholdPolicy(threshold=2, relative=False), True),
         (lambda: sb.policies.UniformPolicy(selectivity=0.3), True),
         (lambda: sb.policies.TopKPolicy(selectivity=0.25), True),
     ],
@@ -124,10 +120,6 @@ def test_3_and_4_policies(make_policy, prefers_high_scores):
         sb.scorers.StoredScorer(sb.scorers.ForwardScorer(), every=3, past_scores=4),
         sb.scorers.proxy(make_model(seed=5), train_every=0),
         sb.scorers.proxy(make_model(seed=5), train_every=2),  # which learns after the second of two equal passes
-        sb.scorers.ReducibleLossScorer(sb.scorers.ForwardScorer(), make_model(seed=5)),
-        sb.scorers.ReducibleLossScorer(sb.scorers.ForwardScorer(), torch.rand(203)),
-        sb.scorers.DiverseScorer(selectivity=0.5),
-        sb.scorers.DiverseScorer(layer="6"),
         sb.scorers.PipelinedScorer(),
     ],
 )

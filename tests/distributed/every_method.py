@@ -13,17 +13,12 @@ LATE = 0.8
 """Progress from which the next step may be the last one."""
 
 
-def epochs_of(name):
-    """Three losses of an example must be known before a second difference is."""
-    return EPOCHS + 1 if name.startswith("second_difference") else EPOCHS
-
-
 def job():
     plain = Run(epochs=PLAIN_EPOCHS)
     plain_batches = plain.train_plainly()
     results = {}
     for name in METHODS:
-        results[name] = compare(METHODS[name], epochs_of(name), plain, plain_batches, random.Random(name))
+        results[name] = compare(METHODS[name], EPOCHS, plain, plain_batches, random.Random(name))
     return results
 
 

@@ -18,7 +18,7 @@ from tests.helpers import NUM_DIGITS, Noisy
 
 SIZES = (2, 3, 4)
 _MORE_THAN_ONCE = ("kath18", "expected_selective_backprop")  # draw with replacement
-_NOT_SHARDED = ("pipelined", "proxy", "reducible_loss", "kath18", "distance", "predicted")
+_NOT_SHARDED = ("pipelined", "proxy", "kath18", "distance", "predicted")
 _DATA = ("even", "uneven", "one has few", "one has none after its first batch")
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selective_backprop.distributed.ledger import ShardedLedger
-from selective_backprop.ledger import Column, Ledger, before, epoch_before, first, shift
+from selective_backprop.ledger import Column, Ledger, before, epoch_before, shift
 from selective_backprop.prompt_ledger import prompt_column
 from selective_backprop.testing import same
 from tests.distributed.threads import run_processes, run_threads
@@ -22,7 +22,6 @@ def declared(width):
         "earlier_losses": Column("loss", shift, width=2),
         "loss_before": Column("loss", before),
         "loss_before_epoch": Column("loss", epoch_before, dtype=torch.int32, fill=-1),
-        "first_loss": Column("loss", first),
         **prompt_column(half_life=2),
         "epochs": Column("score", lambda column, event: column + event.epochs, dtype=torch.int32, fill=0),
     }

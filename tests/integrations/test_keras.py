@@ -659,7 +659,6 @@ class Inputs(keras.utils.PyDataset):
             "ProxyScorer runs torch modules",
         ),
         (sb.methods.distance_backprop(), "the loss for a score only"),
-        (sb.methods.reducible_loss(reference=torch.nn.Linear(64, 10)), "losses by id, not a torch module"),
         (sb.composer_backprop(scale_factor=0.5), "scoring='eval' only"),
     ],
 )
@@ -683,7 +682,6 @@ def record():
         sb.methods.expected_selective_backprop(0.5),
         sb.composer_backprop(),
         sb.top_k(0.4),
-        sb.methods.reducible_loss(0.4, reference=torch.zeros(203)),
         sb.repeated_random(0.4),
         sb.methods.recorded_backprop(record=record()),
         by_class(sb.selective_backprop(0.4), torch.arange(203) % 2),

@@ -166,9 +166,8 @@ def test_damaged_settings(tmp_path):
 
 
 def test_every_named_method_can_be_made():
-    for name in METHODS.keys() - {"diet", "recorded_backprop", "reducible_loss"}:  # which need files, or a network
+    for name in METHODS.keys() - {"diet", "recorded_backprop"}:  # which need files
         assert make_method(name, 0.25).name == name
-    assert make_method("reducible_loss", 0.25, {"reference": "small_cnn"}).policy.selectivity == 0.25
     assert make_method("kath18", 0.25).policy.selectivity == 0.25
     assert make_method("composer_backprop", 0.25).policy.selectivity == 0.25
     assert make_method("ledger_backprop", 0.25, {"loss_share": 0.8}).policy.loss_share == 0.8
@@ -185,18 +184,6 @@ def test_every_named_method_can_be_made():
         ("top_k", {"proxy": "small_cnn", "train_every": -1}, "train_every must be a whole number .* got -1"),
         ("top_k", {"train_every": 2}, "train_every needs a proxy to learn: give proxy=MODEL too"),
         ("ledger", {"proxy": "small_cnn"}, "ledger_backprop has no option 'proxy'"),
-        ("reducible_loss", {}, "reducible_loss needs reference=MODEL, the name of the network to compare with"),
-        ("reducible_loss", {"reference": "small_cn"}, "there is no model 'small_cn': did you mean small_cnn"),
-        (
-            "reducible_loss",
-            {"reference": "small_cnn", "reference_epochs": 0},
-            "reference_epochs must be a whole number >= 1, got 0",
-        ),
-        (
-            "reducible_loss",
-            {"reference": "small_cnn", "every": 3},
-            "reducible_loss has no option 'every'.* Its options are selectivity, .*reference, .*reference_epochs",
-        ),
         ("recorded", {}, "recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats"),
         ("recorded", {"run": "no/run"}, r"there is no no/run/ledger/epoch-\*.pt"),
     ],

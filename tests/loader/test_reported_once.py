@@ -5,10 +5,9 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import RandomSampler
 
 import selective_backprop as sb
-from tests.helpers import digits, make_loader, make_model
+from tests.helpers import make_loader, make_model
 
 TRAINED_ON = r"selects by training losses, but got none from this batch: compute the loss with loader\.loss"
 WITHOUT = r"gives examples weights, but this batch was trained on without them"
@@ -87,7 +86,7 @@ def test_weights_of_batches_taken_ahead_can_be_asked_for():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_loss_that_is_computed_twice_for_a_batch_is_recorded_once(ahead):
     """As by SAM, by LBFGS, for an auxiliary head or to print it."""
-    method = sb.methods.second_difference()
+    method = sb.ledger_backprop()
     loaders = [make_loader(method, audit=True, loader_options={"shuffle": False}) for _ in range(2)]
     for loader, calls in zip(loaders, (1, 3), strict=True):
         for _ in range(3):
@@ -99,22 +98,6 @@ def test_a_loss_that_is_computed_twice_for_a_batch_is_recorded_once(ahead):
     assert once.stats.loss_sums == thrice.stats.loss_sums
     torch.testing.assert_close(once.ledger.state_dict(), thrice.ledger.state_dict(), equal_nan=True)
     assert thrice.dynamics.num_rows == once.dynamics.num_rows == thrice.stats.trained
-
-
-def test_earlier_losses_of_an_example_that_comes_twice_in_an_epoch_are_those_of_earlier_epochs():
-    sampler = RandomSampler(digits(), num_samples=3 * len(digits()))  # every example three times
-    loader = make_loader(
-        sb.methods.second_difference(), audit=True, loader_options={"shuffle": False, "sampler": sampler}
-    )
-    losses = []
-    for _ in range(2):
-        for inputs, targets in loader:
-            loader.loss(loader.model[0](inputs)[:, :10] * (1 + loader.stats.batches), targets)
-        losses.append(loader.ledger.loss.clone())
-    earlier = loader.ledger.earlier_losses
-    torch.testing.assert_close(earlier[:, 0], losses[0])
-    assert bool(earlier[:, 1:].isnan().all()) and loader.dynamics.counts().tolist() == [2] * len(digits())
-    assert loader.stats.selectivity == 1  # after three epochs it would skip, and these are two
 
 
 def test_epochs_that_are_left_early_are_over_in_a_resumed_run_too():

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import selective_backprop as sb
 from selective_backprop import functional as SF
 from selective_backprop.ledger import Ledger
-from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer, StoredScorer
 from tests import reference
 from tests.helpers import NUM_DIGITS, digits, make_loader, make_model, train
 
@@ -528,46 +527,6 @@ def test_losses_of_training_are_asked_for():
         with pytest.raises(RuntimeError, match=rf"{method.name} selects by training losses.*with loader\.loss\("):
             for _ in loader:
                 pass
-
-
-# ---- reducible_loss
-
-
-def test_reducible_loss_is_the_difference():
-    model, held_out = make_model().eval(), make_model(seed=9).eval()
-    loss = nn.functional.cross_entropy(model(INPUTS), TARGETS, reduction="none").detach()
-    expected = loss - nn.functional.cross_entropy(held_out(INPUTS), TARGETS, reduction="none").detach()
-    for given in (held_out, loss - expected):
-        loader = make_loader(sb.methods.reducible_loss(0.3, reference=given), model=model)
-        for _ in loader:
-            pass
-        assert torch.allclose(loader.ledger.score, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ("model.pt", TypeError, "reference must be a model or a tensor of losses, got str"),
-        (
-            torch.tensor([1.0, float("nan")]),
-            ValueError,
-            r"finite, one per id, got shape \(2,\) with 1 that are not finite",
-        ),
-    ],
-)
-def test_bad_references(given, error, message):
-    with pytest.raises(error, match=message):
-        sb.methods.reducible_loss(reference=given)
-
-
-@pytest.mark.parametrize("count", [10, NUM_DIGITS - 1, NUM_DIGITS + 1])
-def test_reference_losses_of_another_data_set_are_refused_at_once(count):
-    message = f"for {count} ids, but the data set has {NUM_DIGITS} examples"
-    with pytest.raises(ValueError, match=message):
-        make_loader(sb.methods.reducible_loss(reference=torch.rand(count)))
-    nested = StoredScorer(ReducibleLossScorer(ForwardScorer(), torch.rand(count)), every=2)
-    with pytest.raises(ValueError, match=message):
-        make_loader(sb.top_k(0.5, scoring=nested))
 
 
 # ---- options of SB-like methods

@@ -34,8 +34,6 @@ def test_the_first_argument_is_the_share_that_is_kept_or_there_is_none(name):
         sb.methods.ledger_percentile,
         sb.methods.predicted_selective_backprop,
         sb.methods.expected_selective_backprop,
-        sb.methods.diverse,
-        sb.methods.tail_sft,
     ],
 )
 def test_the_share_is_the_one_that_is_kept(make):
@@ -62,7 +60,6 @@ def test_options_that_are_still_text_are_refused_by_their_name(name):
     record.add_ids(torch.tensor([0]))
     given = {
         "diet": {"method": sb.traditional(), "scores": [0.1, 0.2]},
-        "reducible_loss": {"reference": torch.zeros(2)},
         "recorded_backprop": {"record": record},
     }
     options = {}

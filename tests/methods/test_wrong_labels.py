@@ -41,14 +41,3 @@ def test_top_loss_examples_in_the_ledger_are_enriched_in_wrong_labels():
     _, loader, wrong = trained_on(sb.selective_backprop(0.5), seed=0)
     top = loader.ledger.score.argsort(descending=True)[: COUNT // 10]
     assert float(wrong[top].float().mean()) > 3 * float(wrong.float().mean())
-
-
-def test_reducible_loss_passes_over_wrong_labels():
-    """A reference that knows the task finds wrong labels unavoidable."""
-    torch.manual_seed(0)
-    reference = make_model(3)
-    train(make_loader(sb.traditional(), dataset=digits(COUNT), model=reference), reference, 6)
-    shares = [
-        trained_on(method, 0)[0] for method in (sb.top_k(0.3), sb.methods.reducible_loss(0.3, reference=reference))
-    ]
-    assert shares[1] < 0.5 * shares[0]

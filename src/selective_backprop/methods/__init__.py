@@ -11,24 +11,19 @@
 | ledger_backprop | loss in training, no selection pass | the hardest that carry 95% of the loss |
 | ledger_percentile | loss in training, no selection pass | chance = percentile ** beta |
 | infobatch | loss in training, no selection pass | all above the mean, some below, weighted up |
-| seta | loss in training, no selection pass | some groups of similar loss, from easy to hard |
-| second_difference | loss in training, no selection pass | examples whose loss has not settled |
 | kath18 | loss or gradient bound in a selection pass | draws in proportion to the score |
 | composer_backprop | loss in a selection pass, in a window | a fixed share of each candidate batch |
 | top_k | loss in a selection pass | the highest of each candidate batch |
-| diverse | gradients of the last layer in a selection pass | those that explain the batch's mean gradient |
-| reducible_loss | loss minus that of a reference model | the highest of each candidate batch |
 | random_backprop | | the same chance for all |
 | repeated_random | | a new random subset each epoch |
 | recorded_backprop | | what an earlier run selected, epoch by epoch |
-| tail_sft | fall of the loss since the start, no selection pass | all but the largest falls |
 | diet | any of these | what a pruning before training left |
 
 The first argument of a method is `selectivity`, the share that is kept, or there is none; everything else is given by
 name. Nearly every method also takes the options of `Schedule`: warmup_epochs, start, end, interrupt.
 """
 
-from selective_backprop.methods.batchwise import composer_backprop, diverse, kath18, reducible_loss, top_k
+from selective_backprop.methods.batchwise import composer_backprop, kath18, top_k
 from selective_backprop.methods.passless import (
     infobatch,
     ledger_backprop,
@@ -36,9 +31,6 @@ from selective_backprop.methods.passless import (
     random_backprop,
     recorded_backprop,
     repeated_random,
-    second_difference,
-    seta,
-    tail_sft,
     traditional,
 )
 from selective_backprop.methods.pruned import diet
@@ -54,7 +46,6 @@ __all__ = [
     "composer_backprop",
     "diet",
     "distance_backprop",
-    "diverse",
     "expected_selective_backprop",
     "infobatch",
     "kath18",
@@ -63,13 +54,9 @@ __all__ = [
     "predicted_selective_backprop",
     "random_backprop",
     "recorded_backprop",
-    "reducible_loss",
     "repeated_random",
-    "second_difference",
     "selective_backprop",
-    "seta",
     "stale_selective_backprop",
-    "tail_sft",
     "top_k",
     "traditional",
 ]

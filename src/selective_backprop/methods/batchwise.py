@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from torch import Tensor, nn
-
 from selective_backprop.functional import softmax_distance
 from selective_backprop.method import Method
 from selective_backprop.methods.options import ScheduleOptions
 from selective_backprop.options import require_flags
 from selective_backprop.policies import ImportancePolicy, PercentilePolicy, TopKPolicy
 from selective_backprop.schedules import Schedule, VariableStart
-from selective_backprop.scorers import DiverseScorer, ForwardScorer, ReducibleLossScorer, Scoring, scorer_from
+from selective_backprop.scorers import ForwardScorer, Scoring, scorer_from
 
 
 def kath18(
@@ -92,50 +90,3 @@ def top_k(selectivity: float = 1 / 3, *, scoring: Scoring = "eval", **schedule: 
     0.5
     """
     return Method("top_k", scorer_from(scoring), TopKPolicy(selectivity=selectivity), Schedule(**schedule))
-
-
-def diverse(selectivity: float = 1 / 3, *, layer: str | None = None, **schedule: Unpack[ScheduleOptions]) -> Method:
-    """DivBS: from each candidate batch, pick the examples whose gradients together explain the batch's mean gradient.
-
-    Examples are picked one by one by their gradients in the last layer: each time the one that takes most off the
-    residual of the mean gradient. What earlier picks explain already does not count, so examples that repeat others
-    are left out. The paper's code draws each pick by chance; here it is the best one, as in the paper's text.
-
-    Args:
-        selectivity: the share of each candidate batch to keep. The paper keeps a tenth to three tenths.
-        layer: name of the last layer, as in `model.named_modules()`. By default it is the nn.Linear called last.
-        schedule: as for `selective_backprop`.
-
-    >>> diverse(0.5, layer="fc")
-    diverse(selectivity=0.5, layer='fc')
-
-    Hong et al. 2024, https://arxiv.org/abs/2406.04872.
-    """
-    scorer = DiverseScorer(selectivity=selectivity, layer=layer)
-    return Method("diverse", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))
-
-
-def reducible_loss(
-    selectivity: float = 0.1,
-    *,
-    reference: nn.Module | Tensor,
-    scoring: Scoring = "eval",
-    **schedule: Unpack[ScheduleOptions],
-) -> Method:
-    """RHO-loss: train on the candidates whose loss is highest compared with that of a reference model.
-
-    The score is the loss minus the reference model's loss. It is low for examples that are learned already, and for
-    examples that cannot be learned, such as those with wrong labels.
-
-    Args:
-        selectivity: the share of each candidate batch to keep. The default is the paper's: a tenth of large batches.
-        reference: a model trained on held-out data, or its loss of each example, by id.
-        scoring, schedule: as for `selective_backprop`.
-
-    >>> reducible_loss(reference=nn.Linear(2, 2)).policy.selectivity
-    0.1
-
-    Mindermann et al. 2022, https://arxiv.org/abs/2206.07137.
-    """
-    scorer = ReducibleLossScorer(scorer_from(scoring), reference)
-    return Method("reducible_loss", scorer, TopKPolicy(selectivity=selectivity), Schedule(**schedule))

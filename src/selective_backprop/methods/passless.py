@@ -15,8 +15,6 @@ from selective_backprop.policies import (
     ClippedScorePolicy,
     GroupedPolicy,
     LossSharePolicy,
-    SlidingWindowPolicy,
-    ThresholdPolicy,
     TopKPolicy,
     UniformPolicy,
 )
@@ -25,10 +23,8 @@ from selective_backprop.schedules import NEVER, Schedule
 from selective_backprop.scorers import (
     AuditedLossScorer,
     ConstantScorer,
-    FallScorer,
     LeastSelectedScorer,
     RecordedScorer,
-    SecondDifferenceScorer,
     TrainingLossScorer,
 )
 from selective_backprop.scorers.selection_record import SelectionRecord
@@ -188,87 +184,3 @@ def infobatch(
     require_numbers(until=until)
     schedule = Schedule(end=until, start=start, warmup_epochs=warmup_epochs, interrupt=interrupt)
     return Method("infobatch", TrainingLossScorer(), BelowMeanPolicy(prune=prune), schedule)
-
-
-def second_difference(
-    *,
-    threshold: float = 0.1,
-    relative: bool = True,
-    average: int = 3,
-    max_age: int | None = 10,
-    **schedule: Unpack[ScheduleOptions],
-) -> Method:
-    """Skip examples whose loss has settled: the second difference of their training losses is small.
-
-    An example counts as mastered while the mean of |l_t - 2 l_(t-1) + l_(t-2)| over its last training losses l is below
-    the threshold. Mastered examples are not even loaded. The paper instead runs a forward pass on them in every epoch;
-    here `max_age` brings them back. An example is trained on until it has three losses.
-
-    Args:
-        threshold: the threshold, by default as a multiple of the mean over all examples. 0 trains on everything.
-        relative: if False, the threshold is compared with the second difference itself. The paper's threshold is 0.001
-            on CIFAR-10 and 0.002 on CIFAR-100.
-        average: number of second differences in the mean, 3 as in the paper's code.
-        max_age: train on every example at least once in this many epochs. With None, a mastered example is never seen
-            again.
-        schedule: as for `selective_backprop`.
-
-    >>> second_difference(threshold=0.001, relative=False)
-    second_difference(threshold=0.001, relative=False, max_age=10)
-
-    Yuan et al. 2025, https://arxiv.org/abs/2502.07547.
-    """
-    scorer = SecondDifferenceScorer(average=average, max_age=max_age)
-    policy = ThresholdPolicy(threshold=threshold, relative=relative)
-    return Method("second_difference", scorer, policy, Schedule(**schedule))
-
-
-def seta(
-    *,
-    prune: float = 0.1,
-    groups: int = 5,
-    window: int = 4,
-    until: float = 0.875,
-    **schedule: Unpack[ScheduleOptions],
-) -> Method:
-    """SeTa: train on a window of groups of similar loss, which slides from easy to hard, less a random part.
-
-    The first epoch trains on everything. Every later epoch is planned at its start. The last training losses are cut
-    into k groups by k-means, and epoch t trains on the w groups from number t mod (k - w + 1) on, without a random
-    share. At the end of the run it trains on all groups, without a random share. The paper leaves the random share out
-    before it makes the groups; here the groups are made of all losses, so that each example has a known chance.
-
-    Args:
-        prune: share of the examples to leave out at random in each epoch.
-        groups: k, the number of groups. The defaults are those of the paper's code on CIFAR-100.
-        window: w, the number of groups to train on. If it is k, the losses do not matter.
-        until: fraction of the run after which the window holds all groups.
-        schedule: as for `selective_backprop`.
-
-    >>> seta(prune=0.3, groups=10, window=5)
-    seta(prune=0.3, groups=10, window=5)
-
-    Zhou et al. 2025, https://arxiv.org/abs/2503.13385.
-    """
-    policy = SlidingWindowPolicy(prune=prune, groups=groups, window=window, until=until)
-    return Method("seta", TrainingLossScorer(), policy, Schedule(**schedule))
-
-
-def tail_sft(selectivity: float = 0.75, *, max_age: int | None = 10, **schedule: Unpack[ScheduleOptions]) -> Method:
-    """Leave out the examples whose loss fell most since the start: they are fitted already.
-
-    It is made for fine-tuning for a few epochs. Use a loss per token and `reducer="mean"`, so that long texts and short
-    ones compare; `SelectiveTrainer` does so by itself.
-
-    The losses of training decide before an epoch is loaded, at no cost. The first two epochs train on everything,
-    because two losses make a fall. To score candidates anew, use `reducible_loss` with a copy of the model as it was.
-
-    Args:
-        selectivity: share of the examples to keep in an epoch.
-        max_age: train on every example at least once in this many epochs; None for no limit.
-        schedule: as for `selective_backprop`.
-
-    >>> tail_sft(0.9).policy.selectivity
-    0.9
-    """
-    return Method("tail_sft", FallScorer(max_age=max_age), TopKPolicy(selectivity=selectivity), Schedule(**schedule))

@@ -8,8 +8,6 @@ from selective_backprop.policies.history import LossHistory
 from selective_backprop.policies.importance import ImportancePolicy
 from selective_backprop.policies.loss_share import LossSharePolicy
 from selective_backprop.policies.percentile import PercentilePolicy
-from selective_backprop.policies.sliding import SlidingWindowPolicy
-from selective_backprop.policies.threshold import ThresholdPolicy
 from selective_backprop.policies.top_k import TopKPolicy
 from selective_backprop.policies.uniform import UniformPolicy
 from selective_backprop.types import Policy
@@ -24,8 +22,6 @@ __all__ = [
     "LossSharePolicy",
     "PercentilePolicy",
     "Policy",
-    "SlidingWindowPolicy",
-    "ThresholdPolicy",
     "TopKPolicy",
     "UniformPolicy",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selective_backprop.files.forms import require_form
 from selective_backprop.functional import loss_above_smallest, mean_of_easiest
-from selective_backprop.ledger import Column, LedgerRows, before, epoch_before, first, shift
+from selective_backprop.ledger import Column, LedgerRows, before, epoch_before
 from selective_backprop.options import require_numbers
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
 from selective_backprop.scorers.remembering import MemoryCheck
@@ -83,55 +83,6 @@ class TrainingLossScorer(Scorer):
             self._forgetting.load_state_dict(state["forgetting"])
             require_form(state["memory"], (float, int, bool), "scorer.memory")
             *self._memory.state, self._memory.is_over = state["memory"]
-
-
-class SecondDifferenceScorer(TrainingLossScorer):
-    """Scores each example by the mean of |l_t - 2 l_(t-1) + l_(t-2)| over its last training losses l.
-
-    The score is small if the loss of an example no longer changes, or changes evenly. An example with fewer than three
-    losses has no score, so it is trained on. The same holds if its last loss is older than `max_age` epochs.
-
-    Args:
-        average: number of second differences in the mean. As long as there are fewer, the mean is over those.
-        max_age: number of epochs after which losses no longer count; None for no limit.
-    """
-
-    score_name = "second difference of the loss"
-
-    def __init__(self, *, average: int = 3, max_age: int | None = None) -> None:
-        if isinstance(average, bool) or not isinstance(average, int) or average < 1:
-            raise ValueError(f"average must be a whole number of second differences >= 1, got {average!r}")
-        super().__init__(max_age=max_age)
-        self.average = average
-        earlier = Column("loss", shift, width=average + 1)
-        self.needs = dataclasses.replace(self.needs, columns={"earlier_losses": earlier})
-
-    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
-        last = super().recall(ids, rows, epoch)
-        losses = torch.cat([last[:, None], rows.earlier_losses], dim=1)
-        differences = (losses[:, :-2] - 2 * losses[:, 1:-1] + losses[:, 2:]).abs()
-        # A last loss that is missing or too old makes the newest difference NaN, and so the example has no score.
-        return differences.nanmean(1).masked_fill(differences[:, 0].isnan(), float("nan"))
-
-
-class FallScorer(TrainingLossScorer):
-    """Scores each example by its last training loss minus its first one, so that the largest fall is lowest.
-
-    An example that was trained on only once has no score, so it is trained on again.
-
-    Args:
-        max_age: number of epochs after which a loss no longer counts; None for no limit.
-    """
-
-    score_name = "loss since the start"
-    needs = dataclasses.replace(TrainingLossScorer.needs, columns={"first_loss": Column("loss", first)})
-
-    def __init__(self, *, max_age: int | None = None) -> None:
-        super().__init__(max_age=max_age)
-
-    def recall(self, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
-        losses = super().recall(ids, rows, epoch)
-        return (losses - rows.first_loss).masked_fill(rows.loss == rows.first_loss, float("nan"))
 
 
 class LeastSelectedScorer(Scorer):

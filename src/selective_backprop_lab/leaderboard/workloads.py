@@ -30,7 +30,7 @@ class Workload:
     train_size: int | None = None
     """Examples to train on: a random part of the training set, the same one in every run. None for all."""
     proxy: str = "strided_cnn_tiny"
-    """Network that scores for the others, and that reducible losses refer to."""
+    """Network that scores for the others."""
     arms: tuple[str, ...] | None = None
     """Arms that are tuned here; None for all."""
     at_equal_compute: bool = False

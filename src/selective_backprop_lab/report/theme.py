@@ -25,11 +25,6 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "predicted_selective_backprop": ("#998855", "#bbee88", "circle"),
     "recorded_backprop": ("#3311ff", "#3388ff", "cross"),
     "top_k": ("#9988bb", "#44bb00", "triangle-right"),
-    "diverse": ("#33aa33", "#bbffcc", "square"),
-    "reducible_loss": ("#4455ee", "#9933bb", "diamond"),
-    "second_difference": ("#330088", "#99bb55", "triangle-up"),
-    "seta": ("#aa0033", "#eeff66", "triangle-down"),
-    "tail_sft": ("#221100", "#ccbbaa", "circle"),
 }
 """Light colour, dark colour and marker of every method, the same on every page.
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from torch import Tensor, nn
+from torch import nn
 
 import selective_backprop as sb
 from selective_backprop import methods
@@ -25,9 +25,6 @@ from selective_backprop_lab.runs.recipes import Recipe
 
 MakeNetwork = Callable[[str], nn.Module]
 """Makes a network by its name, for the run's data."""
-
-ReferenceLosses = Callable[[str, int], Tensor]
-"""Trains networks of this name for so many epochs. Returns losses by id, of networks that have not seen the example."""
 
 
 METHODS: dict[str, Callable[..., sb.Method]] = {name: getattr(methods, name) for name in methods.__all__}
@@ -80,7 +77,6 @@ _OF_PROXY: dict[str, Any] = {"proxy": str, "train_every": int, "train_share": fl
 """Options of every method with a selection pass: a smaller network scores for the one being trained."""
 _BY_NAME: dict[str, dict[str, Any]] = {
     "recorded_backprop": {"run": str},
-    "reducible_loss": {"reference": str, "reference_epochs": int},
     "diet": {"selectivity": float, "scores": str, "method": str},
 }
 """Options that name a run, a network, a file or a method, where the library takes an object."""
@@ -194,16 +190,14 @@ def make_method(
     selectivity: float,
     options: dict[str, Any] | None = None,
     make_network: MakeNetwork = _stand_in,
-    reference_losses: ReferenceLosses | None = None,
 ) -> sb.Method:
     """Make a method from its name, its selectivity (if it has one) and its other options.
 
     Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
-    train_every=, how often that network learns, and train_share=, from how much of a batch. reducible_loss takes
-    reference=MODEL and reference_epochs=, the network whose losses count as those that cannot be reduced.
-    recorded_backprop takes run=FOLDER, the run whose selection it repeats. diet takes scores=FILE, method=, the method
-    for the examples that are left, and the options of that method. A run passes make_network and reference_losses,
-    which know its data. Without them, the call only checks that the method can be made.
+    train_every=, how often that network learns, and train_share=, from how much of a batch. recorded_backprop
+    takes run=FOLDER, the run whose selection it repeats. diet takes scores=FILE, method=, the method for the examples
+    that are left, and the options of that method. A run passes make_network, which knows its data. Without it, the call
+    only checks that the method can be made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
@@ -221,11 +215,6 @@ def make_method(
     if name == "recorded_backprop":
         run = _needed(name, given, "run", "FOLDER, the earlier run whose selection it repeats")
         given["record"] = read_selections(Path(run))
-    elif name == "reducible_loss":
-        reference = _needed(name, given, "reference", "MODEL, the name of the network to compare with")
-        if (epochs := given.pop("reference_epochs", 2)) < 1:
-            raise ValueError(f"reference_epochs must be a whole number >= 1, got {epochs!r}")
-        given["reference"] = reference_losses(reference, epochs) if reference_losses else make_network(reference)
     elif name == "diet":
         scores = _needed(name, given, "scores", "FILE, a file of scores as `diet score` writes it")
         inner = {key: given.pop(key) for key in given.keys() - options_of(name)}

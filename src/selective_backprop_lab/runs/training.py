@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from selective_backprop_lab.data.augment import Augment, Normalise, measure_mean
 from selective_backprop_lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop_lab.models import make_model
 from selective_backprop_lab.runs.clock import Clock
-from selective_backprop_lab.runs.costs import forward_operations, scoring_cost
+from selective_backprop_lab.runs.costs import scoring_cost
 from selective_backprop_lab.runs.methods import make_method
 from selective_backprop_lab.runs.recipes import Recipe
 from selective_backprop_lab.runs.records import RunFolder
@@ -80,15 +78,6 @@ class InBFloat16(nn.Module):
         return outputs.float()
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """What a run costs before its first epoch."""
-
-    compute: float = 0.0
-    """In epochs of plain training."""
-    seconds: float = 0.0
-
-
 class Training:
     """A training run. `epoch()` trains for one epoch of candidates and returns its record.
 
@@ -125,11 +114,7 @@ class Training:
             # Another seed than the model's, so that a proxy of the same kind starts with other weights.
             return make_model(name, num_classes=data.num_classes, channels=channels, seed=seed + 1)
 
-        self.preparation = Preparation()
-        """What the run cost before its first epoch; it counts for that epoch."""
-        method = make_method(
-            settings.method, settings.selectivity, settings.options, make_proxy, self._reference_losses
-        )
+        method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
         generator = torch.Generator().manual_seed(seed)
         self.train_loader: DataLoader[Any] = DataLoader(
             dataset,
@@ -159,28 +144,6 @@ class Training:
         self.records: list[Record] = []
         self.selected_before = self.ledger.selected.clone()
         """How often each example had been selected before the last epoch."""
-
-    def _reference_losses(self, name: str, epochs: int) -> Tensor:
-        """Each example's loss by a network of this name that was trained on the other half of the data alone."""
-        began, seed = time.perf_counter(), self.settings.seed
-        images, labels = self.dataset.images, self.dataset.labels
-        recipe = self.settings.recipe.with_(model=name, epochs=epochs)
-        halves = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).chunk(2)
-        losses = torch.empty(len(labels))
-        for number, (own, other) in enumerate((halves, halves[::-1]), start=1):
-            plain = Settings(recipe=recipe, method="traditional", selectivity=1.0, seed=seed + number)
-            parts = images[own], labels[own], images[other], labels[other]
-            half = ImageSet(self.data.name, *parts, self.data.classes, self.data.is_text)
-            reference = Training(plain, half, self.device, test_every_epoch=False)
-            for _ in range(epochs):
-                reference.epoch()
-            scored = [F.cross_entropy(*pair, reduction="none").float().cpu() for pair in reference.test_outputs()]
-            losses[other] = torch.cat(scored)
-        example = self.normalise(images[:1].to(self.device))
-        share = forward_operations(reference.model, example) / forward_operations(self.model, example)
-        # Each example is trained on in every epoch, by one network, and scored once by the other.
-        self.preparation = Preparation(share * (3 * epochs + 1) / 3, time.perf_counter() - began)
-        return losses
 
     @property
     def ledger(self) -> Ledger:
@@ -248,13 +211,11 @@ class Training:
         scoring = cost.per_scored * record["scored"] + cost.per_offered * record["offered"]
         passes = scoring + 3 * record["trained"]
         record["compute"] = passes / (3 * self.num_examples)
-        before_run = Preparation() if self.records else self.preparation
-        record["compute"] += before_run.compute
         phases = {name: stats.seconds[name] - before["seconds"][name] for name in stats.seconds}
         forward, backward = seconds.get("forward", 0.0), seconds.get("backward", 0.0)
         record["seconds"] = {
             "loading": phases["loading"],
-            "selection": phases["scoring"] + phases["selecting"] + before_run.seconds,
+            "selection": phases["scoring"] + phases["selecting"],
             "forward": forward,
             "backward": backward,
             "other": max(0.0, phases["training"] - forward - backward),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from selective_backprop.method import require_method
-from selective_backprop.scorers import ForwardScorer, ReducibleLossScorer
+from selective_backprop.scorers import ForwardScorer
 from selective_backprop.scorers.base import Wrapping
 
 
@@ -16,8 +14,6 @@ def check_method(method: Any) -> None:
     require_method(method)
     scorer, name = method.scorer, method.name
     while isinstance(scorer, Wrapping):
-        if isinstance(scorer, ReducibleLossScorer) and isinstance(scorer.reference, nn.Module):
-            raise ValueError(f"{name} in Keras takes the reference model's losses by id, not a torch module")
         scorer = scorer.fresh
     if isinstance(scorer, ForwardScorer):
         exact = scorer.mode == "eval" and scorer.scale_factor == 1
