@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import selective_backprop as sb
 from tests.helpers import digits, make_loader, make_model, train
@@ -22,14 +22,9 @@ class Dicted(nn.Linear):
         return {"logits": super().forward(x)}
 
 
-class OutOfMemory(nn.Linear):
-    def forward(self, x):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-
 @pytest.mark.parametrize("kind", [Tupled, Dicted])
 def test_outputs_that_the_loss_does_not_take_name_forward(kind):
-    with pytest.raises(ValueError, match=r"first selection pass failed.*cross_entropy.*\n.*pass forward=") as found:
+    with pytest.raises(ValueError, match="pass forward=") as found:
         next(iter(make_loader(sb.selective_backprop(0.5), model=kind(64, 10))))
     assert isinstance(found.value.__cause__, TypeError)
 
@@ -58,38 +53,11 @@ def test_items_that_are_whole_batches_name_batch_size_none():
     for method in (sb.selective_backprop(0.5), sb.ledger_backprop(), sb.random_backprop(0.5)):
         joined = DataLoader(data, batch_size=1, collate_fn=lambda items: items[0])
         loader = sb.SelectiveLoader(joined, make_model(), loss_fn, method)
-        with pytest.raises(ValueError, match=r"a whole batch already, pass a DataLoader with batch_size=None and a m"):
+        with pytest.raises(ValueError, match="batch_size=None"):
             next(iter(loader))
     loader = sb.SelectiveLoader(DataLoader(data, batch_size=None), model := make_model(), loss_fn, method)
     train(loader, model, 1)
     assert 50 < loader.stats.trained < 150
-
-
-@pytest.mark.parametrize("method", [sb.selective_backprop(0.5), sb.ledger_backprop()])
-def test_sparse_examples_are_refused_or_pass_unchanged(method):
-    def collate(examples):
-        inputs, targets = default_collate(examples)
-        return inputs.to_sparse(), targets
-
-    model = nn.Sequential(Dense(), make_model())
-    loader = make_loader(method, model=model, loader_options={"collate_fn": collate})
-    if method.scorer.needs.selection_pass:
-        with pytest.raises(
-            TypeError, match="cannot pick examples from a sparse tensor: make it dense in the collate f"
-        ):
-            train(loader, model, 1)
-    else:
-        train(loader, model, 2)
-
-
-class Dense(nn.Module):
-    def forward(self, x):
-        return x.to_dense()
-
-
-def test_a_lack_of_memory_comes_as_it_is():
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        next(iter(make_loader(sb.selective_backprop(0.5), model=OutOfMemory(64, 10))))
 
 
 def rates(make_scheduler, selectivity):
@@ -135,7 +103,7 @@ def test_schedulers_of_schedulers_end_where_they_should(make, selectivity):
 
 
 def test_a_scheduler_that_goes_by_validation_loss_is_refused():
-    with pytest.raises(TypeError, match=r"call scheduler\.step\(validation_loss\) yourself once per epoch"):
+    with pytest.raises(TypeError, match=r"scheduler\.step\(validation_loss\)"):
         rates(lr_scheduler.ReduceLROnPlateau, 0.5)
 
 
@@ -143,21 +111,8 @@ def test_a_scheduler_that_goes_by_validation_loss_is_refused():
 def test_a_model_that_cannot_be_copied_is_told_before_pipelining():
     model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(64, 10)))
     model(torch.zeros(1, 64)).sum().backward()  # as after a first step: its weight is no leaf any more
-    with pytest.raises(ValueError, match=r"pipelined.*copy\.deepcopy\(model\) failed.*parametrizations\.weight_norm"):
+    with pytest.raises(ValueError, match=r"parametrizations\.weight_norm"):
         next(iter(make_loader(sb.selective_backprop(0.5, scoring="pipelined"), model=model)))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: sb.selective_backprop(0.5, warmup_epochs=float("nan")), "warmup_epochs must be >= 0, got nan"),
-        (lambda: sb.scorers.TrainingLossScorer(max_age=float("nan")), "max_age must be at least 1 epoch, got nan"),
-        (lambda: sb.kath18(threshold=float("nan")), "threshold must be a number >= 0, got nan"),
-    ],
-)
-def test_nan_options(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def select(losses, count=4):
@@ -169,9 +124,9 @@ def select(losses, count=4):
 
 def test_select_using_loss_takes_a_column_of_losses_and_refuses_what_cannot_be_ranked():
     assert len(select(torch.rand(4, 1))[0]) == 2
-    with pytest.raises(ValueError, match="the loss of example 2 of the batch is nan"):
+    with pytest.raises(ValueError, match=r"2 .*nan"):
         select(torch.tensor([1.0, 2.0, float("nan"), 1.0]))
-    with pytest.raises(ValueError, match=r"losses of shape \(4, 2\) for 4 examples"):
+    with pytest.raises(ValueError, match=r"\(4, 2\)"):
         select(torch.rand(4, 2))
-    with pytest.raises(ValueError, match="no examples to select from"):
+    with pytest.raises(ValueError, match="no examples"):
         select(torch.rand(0), count=0)

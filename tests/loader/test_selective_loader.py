@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 import selective_backprop as sb
 from selective_backprop.losses import PerExampleLoss, default_forward
-from selective_backprop.sampler.stats import Stats
 from tests.helpers import Noisy, digits, make_loader, make_model, train
 
 
@@ -46,56 +45,6 @@ def test_training_batches_are_the_very_tensors_that_were_scored():
             assert torch.equal(row, seen[row.sum().item()])
             rows += 1
     assert rows > 30
-
-
-class AddNoise:
-    """Augmentation with a generator of its own."""
-
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(3)
-
-    def __call__(self, batch):
-        inputs, targets = batch
-        return inputs + 0.1 * torch.randn(inputs.shape, generator=self.generator), targets
-
-    def state_dict(self):
-        return {"generator": self.generator.get_state()}
-
-    def load_state_dict(self, state):
-        self.generator.set_state(state["generator"])
-
-
-def test_a_transform_is_applied_once_before_scoring():
-    scored = []
-
-    class Spy(nn.Linear):
-        def forward(self, x):
-            if not self.training:
-                scored.append(x)
-            return super().forward(x)
-
-    loader = make_loader(sb.selective_backprop(0.3), model=Spy(64, 10), transform=AddNoise())
-    trained = torch.cat([inputs for inputs, _ in loader])
-    rows = {tuple(row.tolist()) for row in torch.cat(scored)}
-    assert all(tuple(row.tolist()) in rows for row in trained)
-    plain = {tuple(row.tolist()) for row in digits().tensors[0]}
-    assert not any(tuple(row.tolist()) in plain for row in trained)
-
-
-def test_the_state_of_a_transform_is_saved():
-    def new():
-        torch.manual_seed(0)
-        return make_loader(sb.selective_backprop(0.3), transform=AddNoise())
-
-    loader, resumed = new(), new()
-    iterator = iter(loader)
-    next(iterator)
-    resumed.load_state_dict(loader.state_dict())
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(iterator, resumed, strict=True))
-    with pytest.raises(
-        ValueError, match="saved with a transform that has a state, but this loader's transform has no load_state_dict"
-    ):
-        make_loader(sb.selective_backprop(0.3)).load_state_dict(loader.state_dict())
 
 
 def test_candidate_batches_may_be_larger_than_training_batches():
@@ -204,17 +153,6 @@ def test_examples_without_a_score_are_trained_on_in_a_stale_epoch():
     assert torch.equal(loader.ledger.score[:100], first_scores[:100])
 
 
-def test_the_ledger_has_the_loss_of_each_example():
-    model = make_model().eval()  # without dropout, and without steps, losses can be computed again
-    loader = make_loader(sb.random_backprop(0.5), model=model)
-    for inputs, targets in loader:
-        loader.loss(model(inputs), targets)
-    loss = nn.functional.cross_entropy(model(digits().tensors[0]), digits().tensors[1], reduction="none")
-    trained = ~loader.ledger.loss.isnan()
-    assert int(trained.sum()) == loader.stats.trained
-    assert torch.allclose(loader.ledger.loss[trained], loss[trained], atol=1e-5)
-
-
 class Weighted(sb.policies.UniformPolicy):
     """Unbiased: weight 1 / p."""
 
@@ -255,22 +193,9 @@ def test_unbiased_weights_give_an_unbiased_gradient():
     assert bool((error <= 5 * spread + 1e-3).all())
 
 
-def test_forgetting_the_weights_is_an_error():
-    loader = make_loader(weighted())
-    with pytest.raises(RuntimeError, match=r"weighted gives examples weights.* with loader.loss\(outputs, targets\)"):
-        for _ in loader:
-            pass
-
-
 def test_asking_for_the_weights_is_enough():
     loader = make_loader(weighted())
     assert sum(float(loader.weights().sum()) for _ in loader) > 0
-
-
-def test_len_is_an_upper_bound_and_reached_by_traditional():
-    loader = make_loader(sb.selective_backprop(0.5))
-    assert sum(1 for _ in loader) <= len(loader) == 13
-    assert sum(1 for _ in make_loader(sb.traditional())) == 13
 
 
 def test_progress_is_the_fraction_of_candidates_offered():
@@ -286,29 +211,12 @@ def test_progress_is_the_fraction_of_candidates_offered():
         assert values[0] == 0 and values[2] > values[1], "it rises within an epoch"
 
 
-def test_leaving_an_epoch_early_starts_the_next_one():
-    loader = make_loader(sb.selective_backprop(0.5))
-    for number, _ in enumerate(loader):
-        if number == 1:
-            break
-    assert loader.epoch == 1
-    for _ in loader:
-        pass
-    assert loader.epoch == 2
+def test_seeds_and_loaders_of_one_method():
+    method = sb.selective_backprop(0.5)  # of which each loader has a copy
 
-
-def test_a_method_can_serve_two_loaders():
-    method = sb.selective_backprop(0.5)
-    one, two = make_loader(method), make_loader(method)
-    for _ in one:
-        pass
-    assert len(two.policy.history.losses) == len(method.policy.history.losses) == 0
-
-
-def test_seeds():
     def ids(seed):
         torch.manual_seed(0)
-        loader = make_loader(sb.selective_backprop(0.5), seed=seed)
+        loader = make_loader(method, seed=seed)
         return [loader.batch.ids.tolist() for _ in loader]
 
     assert ids(1) == ids(1) != ids(2)
@@ -356,14 +264,6 @@ def test_gradient_accumulation_and_amp():
     assert int((~loader.ledger.loss.isnan()).sum()) == loader.stats.trained
 
 
-@pytest.mark.gpu
-def test_batches_are_given_out_on_the_models_device():
-    loader = make_loader(sb.selective_backprop(0.5), model=make_model().cuda())
-    inputs, targets = next(iter(loader))
-    assert inputs.is_cuda
-    assert targets.is_cuda
-
-
 def test_selection_passes_need_less_memory_than_training():
     """No activations are kept: the most that is alive at once is well below what training keeps."""
 
@@ -397,18 +297,6 @@ def test_selection_passes_need_less_memory_than_training():
     with Peak() as selection:
         scorer.score(candidates, task)
     assert 0 < selection.peak < training.peak / 3
-
-
-def test_no_second_counts_twice(monkeypatch):
-    """Planning happens inside loading: its time is taken from it."""
-    clock = iter([0.0, 10.0, 15.0, 20.0])
-    monkeypatch.setattr("selective_backprop.sampler.stats.time.perf_counter", lambda: next(clock))
-    stats = Stats()
-    stats.switch("loading")
-    phase = stats.switch("selecting")
-    stats.switch(phase)
-    stats.switch("")
-    assert stats.seconds == {"loading": 15, "selecting": 5, "scoring": 0, "training": 0}
 
 
 def test_a_planned_epoch_that_selects_nothing_gives_one_batch():

