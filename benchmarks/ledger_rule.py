@@ -98,7 +98,7 @@ class RulePolicy(Policy):
         self.rule, self.skip_at_least = rule, skip_at_least
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
-        losses = functional.loss_above_smallest(scores)
+        losses = functional.excess_loss(scores)
         outliers = functional.is_outlier(losses)
         usual = (~outliers).nonzero().flatten()
         fraction = max(0.1, fraction_kept(functional.descending(losses[usual]), self.rule))
@@ -130,7 +130,7 @@ class ScaledScorer(TrainingLossScorer):
     def _must_come_back(self, check: ForgettingCheck, ids: Tensor, rows: LedgerRows, epoch: int) -> Tensor:
         earlier, earlier_epochs = rows.loss_before, rows.loss_before_epoch
         came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
-        known = functional.loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
+        known = functional.excess_loss(rows.loss[rows.loss_epoch >= 0])
         check.learn(earlier[came_back], rows.loss[came_back], self.scale(known) if len(known) else 0.0)
         return torch.ones_like(came_back) if check.forgets else comes_back(ids, epoch)
 

@@ -73,8 +73,9 @@ def variance_reduction(losses):
 def hardest_with_loss_share(losses, share, cap=float("inf")):
     """Positions of the largest losses, taken one by one until they have this share of the total.
 
-    No loss counts for more than `cap` times the mean.
+    A loss counts by how far it is above the smallest, and for no more than `cap` times the mean.
     """
+    losses = [loss - min(losses) for loss in losses]
     counted = [min(loss, cap * sum(losses) / len(losses)) for loss in losses]
     taken, remaining = [], sorted(range(len(losses)), key=lambda i: losses[i])
     while sum(counted[i] for i in taken) < share * sum(counted) - 1e-9:

@@ -103,14 +103,16 @@ def mean_keep_probability(below: Tensor, up_to: Tensor, total: int, beta: float)
     return (areas.take(up_to) - areas.take(below)).div_(up_to - below).clamp_(max=1.0)
 
 
-def loss_above_smallest(losses: Tensor) -> Tensor:
-    """Shift losses so that none is negative: if one is, the smallest is subtracted from all.
+def excess_loss(losses: Tensor) -> Tensor:
+    """Return how far each loss is above the smallest one.
 
-    >>> loss_above_smallest(torch.tensor([0.5, 2.0])).tolist(), loss_above_smallest(torch.tensor([-0.5, 2.0])).tolist()
-    ([0.5, 2.0], [0.0, 2.5])
+    Label smoothing and other soft targets put a floor under every loss, and a Gaussian likelihood can be negative.
+    Neither says who needs training. Adding a constant to all losses changes nothing here.
+
+    >>> excess_loss(torch.tensor([0.5, 2.0])).tolist(), excess_loss(torch.tensor([-0.5, 2.0])).tolist()
+    ([0.0, 1.5], [0.0, 2.5])
     """
-    smallest = float(losses.min()) if len(losses) else 0.0
-    return losses - smallest if smallest < 0 else losses
+    return losses - losses.min() if len(losses) else losses
 
 
 def mean_of_easiest(losses: Tensor, share: float = 0.95) -> float:
@@ -126,20 +128,19 @@ def count_for_loss_share(ordered: Tensor, share: float, cap: float = float("inf"
     """Count how many of the largest losses it takes to reach this share of their sum.
 
     Args:
-        ordered: losses of any sign, in falling order. If some are negative, each counts by how far it is above the
-            smallest.
+        ordered: losses in falling order. Each counts by how far it is above the smallest.
         share: share of the sum.
         cap: no loss counts for more than this many times the mean.
 
     >>> count_for_loss_share(torch.tensor([2.0, 1.0, 0.0, 0.0]), share=0.6)
     1
-    >>> one_high = torch.cat([torch.tensor([1000.0]), torch.ones(99)])
+    >>> one_high = torch.tensor([1000.0, *[1.0] * 99, 0.0])
     >>> count_for_loss_share(one_high, share=0.8), count_for_loss_share(one_high, share=0.8, cap=10)
     (1, 59)
     """
     if share == 1 or not len(ordered):
         return len(ordered)  # nothing may be skipped
-    counted = loss_above_smallest(ordered).to(torch.float64)
+    counted = excess_loss(ordered).to(torch.float64)
     if cap < float("inf"):
         counted = counted.clamp(max=cap * float(counted.mean()))
     sums = counted.cumsum(0)

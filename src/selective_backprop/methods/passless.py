@@ -111,7 +111,8 @@ def ledger_backprop(
     Args:
         loss_share: train on the hardest examples, as many as carry this share of the total loss. So the more redundant
             the data is, the fewer examples are trained on. Outliers are trained on no more often than others; see
-            `LossSharePolicy`. If losses are negative, the share is that of their distance from the smallest loss.
+            `LossSharePolicy`. A loss counts by how far it is above the smallest, so that label smoothing, which puts a
+            floor under every loss, changes nothing.
         cap: no loss counts for more than this many times the mean.
         keep_at_least: train on at least this share of the examples in every epoch.
         skip_at_least: train on everything in an epoch that could skip fewer than this share of the examples. Where

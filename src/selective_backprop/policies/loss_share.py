@@ -1,4 +1,4 @@
-"""Keep as many of the hardest candidates as carry a given share of the total loss."""
+"""Keep as many of the hardest candidates as carry a given share of the excess loss."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from selective_backprop.types import Policy, Selection
 
 
 class LossSharePolicy(Policy):
-    """Keep the highest scores, as many as it takes to reach a given share of their sum. Ties are decided by lot.
+    """Keep the highest scores, as many as it takes to carry a given share of the loss. Ties are decided by lot.
+
+    A score counts by its excess: how far it is above the smallest. So a floor under all losses, as label smoothing puts
+    there, changes nothing.
 
     How many are kept depends on the data: few if few examples carry the loss, nearly all if all are hard. The policy is
     made for whole epochs. It has no history, and looks only at the candidates of one selection.
 
-    No score counts for more than `cap` times the mean. Outliers do not count, and have no priority: one is kept with
+    No excess counts for more than `cap` times their mean. Outliers do not count, and have no priority: one is kept with
     the average chance of a candidate. Otherwise a broken example could use up the share, and would be trained on in
     every epoch, much more often than the rest. At most ten scores are outliers, those more than 100 times as high as
     the next ones; see `functional.is_outlier`. If they are more than one in a thousand, they may be a rare class, and
     all are kept.
 
-    If some scores are negative, as the loss of a Gaussian with a learned variance can be, each score counts by how far
-    it is above the smallest. At least one candidate is kept, if there is any.
+    At least one candidate is kept, if there is any.
 
     Args:
-        loss_share: share of the candidates' total score that is kept.
-        cap: a score counts for at most this many times the mean. With infinity, scores count as they are, and there
+        loss_share: share of the candidates' total excess that is kept.
+        cap: no excess counts for more than this many times the mean. With infinity, scores count as they are, and there
             are no outliers.
         keep_at_least: keep at least this share of the candidates, however few carry the loss.
         skip_at_least: if fewer than this share of the candidates could be left out, none is. A small saving is not
@@ -38,9 +40,9 @@ class LossSharePolicy(Policy):
     >>> policy = LossSharePolicy(loss_share=0.9)
     >>> redundant = torch.cat([torch.full((900,), 0.001), torch.full((100,), 1.0)])
     >>> len(policy.select(redundant, torch.Generator()).positions)
-    91
-    >>> policy.keep_fraction(torch.cat([torch.ones(1000), torch.tensor([1e8])]))    # not 0.001
-    0.9
+    90
+    >>> policy.keep_fraction(torch.tensor([0.0, *[1.0] * 1000, 1e8]))  # not 0.001
+    0.899...
     >>> LossSharePolicy(loss_share=0.9, skip_at_least=0.3).keep_fraction(torch.ones(200))  # a tenth is too few
     1.0
     """
@@ -73,7 +75,7 @@ class LossSharePolicy(Policy):
 
     def keep_fraction(self, scores: Tensor) -> float:
         """Return the fraction of candidates that carry the share, which is the fraction kept."""
-        ordered = functional.loss_above_smallest(functional.descending(scores))
+        ordered = functional.excess_loss(functional.descending(scores))
         return self._fraction_of(ordered[self._num_outliers(ordered) :])
 
     def _num_outliers(self, ordered: Tensor) -> int:
@@ -98,14 +100,14 @@ class LossSharePolicy(Policy):
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         # Sorted only once, because an epoch may have millions of scores.
         ordered = functional.descending(scores)
-        ordered_losses = functional.loss_above_smallest(ordered)
+        ordered_losses = functional.excess_loss(ordered)
         num_outliers = self._num_outliers(ordered_losses)
         fraction = self._fraction_of(ordered_losses[num_outliers:])
         if not num_outliers:
             count = round(fraction * len(scores))
             chosen, chances = functional.is_highest(scores, ordered[count - 1], count, generator)
         else:
-            outliers = functional.is_outlier(functional.loss_above_smallest(scores), ordered=ordered_losses)
+            outliers = functional.is_outlier(functional.excess_loss(scores), ordered=ordered_losses)
             count = math.ceil(fraction * (len(scores) - num_outliers) - 1e-9)
             usual = scores.masked_fill(outliers, float("-inf"))
             chosen, chances = functional.is_highest(usual, ordered[num_outliers + count - 1], count, generator)

@@ -165,7 +165,7 @@ class _Skipped:
         places = self.mask.nonzero().flatten()
         scores = self.scores[places]
         preference = 1 + (self.probabilities[places] > 0).to(torch.int64)
-        preference[functional.is_outlier(functional.loss_above_smallest(scores))] = 0
+        preference[functional.is_outlier(functional.excess_loss(scores))] = 0
         order = scores.argsort(descending=True, stable=True)
         order = order[preference[order].argsort(descending=True, stable=True)]
         return self.ids[places[order[:count]]]

@@ -57,7 +57,7 @@ class ForgettingCheck:
         Args:
             before: (P,) their losses before they were left out.
             after: (P,) their losses now.
-            mean: the mean loss of the easiest examples, counted from the smallest loss if some are negative.
+            mean: the mean loss of the easiest examples, counted from the smallest loss.
         """
         if self.forgets or not mean > 0:
             return

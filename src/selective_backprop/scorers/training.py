@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.files.forms import require_form
-from selective_backprop.functional import loss_above_smallest, mean_of_easiest
+from selective_backprop.functional import excess_loss, mean_of_easiest
 from selective_backprop.ledger import Column, LedgerRows, before, epoch_before
 from selective_backprop.options import require_numbers
 from selective_backprop.scorers.forgetting import ForgettingCheck, comes_back
@@ -65,7 +65,7 @@ class TrainingLossScorer(Scorer):
             self._memory.learn(earlier[again], rows.loss[again])
         # These were trained on in the latest epoch, and before that left out for one epoch or more.
         came_back = (rows.loss_epoch == epoch - 1) & (earlier_epochs >= 0) & (earlier_epochs < epoch - 2)
-        known = loss_above_smallest(rows.loss[rows.loss_epoch >= 0])
+        known = excess_loss(rows.loss[rows.loss_epoch >= 0])
         check.learn(earlier[came_back], rows.loss[came_back], mean_of_easiest(known))
         return torch.ones_like(came_back) if check.forgets else comes_back(ids, epoch)
 
