@@ -18,6 +18,7 @@ from selective_backprop_lab.models.googlenet import googlenet
 from selective_backprop_lab.models.mobilenet import mobilenet_v2
 from selective_backprop_lab.models.resnet import resnet18, resnet50
 from selective_backprop_lab.models.small import small_cnn, small_resnet, strided_cnn
+from selective_backprop_lab.models.speedrun import Speedrun
 from selective_backprop_lab.models.wide_resnet import wide_resnet
 from selective_backprop_lab.names import suggestion
 from selective_backprop_lab.plugins import load_function
@@ -29,6 +30,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "strided_cnn_wide": partial(strided_cnn, width=32, stem_stride=4),
     "strided_cnn_dense": partial(strided_cnn, width=32),
     "small_resnet": small_resnet,
+    "speedrun_w8": partial(Speedrun, width=8),
+    "speedrun_w16": partial(Speedrun, width=16),
+    "speedrun_w32": partial(Speedrun, width=32),
+    "speedrun_w64": Speedrun,
     "resnet20": resnet20,
     "resnet20_narrow": partial(cifar_resnet, 20, width=8),
     "resnet56": partial(cifar_resnet, 56),

@@ -20,6 +20,7 @@ from selective_backprop.sampler.stats import COMBINATIONS
 from selective_backprop_lab.data.augment import Augment, Normalise, measure_mean_std
 from selective_backprop_lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop_lab.models import make_model
+from selective_backprop_lab.models.speedrun import WHITENED, Speedrun
 from selective_backprop_lab.runs.clock import Clock
 from selective_backprop_lab.runs.costs import scoring_cost
 from selective_backprop_lab.runs.methods import make_method
@@ -50,13 +51,23 @@ class Prepare:
 
 
 def make_optimizer(recipe: Recipe, parameters: Iterable[nn.Parameter], device: torch.device) -> Optimizer:
-    """The recipe's optimizer. It updates all parameters in one call on devices that can."""
+    """The recipe's optimizer. It updates all parameters in one call on devices that can.
+
+    Each group keeps its factor on the recipe's rate as `factor`.
+    """
     fused = device.type in ("cpu", "cuda")
+    given = [parameter for parameter in parameters if parameter.requires_grad]
+    if recipe.bias_rate != 1:
+        weights, biases = ([p for p in given if (p.dim() == 1) == is_bias] for is_bias in (False, True))
+        slower = {"factor": recipe.bias_rate, "weight_decay": recipe.weight_decay / recipe.bias_rate}
+        groups = [{"params": weights, "factor": 1.0}, {"params": biases, **slower}]
+    else:
+        groups = [{"params": given, "factor": 1.0}]
     if recipe.optimizer == "adamw":
         betas = (recipe.momentum, 0.999)
-        return AdamW(parameters, lr=recipe.lr, betas=betas, weight_decay=recipe.weight_decay, fused=fused)
+        return AdamW(groups, lr=recipe.lr, betas=betas, weight_decay=recipe.weight_decay, fused=fused)
     return SGD(
-        parameters,
+        groups,
         lr=recipe.lr,
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
@@ -99,20 +110,24 @@ class Training:
         with torch.random.fork_rng(self._cuda_devices):
             torch.manual_seed(seed)
             self._random_states = self._get_random_states()
-        model = make_model(recipe.model, num_classes=data.num_classes, channels=channels, seed=seed)
-        if recipe.bf16:
-            model = InBFloat16(model)
-        # Convolutions are fastest with channels last, on CPUs and on GPUs.
-        self.model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         images = data.train_images
         self.normalise = nn.Identity() if data.is_text else Normalise(*measure_mean_std(images)).to(device)
+
+        def make_network(name: str, seed: int) -> nn.Module:
+            model = make_model(name, num_classes=data.num_classes, channels=channels, seed=seed).to(device)
+            if isinstance(model, Speedrun):
+                model.whiten(self.normalise(images[:WHITENED].to(device)))
+            return InBFloat16(model) if recipe.bf16 else model
+
+        # Convolutions are fastest with channels last, on CPUs and on GPUs.
+        self.model = make_network(recipe.model, seed).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.test = data.test_images, data.test_labels
         self.num_examples = len(labels)
         self.dataset = dataset = ImageDataset(data.train_images, labels)
 
         def make_proxy(name: str) -> nn.Module:
             # Another seed than the model's, so that a proxy of the same kind starts with other weights.
-            return make_model(name, num_classes=data.num_classes, channels=channels, seed=seed + 1)
+            return make_network(name, seed + 1)
 
         method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
         generator = torch.Generator().manual_seed(seed)
@@ -131,7 +146,7 @@ class Training:
         self.loader = sb.SelectiveLoader(
             self.train_loader,
             self.model,
-            nn.CrossEntropyLoss(),
+            nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing),
             method,
             transform=self.prepare,
             device=device,
@@ -181,7 +196,7 @@ class Training:
             # Set by progress, so that the rate has fully decayed at the end, however few steps were taken.
             rate = self.settings.recipe.lr_at(self.loader.progress)
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["factor"]
             with clock("forward"):
                 outputs = self.model(images)
                 loss = self.loader.loss(outputs, labels)
@@ -228,7 +243,11 @@ class Training:
         """Outputs and labels of the test set, a thousand examples at a time."""
         self.model.eval()
         for images, labels in zip(*(torch.split(part, 1000) for part in self.test), strict=True):
-            yield self.model(self.normalise(images.to(self.device))), labels.to(self.device)
+            images = self.normalise(images.to(self.device))
+            outputs = self.model(images)
+            if self.settings.recipe.mirrored_test:
+                outputs = (outputs + self.model(images.flip(3))) / 2
+            yield outputs, labels.to(self.device)
 
     def evaluate(self) -> tuple[float, float]:
         """Loss and error on the test set."""
