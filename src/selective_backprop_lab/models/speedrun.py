@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +35,7 @@ class Speedrun(nn.Module):
         self.whitening.weight.requires_grad = False
         nn.init.zeros_(self.whitening.bias)  # type: ignore[arg-type]
         sizes = (components, width, 4 * width, 4 * width)
-        self.blocks = nn.Sequential(*(_block(*pair) for pair in zip(sizes[:-1], sizes[1:], strict=True)))
+        self.blocks = nn.Sequential(*(_block(*pair) for pair in itertools.pairwise(sizes)))
         self.head = nn.Linear(4 * width, num_classes, bias=False)
 
     @torch.no_grad()
