@@ -75,7 +75,8 @@ def count(model):
 def finite_gradients(model, images):
     outputs = model(images)
     nn.functional.cross_entropy(outputs, torch.arange(len(images))).backward()
-    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    trained = [(name, p.grad) for name, p in model.named_parameters() if p.requires_grad]
+    missing = [name for name, gradient in trained if gradient is None or not gradient.isfinite().all()]
     assert not missing
     return outputs
 
@@ -131,7 +132,8 @@ def test_small_grey_images(name):
     model = make_model(name, num_classes=7, channels=1, seed=0)
     with torch.no_grad():
         assert model(torch.randn(2, 1, 28, 28)).shape == (2, 7)
-    assert finite_gradients(model, torch.randn(2, 1, 8, 8)).shape == (2, 7)
+    smallest = 16 if name.startswith("speedrun") else 8  # it halves an image three times, and a row is lost before
+    assert finite_gradients(model, torch.randn(2, 1, smallest, smallest)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in TEXT])
