@@ -42,9 +42,9 @@ floors:
 	.venv-floors/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv-floors/core.txt
 	.venv-floors/bin/python -m pytest -n auto --dist loadgroup -q $(CORE_FLOOR_TESTS)
 
-# make torture KILLS=1000 LAYOUTS=1000 takes hours; the same command goes on where it was stopped.
+# make torture KILLS=1000 takes hours.
 torture: $(INSTALLED)
-	$(BIN)/python -m tests.torture $(if $(KILLS),--kills $(KILLS)) $(if $(LAYOUTS),--layouts $(LAYOUTS))
+	$(BIN)/python -m tests.torture $(if $(KILLS),--kills $(KILLS))
 
 demo: $(LAB)
 	$(BIN)/selective-backprop demo

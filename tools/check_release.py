@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CORE = {"filelock", "numpy", "selective-backprop", "torch"}
+CORE = {"numpy", "selective-backprop", "torch"}
 
 
 def main(folder: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import vl_convert
 
-from selective_backprop.files.writing import write_whole
+from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.leaderboard.arms import ARMS, DEFAULT, PLAIN, RANDOM
 from selective_backprop_lab.leaderboard.board import read_boards, read_trials
 from selective_backprop_lab.leaderboard.page import tables

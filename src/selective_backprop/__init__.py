@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
     )
     from selective_backprop.advice.advise import advise
     from selective_backprop.batches.padding import pad_to_longest
-    from selective_backprop.checkpoint.saving import load_checkpoint, save_checkpoint
+    from selective_backprop.checkpoint import load_checkpoint, save_checkpoint
     from selective_backprop.dynamics.auditing import audit
     from selective_backprop.loader.batch_function import BatchFunction
     from selective_backprop.loader.reporting import Every
@@ -93,9 +93,9 @@ _HOMES = {
     "WithLength": "loader.with_length",
     "advise": "advice.advise",
     "audit": "dynamics.auditing",
-    "load_checkpoint": "checkpoint.saving",
+    "load_checkpoint": "checkpoint",
     "pad_to_longest": "batches.padding",
-    "save_checkpoint": "checkpoint.saving",
+    "save_checkpoint": "checkpoint",
     "step_by_progress": "progress",
     "token_cross_entropy": "losses",
 }

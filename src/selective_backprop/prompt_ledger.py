@@ -14,10 +14,10 @@ from torch import Tensor
 
 from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
-from selective_backprop.files.writing import write_table
 from selective_backprop.ledger import Column, Event, LedgerRows
 from selective_backprop.losses import as_ids, as_numbers
 from selective_backprop.options import require_numbers
+from selective_backprop.saved import write_table
 
 SMALLEST_VARIANCE = 1e-8
 """Rewards with a smaller variance differ by rounding alone."""

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selective_backprop.files.forms import require_form
 from selective_backprop.functional import should_selective_backprop
 from selective_backprop.options import require_numbers
 
@@ -191,5 +190,4 @@ class VariableStart(Schedule):
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        require_form(state, {"tau": float, "unobserved": int}, "schedule")
         self._state.update(state)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from selective_backprop.files.locks import FolderLock
-from selective_backprop.files.sealed import seal, unseal
-from selective_backprop.files.writing import write_whole
 from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.files.locks import FolderLock
+from selective_backprop_lab.files.sealed import seal, unseal
+from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.runs.records import RunFolder
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_set

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selective_backprop as sb
-from selective_backprop.files.sealed import seal
+from selective_backprop_lab.files.sealed import seal
 from selective_backprop_lab.report import build_report, find_runs
 from selective_backprop_lab.runs.ledger_log import read_ledger_log
 from selective_backprop_lab.runs.methods import MethodSpec, parse_option

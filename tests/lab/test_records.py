@@ -4,7 +4,7 @@ import shutil
 import pytest
 import torch
 
-from selective_backprop.files.sealed import seal
+from selective_backprop_lab.files.sealed import seal
 from selective_backprop_lab.runs.methods import METHODS, make_method
 from selective_backprop_lab.runs.records import RunFolder
 from tests.lab.command_line import run_function

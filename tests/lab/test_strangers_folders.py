@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
-from selective_backprop.files.sealed import write_sealed
 from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.files.sealed import write_sealed
 from selective_backprop_lab.leaderboard.records import Cell, Outcome, Store
 from tests.lab.command_line import run, start, text_of
 from tests.lab.test_datasets import random_pixels, write_folders, write_parquet, write_set

@@ -15,9 +15,9 @@ import torch
 from typer.testing import CliRunner
 
 import selective_backprop as sb
-from selective_backprop.files.sealed import seal
 from selective_backprop_lab.cli import app
 from selective_backprop_lab.data.datasets import load_images
+from selective_backprop_lab.files.sealed import seal
 from tests.lab.test_datasets import write_folders, write_set
 
 SMALL = ("--epochs", 2, "--model", "tests.torture.network:small")

@@ -91,7 +91,7 @@ def draw(chance):
     return functools.partial(kill_while_writing, name=name, written=chance.randint(0, most))
 
 
-def survive(method, scratch, ways, finish=finish, check=check_same_outcome):
+def survive(method, scratch, ways):
     """Kill runs in these ways, one after the other, each going on where the last was killed. Returns the number."""
     left, killed, runs = list(ways), 0, 0
     while left:
@@ -104,7 +104,7 @@ def survive(method, scratch, ways, finish=finish, check=check_same_outcome):
             left.pop(0)  # a whole run ended before it: too fast a machine
         # Finished before a kill, which is then for the next run, or after all of them.
         finish(method, folder)
-        check(method, folder)
+        check_same_outcome(method, folder)
         runs += 1
     return killed
 

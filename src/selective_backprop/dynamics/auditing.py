@@ -18,7 +18,7 @@ from torch import Tensor
 from selective_backprop.dynamics import statistics
 from selective_backprop.dynamics.log import FILE, Dynamics
 from selective_backprop.dynamics.neighbours import label_votes, nearest_neighbours
-from selective_backprop.files.writing import write_table
+from selective_backprop.saved import write_table
 
 Array = NDArray[Any]
 _EASY, _AMBIGUOUS, _HARD, _UNKNOWN = "easy", "ambiguous", "hard", "unknown"

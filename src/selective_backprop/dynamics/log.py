@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selective_backprop.files.sealed import read_sealed, write_sealed
+from selective_backprop.saved import read_state, write_state
 
 Array = NDArray[Any]
 ROW = np.dtype([("id", "<u4"), ("loss", "<f4"), ("margin", "<f4"), ("confidence", "<f2"), ("other", "<u2")])
@@ -159,15 +159,15 @@ class Dynamics:
         self._rows = {epoch: [rows_from_bytes(rows).copy()] for epoch, rows in state["rows"].items()}
 
     def save(self, file: str | Path) -> None:
-        """Write the log to a sealed file, which is never half-written."""
-        write_sealed(file, _KIND, self.state_dict())
+        """Write the log to a file, which is never half-written."""
+        write_state(file, _KIND, self.state_dict())
 
     @classmethod
     def load(cls, file: str | Path) -> Dynamics:
         """Read a log that `save` wrote, without running code. Raises ValueError if it is damaged."""
-        with read_sealed(file, _KIND) as state:
-            dynamics = cls(len(state["labels"]))
-            dynamics.load_state_dict(state)
+        state = read_state(file, _KIND)
+        dynamics = cls(len(state["labels"]))
+        dynamics.load_state_dict(state)
         return dynamics
 
 

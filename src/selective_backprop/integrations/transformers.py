@@ -20,7 +20,6 @@ from torch.utils.data import IterableDataset
 
 from selective_backprop.advice.advise import Advice, advise
 from selective_backprop.batches.padding import Pad, pad_to_longest
-from selective_backprop.files.sealed import read_sealed, write_sealed
 from selective_backprop.inference import preserved_rng
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
@@ -30,6 +29,7 @@ from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.losses import PerExampleLoss, Reducer, TokenShare, token_cross_entropy
 from selective_backprop.method import Method, require_method
 from selective_backprop.progress import step_by_progress
+from selective_backprop.saved import read_state, write_state
 from selective_backprop.types import Batch
 
 try:
@@ -361,7 +361,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
     def _save_rng_state(self, output_dir: str) -> None:
         steps = self.steps.state_dict()  # first, because a sampler may draw the rest of its epoch here
         super()._save_rng_state(output_dir)
-        write_sealed(state_path(self, output_dir), STATE_KIND, steps)
+        write_state(state_path(self, output_dir), STATE_KIND, steps)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None and checkpoint == self._resumed_from:
@@ -376,9 +376,9 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._resumed_from = checkpoint
         if checkpoint is None:
             return 0, 0
-        with read_sealed(state_path(self, checkpoint, must_exist=True), STATE_KIND) as state:
-            self._saved_steps = state
-            return state["epoch"], state["taken"]
+        state = read_state(state_path(self, checkpoint, must_exist=True), STATE_KIND)
+        self._saved_steps = state
+        return state["epoch"], state["taken"]
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         if "loss" in logs and self._steps is not None:

@@ -25,7 +25,7 @@ from selective_backprop.scorers.base import fresh_of
 STATE_VERSION = 1
 
 _STATE_KEYS = {"method", "ranks", "batch_size", "epochs", "parts", "selector", "ledger", "stats", "losses"} | {
-    *("dynamics", "reported", "transform", "stream", "learned_length", "generators", "checksum")
+    *("dynamics", "reported", "transform", "stream", "learned_length", "generators")
 }
 
 _logger = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.files.signing import signed
 from selective_backprop.inference import device_of
 from selective_backprop.loader.checks import (
     STATE_VERSION,
@@ -44,7 +43,6 @@ from selective_backprop.loader.observer import Observer
 from selective_backprop.loader.reporting import OnStats, Reporting
 from selective_backprop.loader.selector import Selector
 from selective_backprop.loader.source import StreamSource, make_source
-from selective_backprop.loader.state_form import check_form
 from selective_backprop.loader.stepper import Stepper
 from selective_backprop.losses import PerExampleLoss, WrongCountError, default_forward
 from selective_backprop.method import Method
@@ -477,10 +475,10 @@ class SelectiveLoader(LoaderAttributes):
         workers start anew. The examples and their order are still the same. Between epochs everything is exact, unless
         workers are persistent.
         """
-        return signed(self.state_to_write(copy=True))
+        return self.state_to_write(copy=True)
 
     def state_to_write(self, *, copy: bool = False) -> dict[str, Any]:
-        """Return the state without a checksum and, unless copy is set, without copying the ledger.
+        """Return the state without, unless copy is set, copying the ledger.
 
         It is for those who write it to a file at once, as `save_checkpoint` does: training on would change it.
         """
@@ -507,8 +505,7 @@ class SelectiveLoader(LoaderAttributes):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved. The next iteration finishes the epoch that was under way.
 
-        If the state does not fit this loader and its method, an error says what differs, and nothing is changed. A
-        state in which any value was changed since it was saved is refused by its checksum.
+        If the state does not fit this loader and its method, an error says what differs, and nothing is changed.
         """
         self.check_state_dict(state)
         if self._is_iterated:
@@ -543,4 +540,3 @@ class SelectiveLoader(LoaderAttributes):
             check_state(state, self.method, self._source, batch_size=self._run.batch_size, team=self.team)
             self._run.parts.check_state_dict(state["parts"])
             self._run.observer.check_state_dict(state)
-            check_form(state, self._source.num_examples)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from selective_backprop import functional
-from selective_backprop.files.forms import require_form
 from selective_backprop.options import require_flags, require_numbers
 from selective_backprop.policies.history import LossHistory
 from selective_backprop.policies.sizes import Debt, Sizes
@@ -125,6 +124,5 @@ class PercentilePolicy(Policy):
         return {"history": self.history.state_dict(), "debt": self.debt.owed, "owed": self.sizes.owed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        require_form(state, {"history": dict, "debt": float, "owed": float}, "policy")
         self.history.load_state_dict(state["history"])
         self.debt.owed, self.sizes.owed = state["debt"], state["owed"]

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from selective_backprop.files.sealed import read_sealed, write_sealed
 from selective_backprop.options import require_numbers
+from selective_backprop.saved import read_state, write_state
 
 _KIND = "scores 1"
 
 
 def save_scores(scores: Tensor | Sequence[float], path: str | os.PathLike[str]) -> None:
-    """Write scores to a sealed file: plain data and their checksum. If it fails, an OSError leaves no partial file.
+    """Write scores to a file: plain data and their checksums. If it fails, an OSError leaves no partial file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -26,7 +26,7 @@ def save_scores(scores: Tensor | Sequence[float], path: str | os.PathLike[str]) 
     ...     load_scores(f"{folder}/scores.pt", num_examples=2)
     tensor([0.5000, 1.0000])
     """
-    write_sealed(path, _KIND, {"scores": _numbers(scores, "scores")})
+    write_state(path, _KIND, {"scores": _numbers(scores, "scores")})
 
 
 def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -> Tensor:
@@ -34,8 +34,8 @@ def load_scores(path: str | os.PathLike[str], num_examples: int | None = None) -
 
     num_examples: size of the data set, to check that the scores fit.
     """
-    with read_sealed(path, _KIND) as state:
-        scores = _numbers(state["scores"], "scores")
+    state = read_state(path, _KIND)
+    scores = _numbers(state["scores"], "scores")
     if num_examples is not None and len(scores) != num_examples:
         raise ValueError(f"{os.fspath(path)} has scores of {len(scores)} examples, the data set has {num_examples}")
     return scores

@@ -12,10 +12,8 @@ from torch.utils.data import BatchSampler
 from selective_backprop.description import describe, differing
 from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.distributed.team import Team
-from selective_backprop.files.signing import is_signed
 from selective_backprop.losses import as_ids
 from selective_backprop.method import Method, require_method
-from selective_backprop.sampler.state_form import check_form
 from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.scorers.base import require_one_each
 
@@ -174,11 +172,6 @@ def check_saved_by(state: Any, method: Method, keys: set[str], version: int, wha
         raise ValueError(
             f"this state lacks {', '.join(sorted(missing))}: it is damaged, or not of a Selective{what.title()}"
         )
-    if "checksum" in keys and not is_signed(state):
-        raise ValueError(
-            f"this state of a Selective{what.title()} was changed since it was saved, because its checksum does not "
-            "match: it is damaged, or was edited"
-        )
     if state["method"]["name"] != method.name:
         raise ValueError(
             f"the state was saved by the method {state['method']['name']}, but this {what} has {method.name}"
@@ -209,4 +202,3 @@ def check_state(state: Any, method: Method, *, num_examples: int, team: Team) ->
             "saved for another data set, or has this one changed?"
         )
     check_rank(state, team)
-    check_form(state, num_examples)

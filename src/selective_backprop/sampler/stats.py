@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from selective_backprop.files.forms import require_form
-
 _LOSSES = ("trained", "num_trained", "candidates", "num_candidates")
 PHASES = ("loading", "scoring", "selecting", "training")
 
@@ -131,7 +129,6 @@ class Stats:
         return {f.name: copy.copy(getattr(self, f.name)) for f in fields(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        require_form(state, STATS_FORM, "stats")
         for name, value in state.items():
             setattr(self, name, copy.copy(value))
 
@@ -149,13 +146,6 @@ class Stats:
             f"selectivity {self.selectivity:.3f}; seconds: {seconds or 0}" + (self.note and f"\n{self.note}")
         )
 
-
-STATS_FORM = {name: type(value) for name, value in Stats().state_dict().items()} | {
-    "loss_sums": dict.fromkeys(_LOSSES, float),
-    "seconds": dict.fromkeys(PHASES, float),
-    "skipped_before_loading": float,  # below 0 on a rank that loads ids of others; the sum over ranks is not
-}
-"""The form of saved statistics."""
 
 COMBINATIONS: dict[str, Combination] = {statistic.name: statistic.metadata["combine"] for statistic in fields(Stats)}
 """How ranks combine each statistic. If a statistic does not declare it, importing this module raises a KeyError."""

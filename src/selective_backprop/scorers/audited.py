@@ -10,7 +10,6 @@ from torch import Tensor
 
 from selective_backprop.dynamics.auditing import audit
 from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.files.forms import Either, require_form
 from selective_backprop.ledger import LedgerRows
 from selective_backprop.scorers.forgetting import ForgettingCheck
 from selective_backprop.scorers.training import TrainingLossScorer
@@ -68,5 +67,4 @@ class AuditedLossScorer(TrainingLossScorer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        require_form(state["suspects"], Either(None, torch.bool), "scorer.suspects")
         self.suspects = state["suspects"]

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from selective_backprop.description import arguments, short
-from selective_backprop.files.forms import require_form
 from selective_backprop.functional import spearman
 from selective_backprop.types import Candidates, Needs, Scorer, Task
 
@@ -86,7 +85,6 @@ class FidelityCheck:
         return {"fidelity": self.fidelity, "batches": self._batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        require_form(state["batches"], int, "scorer.batches")
         self.fidelity, self._batches = float(state["fidelity"]), state["batches"]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.files.forms import require_form
 from selective_backprop.options import require_numbers
 
 _logger = logging.getLogger(__name__)
@@ -82,7 +81,6 @@ class ForgettingCheck:
         return {"forgets": self.forgets, "rises": list(self._rises)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        require_form(state, {"forgets": bool, "rises": [torch.float32]}, "scorer.forgetting")
         self.forgets, self._rises = state["forgets"], list(state["rises"])
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from selective_backprop.batches.layout import Layout, take_rows
-from selective_backprop.files.forms import require_form
 from selective_backprop.inference import device_of, seeded_rng, unwrap
 from selective_backprop.options import require_numbers
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
@@ -141,7 +140,6 @@ class ProxyScorer(FreshScorer):
         self.model.load_state_dict(state["model"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        require_form(state["batches"], int, "scorer.batches")
         self._batches = state["batches"]
         self._check.load_state_dict(state["check"])
 

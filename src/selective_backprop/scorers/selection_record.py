@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.description import Described
-from selective_backprop.files.sealed import read_sealed, write_sealed
+from selective_backprop.saved import read_state, write_state
 
 _KIND = "selection record 1"
 _BITS = 2 ** torch.arange(8, dtype=torch.uint8)
@@ -85,23 +85,23 @@ class SelectionRecord(Described):
         return bits.bool().flatten()[: self.num_examples]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to a sealed file: plain data and their checksum.
+        """Write the record to a file: plain data and their checksums.
 
         If writing fails, there is an OSError and no partial file. A run that is resumed from a checkpoint can go on
         with the record that was saved together with it.
         """
         masks = torch.stack(self._masks) if self._masks else torch.zeros(0, -(-self.num_examples // 8))
-        write_sealed(path, _KIND, {"masks": masks.to(torch.uint8), "counts": self._counts})
+        write_state(path, _KIND, {"masks": masks.to(torch.uint8), "counts": self._counts})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SelectionRecord:
         """Read a record that `save` wrote. Raises ValueError if the file is damaged."""
-        with read_sealed(path, _KIND) as state:
-            masks, counts = state["masks"], state["counts"]
-            record = cls(len(counts))
-            record.add_ids(torch.empty(0, dtype=torch.int64))
-            if masks.shape[1:] != record._masks[0].shape or masks.dtype != torch.uint8:
-                raise ValueError("it has no bit for each example and epoch")
-            record._masks = list(masks)
-            record._counts = record._counts.copy_(counts)
+        state = read_state(path, _KIND)
+        masks, counts = state["masks"], state["counts"]
+        record = cls(len(counts))
+        record.add_ids(torch.empty(0, dtype=torch.int64))
+        if masks.shape[1:] != record._masks[0].shape or masks.dtype != torch.uint8:
+            raise ValueError("it has no bit for each example and epoch")
+        record._masks = list(masks)
+        record._counts = record._counts.copy_(counts)
         return record

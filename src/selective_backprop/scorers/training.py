@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.files.forms import require_form
 from selective_backprop.functional import excess_loss, mean_of_easiest
 from selective_backprop.ledger import Column, LedgerRows, before, epoch_before
 from selective_backprop.options import require_numbers
@@ -81,7 +80,6 @@ class TrainingLossScorer(Scorer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._forgetting is not None:
             self._forgetting.load_state_dict(state["forgetting"])
-            require_form(state["memory"], (float, int, bool), "scorer.memory")
             *self._memory.state, self._memory.is_over = state["memory"]
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from selective_backprop.files.reading import visible
 from selective_backprop_lab.cli.screen import Screen, console
+from selective_backprop_lab.files.reading import visible
 
 if TYPE_CHECKING:
     from selective_backprop_lab.runs.experiment import Entry

@@ -69,8 +69,8 @@ def compare(
 
     `selective-backprop compare --recipe svhn_small --data-dir data --epochs 2,4,8 --out runs/svhn`
     """
-    from selective_backprop.files.writing import write_whole
     from selective_backprop_lab.cli.bars import Bars
+    from selective_backprop_lab.files.writing import write_whole
     from selective_backprop_lab.report import data_of
     from selective_backprop_lab.report.live import LiveReport
     from selective_backprop_lab.runs.records import epochs_done

@@ -50,7 +50,7 @@ def score(
     import torch
 
     import selective_backprop as sb
-    from selective_backprop.files.writing import make_subfolder
+    from selective_backprop_lab.files.writing import make_subfolder
     from selective_backprop_lab.runs.training import check, load_data
     from selective_backprop_lab.study.agreement import rank_correlation
 
@@ -128,8 +128,8 @@ diet_app = make_app(
 def _score_with_bars(
     screen: Screen, settings: Settings, data: ImageSet, folder: Path, *, epochs: int, seeds: int
 ) -> list[Tensor]:
-    from selective_backprop.files.writing import make_subfolder
     from selective_backprop_lab.cli.bars import Bars
+    from selective_backprop_lab.files.writing import make_subfolder
     from selective_backprop_lab.runs.experiment import Entry
     from selective_backprop_lab.runs.time_left import TimeLeft
     from selective_backprop_lab.study.diet import score_by_network

@@ -132,7 +132,7 @@ def show(
 
     Example: `selective-backprop leaderboard show benchmarks/results/larger`
     """
-    from selective_backprop.files.reading import visible
+    from selective_backprop_lab.files.reading import visible
     from selective_backprop_lab.leaderboard.board import read_boards, read_trials
     from selective_backprop_lab.leaderboard.page import tables
     from selective_backprop_lab.leaderboard.tuning import chosen_settings

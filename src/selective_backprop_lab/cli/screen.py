@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from selective_backprop.files.reading import visible
+from selective_backprop_lab.files.reading import visible
 
 _NO_LIMIT = 100_000  # columns
 

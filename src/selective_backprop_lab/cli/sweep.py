@@ -48,8 +48,8 @@ def sweep(
 
     `selective-backprop sweep --recipe svhn_small --vary model=small_resnet,resnet20 --vary schedule=linear,svhn`
     """
-    from selective_backprop.files.writing import write_whole
     from selective_backprop_lab.cli.bars import Bars
+    from selective_backprop_lab.files.writing import write_whole
     from selective_backprop_lab.report import data_of
     from selective_backprop_lab.report.live import LiveReport
     from selective_backprop_lab.runs.time_left import TimeLeft

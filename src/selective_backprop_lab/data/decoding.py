@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selective_backprop.files.locks import locked_folder
-from selective_backprop.files.reading import open_regular
-from selective_backprop.files.writing import sync_folder
+from selective_backprop_lab.files.locks import locked_folder
+from selective_backprop_lab.files.reading import open_regular
+from selective_backprop_lab.files.writing import sync_folder
 from selective_backprop_lab.names import unknown
 
 _T = TypeVar("_T")

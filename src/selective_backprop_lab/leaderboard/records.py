@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from selective_backprop.files.forms import require_form
-from selective_backprop.files.reading import parse_json, read_bytes
-from selective_backprop.files.writing import append
+from selective_backprop_lab.files.forms import require_form
+from selective_backprop_lab.files.reading import parse_json, read_bytes
+from selective_backprop_lab.files.writing import append
 from selective_backprop_lab.runs.records import environment
 
 

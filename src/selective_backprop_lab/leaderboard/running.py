@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from selective_backprop.files.sealed import read_sealed, write_sealed
-from selective_backprop.files.writing import make_subfolder
 from selective_backprop_lab.data.datasets import ImageSet
+from selective_backprop_lab.files.sealed import read_sealed, write_sealed
+from selective_backprop_lab.files.writing import make_subfolder
 from selective_backprop_lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop_lab.leaderboard.workloads import Workload
 from selective_backprop_lab.runs.methods import MethodSpec

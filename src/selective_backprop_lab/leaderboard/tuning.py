@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from selective_backprop.files.reading import read_json
-from selective_backprop.files.writing import write_whole
 from selective_backprop_lab.data.datasets import ImageSet
+from selective_backprop_lab.files.reading import read_json
+from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.leaderboard.arms import PLAIN, RANDOM, Arm, untuned
 from selective_backprop_lab.leaderboard.records import Cell, Outcome, Store
 from selective_backprop_lab.leaderboard.running import Show, run_missing, settings_of

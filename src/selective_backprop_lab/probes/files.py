@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selective_backprop.files.sealed import read_sealed, write_sealed
-from selective_backprop.files.writing import make_subfolder
+from selective_backprop_lab.files.sealed import read_sealed, write_sealed
+from selective_backprop_lab.files.writing import make_subfolder
 
 Array = NDArray[Any]
 _KIND = "arrays 1"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from selective_backprop.files.writing import write_whole
+from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.report import audits, data, errors, headline, probes, seconds, selection
 from selective_backprop_lab.report.charts import Palette
 from selective_backprop_lab.report.comparisons import Comparison, compare_runs, order_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.files.reading import visible
+from selective_backprop_lab.files.reading import visible
 from selective_backprop_lab.report.runs import Run, method_and_budget
 from selective_backprop_lab.study.curves import Curve
 from selective_backprop_lab.study.standing import PLAIN, LabelledRuns, Standings, standings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from selective_backprop.files.writing import write_whole
 from selective_backprop_lab.data.decoding import import_extra
+from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.report import theme
 from selective_backprop_lab.report.build import Report
 from selective_backprop_lab.report.charts import Palette

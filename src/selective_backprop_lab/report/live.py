@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from selective_backprop.files.writing import write_whole
+from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.report.build import Report, build_report, write_report
 from selective_backprop_lab.report.figures import Notes, Section
 from selective_backprop_lab.report.images import LoadData, data_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from selective_backprop.files.reading import visible
+from selective_backprop_lab.files.reading import visible
 from selective_backprop_lab.report.charts import Palette
 from selective_backprop_lab.report.figures import Section, Table
 from selective_backprop_lab.report.images import LoadData

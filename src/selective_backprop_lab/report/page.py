@@ -10,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from selective_backprop.files.locks import locked_folder
-from selective_backprop.files.writing import write_whole
 from selective_backprop_lab.data.decoding import import_extra
+from selective_backprop_lab.files.locks import locked_folder
+from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.report import theme
 from selective_backprop_lab.report.charts import Palette
 from selective_backprop_lab.report.comparisons import Comparison

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from selective_backprop.files.reading import read_json, visible
+from selective_backprop_lab.files.reading import read_json, visible
 from selective_backprop_lab.runs.records import read_records, require_number
 from selective_backprop_lab.runs.training import Record
 from selective_backprop_lab.study.curves import Curve

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from selective_backprop.files.writing import make_subfolder
 from selective_backprop_lab.data.datasets import ImageSet
+from selective_backprop_lab.files.writing import make_subfolder
 from selective_backprop_lab.runs.records import RunFolder
 from selective_backprop_lab.runs.training import Observer, Record, Settings, Training, advance, check, start
 

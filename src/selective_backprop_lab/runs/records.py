@@ -19,10 +19,10 @@ import torch
 from filelock import Timeout
 
 import selective_backprop as sb
-from selective_backprop.files.locks import FolderLock
-from selective_backprop.files.reading import parse_json, read_bytes, read_json
-from selective_backprop.files.sealed import read_sealed, write_sealed
-from selective_backprop.files.writing import write_whole
+from selective_backprop_lab.files.locks import FolderLock
+from selective_backprop_lab.files.reading import parse_json, read_bytes, read_json
+from selective_backprop_lab.files.sealed import read_sealed, write_sealed
+from selective_backprop_lab.files.writing import write_whole
 
 _KIND = "run 1"
 

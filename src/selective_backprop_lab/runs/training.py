@@ -13,7 +13,6 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 import selective_backprop as sb
-from selective_backprop.checkpoint.parts import require_room
 from selective_backprop.dynamics.log import FILE
 from selective_backprop.ledger import Ledger
 from selective_backprop.sampler.stats import COMBINATIONS
@@ -271,7 +270,7 @@ class Training:
         # The settings of the run say how it steps, and each step sets the rate: only what was kept is loaded.
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        require_room("the optimizer", self.optimizer)
+        _require_room(self.optimizer)
         self.loader.load_state_dict(state["loader"])
         with torch.random.fork_rng(self._cuda_devices):
             self._set_random_states(state["random"])  # refuses what is no state of a generator
@@ -331,3 +330,18 @@ def advance(training: Training, folder: RunFolder | None = None, observers: Sequ
         if training.settings.record is not None:
             training.loader.dynamics.save(folder.path / FILE)
         folder.save(training.state_dict())
+
+
+def _require_room(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if fused steps of an optimizer, whose state was loaded, would write beyond its tensors.
+
+    torch's fused steps take for granted that what is kept for a parameter has its shape. Others look at the shapes.
+    """
+    for parameter in (one for group in optimizer.param_groups if group.get("fused") for one in group["params"]):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            shape = torch.Size() if key == "step" else parameter.shape
+            if isinstance(value, torch.Tensor) and value.shape != shape:
+                raise ValueError(
+                    f"the optimizer has {key!r} of shape {tuple(value.shape)} for a parameter of shape "
+                    f"{tuple(parameter.shape)}: it is damaged, or of another optimizer"
+                )

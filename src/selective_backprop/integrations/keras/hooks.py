@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import torch
 from keras.src.saving.keras_saveable import KerasSaveable  # what Keras looks for in a model that it saves
 
-from selective_backprop.files.sealed import seal, unseal
 from selective_backprop.integrations.keras.data import to_numpy
 
 if TYPE_CHECKING:
@@ -47,11 +47,14 @@ class Saved(KerasSaveable):  # type: ignore[misc]
         return "Loss"  # one of the kinds that Keras knows, by which it chooses attributes that it does not look into
 
     def save_own_variables(self, store: Any) -> None:
-        store["state"] = np.frombuffer(seal(self.dataset.state_dict()), dtype=np.uint8)
+        torch.save(self.dataset.state_dict(), content := io.BytesIO())
+        store["state"] = np.frombuffer(content.getvalue(), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         if "state" in store.keys():  # noqa: SIM118, as Keras' store is no mapping; weights saved without selection load
-            self.dataset.load_state_dict(unseal(np.asarray(store["state"]).tobytes()))
+            self.dataset.load_state_dict(
+                torch.load(io.BytesIO(np.asarray(store["state"]).tobytes()), weights_only=True)
+            )
 
 
 def random_state(model: keras.Model) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from torch import Tensor
 from transformers import Trainer
 from trl import GRPOTrainer, RLOOTrainer
 
-from selective_backprop.files.sealed import read_sealed, write_sealed
 from selective_backprop.integrations.transformers import STATE_KIND, state_path
 from selective_backprop.integrations.trl.prompts import PromptSampler
 from selective_backprop.method import Method, require_method
 from selective_backprop.prompt_ledger import PromptLedger
 from selective_backprop.rl import Rollouts, RolloutStats, uniform
+from selective_backprop.saved import read_state, write_state
 
 ID = "selective_backprop_id"
 """The column with the number of a prompt's row. Reward functions do not see it."""
@@ -223,19 +223,19 @@ class _SelectiveOnline(Trainer):  # type: ignore[misc]
                 # What was generated and not used up yet. TRL would generate it again.
                 "buffer": self._buffered_inputs,
             }
-            write_sealed(state_path(self, output_dir), STATE_KIND, state)
+            write_state(state_path(self, output_dir), STATE_KIND, state)
 
     def _init_training_state(self, *args: Any, **options: Any) -> Any:
         result = super()._init_training_state(*args, **options)
         checkpoint = options.get("checkpoint", args[3] if len(args) > 3 else None)
         if self._selects and checkpoint is not None:
-            with read_sealed(state_path(self, checkpoint, must_exist=True), STATE_KIND) as state:
-                self.prompt_sampler.load_state_dict(state["prompts"])
-                self.rollout_stats = RolloutStats(**state["stats"])
-                self._logged = replace(self.rollout_stats)
-                self._step = state["step"]
-                buffer, device = state["buffer"], self.accelerator.device
-                self._buffered_inputs = buffer and [send_to_device(part, device) for part in buffer]
+            state = read_state(state_path(self, checkpoint, must_exist=True), STATE_KIND)
+            self.prompt_sampler.load_state_dict(state["prompts"])
+            self.rollout_stats = RolloutStats(**state["stats"])
+            self._logged = replace(self.rollout_stats)
+            self._step = state["step"]
+            buffer, device = state["buffer"], self.accelerator.device
+            self._buffered_inputs = buffer and [send_to_device(part, device) for part in buffer]
         return result
 
 

@@ -1,4 +1,4 @@
-"""Files of this package: each tells whether it is whole, and asks for no more memory than it has bytes."""
+"""Files of the lab: each tells whether it is whole, and asks for no more memory than it has bytes."""
 
 import hashlib
 import io
@@ -11,15 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import selective_backprop as sb
-from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.files.sealed import (
-    check_large,
-    map_large,
+from selective_backprop_lab.files.sealed import (
     read_sealed,
     seal,
     unseal,
-    write_large,
     write_sealed,
 )
 from selective_backprop_lab.probes.files import read_epochs, write_arrays
@@ -49,26 +44,7 @@ def test_no_bytes_are_a_state_by_chance(content):
 # ---- every kind of file
 
 
-def write_scores(file):
-    sb.pruning.save_scores(torch.rand(50), file)
-
-
-def write_record(file):
-    record = sb.pruning.SelectionRecord(50)
-    record.add_ids(torch.arange(20))
-    record.save(file)
-
-
-def write_dynamics(file):
-    dynamics = Dynamics(50)
-    dynamics.record(torch.arange(50), torch.rand(50), epoch=0)
-    dynamics.save(file)
-
-
 KINDS = {
-    "scores": (write_scores, sb.pruning.load_scores),
-    "record": (write_record, sb.pruning.SelectionRecord.load),
-    "dynamics": (write_dynamics, Dynamics.load),
     "arrays of the lab": (
         lambda file: write_arrays(file, loss=np.zeros(50)),
         lambda file: read_epochs(file.parent, "file", loss="f"),
@@ -176,8 +152,9 @@ BOMBS = {
 def test_a_small_file_cannot_hold_more_than_it_has_bytes(name, tmp_path):
     value, message = BOMBS[name]
     (tmp_path / "scores.pt").write_bytes(with_pickle(pickled(value)))
-    with pytest.raises(ValueError, match=rf"scores\.pt is damaged, or was not written by this package: .*{message}"):
-        sb.pruning.load_scores(tmp_path / "scores.pt")
+    told = rf"scores\.pt is damaged, or was not written by this package: .*{message}"
+    with pytest.raises(ValueError, match=told), read_sealed(tmp_path / "scores.pt", "scores 1"):
+        pass
 
 
 def test_a_pickle_before_the_zip_file_is_not_read():
@@ -206,14 +183,3 @@ def test_a_slice_is_written_without_the_rest_of_its_tensor():
     assert len(content) < 3000
     for name, tensor in unseal(content).items():
         assert torch.equal(tensor, state[name])
-
-
-def test_large_files_are_the_same_and_are_checked(tmp_path):
-    file = tmp_path / "state.pt"
-    write_large(file, STATE)
-    assert file.read_bytes() == seal(STATE)
-    check_large(file)
-    assert map_large(file)["weights"].tolist() == list(range(40))
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="it does not end with a checksum"):
-        check_large(file)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selective_backprop.files.reading import visible
+from selective_backprop_lab.files.reading import visible
 
 Form = Any
 """What a value must be, written as plain data:

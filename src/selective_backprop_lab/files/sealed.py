@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from selective_backprop.files.reading import open_regular, read_bytes
-from selective_backprop.files.writing import open_new, write_whole
+from selective_backprop_lab.files.reading import read_bytes
+from selective_backprop_lab.files.writing import write_whole
 
 _LABEL = b"sha256:"
 _COMMENT_SIZE = len(_LABEL) + 64
@@ -79,34 +79,7 @@ def seal(state: dict[str, Any]) -> bytes:
 def unseal(content: bytes) -> dict[str, Any]:
     """Read a sealed state; its tensors are on the CPU. Raises ValueError if it is damaged. No code in it is run."""
     _check(file := io.BytesIO(content))
-    return _load(file, file)
-
-
-# ---- large files, which are never in memory as a whole
-
-
-def write_large(path: Path, state: dict[str, Any]) -> None:
-    """Write a state to a new sealed file, tensor by tensor. Raises OSError, and leaves a partial file, if it fails."""
-    with open(open_new(path), "w+b") as file:
-        try:
-            _seal_to(file, state)
-            file.flush()
-        except RuntimeError as error:
-            # torch's writer hides why it could not write behind a complaint about an unexpected position.
-            raise error.__context__ or error from None
-        os.fsync(file.fileno())
-
-
-def check_large(path: Path) -> None:
-    """Raise ValueError if a sealed file is damaged."""
-    with open_regular(path) as file:
-        _check(file)
-
-
-def map_large(path: Path) -> dict[str, Any]:
-    """Read the state of a sealed file that `check_large` accepts. Tensors are read from the file when they are used."""
-    with open_regular(path) as file:
-        return _load(file, path)
+    return _load(file)
 
 
 # ---- the format
@@ -142,12 +115,10 @@ def _comment(file: BinaryIO, size: int) -> bytes:
     return _LABEL + digest.hexdigest().encode()
 
 
-def _load(file: BinaryIO, source: BinaryIO | Path) -> dict[str, Any]:
+def _load(file: BinaryIO) -> dict[str, Any]:
     """Read the state of a file. A right checksum does not make it a state.
 
     A state takes no more memory than its bytes: what a stranger compressed, or claims to be larger, is refused.
-
-    source: the path of the same file, if its tensors are to be read when they are used.
     """
     try:
         size = file.seek(0, os.SEEK_END)
@@ -160,7 +131,7 @@ def _load(file: BinaryIO, source: BinaryIO | Path) -> dict[str, Any]:
         if file.read(len(_FIRST)) != _FIRST or _MADE_TENSOR in pickles:
             raise ValueError("torch.save did not write it, or it has a tensor without its numbers")
         file.seek(0)
-        state = torch.load(source, map_location="cpu", weights_only=True, mmap=isinstance(source, Path))
+        state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many kinds, depending on where the content stops making sense
         raise ValueError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(state, dict):

@@ -1,1 +1,0 @@
-"""Checkpoints of a whole run, for any number of ranks."""
