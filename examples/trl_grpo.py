@@ -1,4 +1,4 @@
-"""Teach a tiny language model to add by GRPO in TRL, with prompts and rollouts that are chosen. Nothing is downloaded.
+"""Teach a tiny language model to add by GRPO in TRL, without groups of equal rewards. Nothing is downloaded.
 
 pip install 'selective-backprop[trl]'
 python examples/trl_grpo.py
@@ -64,7 +64,7 @@ def main() -> None:
     """Train, and print what was skipped and what it saved."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--pretraining", type=int, default=250)
+    parser.add_argument("--pretraining", type=int, default=500)
     options = parser.parse_args()
 
     torch.set_num_threads(1)  # the model is so small that threads would only wait for each other
@@ -85,8 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = SelectiveGRPOTrainer(  # instead of GRPOTrainer
             model=model,
-            method=rl.greso(),  # which prompts to generate from
-            rollouts=rl.drop_equal(),  # which rollouts to train on
+            rollouts=rl.drop_equal(),  # which rollouts to train on; the default
             args=GRPOConfig(
                 output_dir=folder,
                 max_steps=options.steps,
@@ -108,18 +107,14 @@ def main() -> None:
         )
         trainer.train()
 
-    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    prompts_seen, stats = trainer.prompt_sampler.sampler.stats, trainer.rollout_stats
-    offered, skipped = prompts_seen.offered, prompts_seen.skipped_before_loading
-    not_generated = skipped * stats.generated_tokens / stats.groups
-    not_trained = stats.generated_tokens - stats.trained_tokens
+    history = trainer.state.log_history
+    rewards, equal, fractions = (
+        [entry[name] for entry in history if name in entry]
+        for name in ("reward", "frac_reward_zero_std", "rollouts/trained")
+    )
     print(f"accuracy of the rollouts: {rewards[0]:.2f} at first, {rewards[-1]:.2f} at the end")
-    print(f"prompts: {offered} offered, {skipped} skipped before generating")
-    print(f"groups with equal rewards: {stats.equal_groups} of {stats.groups}, which teach nothing")
-    print(f"tokens: {stats.generated_tokens} generated, {stats.trained_tokens} trained on")
-    print(f"saved by skipping prompts: about {not_generated:.0f} tokens were never generated")
-    print(f"saved by dropping groups: {not_trained / stats.generated_tokens:.0%} of the backpropagation")
-    print(f"seconds: {stats.generating_seconds:.1f} generating, {stats.training_seconds:.1f} training")
+    print(f"groups with equal rewards, from which nothing is learned: {sum(equal) / len(equal):.0%}")
+    print(f"rollouts that were backpropagated: {sum(fractions) / len(fractions):.0%}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 with_results = pytest.mark.skipif(not (FOLDER / "results").exists(), reason="a source distribution has no results")
-RL_STUDIES = ("rl", "rl/longer", "rl/hopeless")
 
 
 def load(name):
@@ -143,60 +141,6 @@ def test_batch_losses_are_compared_with_losses_per_example(capsys, monkeypatch, 
     assert len(results) == 2 + 7
     assert all(0 < compute <= run.epochs for run, (_, compute) in results.items())
     assert sum("| mnist | percentile, " in line for line in benchmark.table(results).splitlines()) == 2
-
-
-def test_the_model_that_learns_to_add_is_trained_by_every_rule(tmp_path, monkeypatch, capsys):
-    benchmark = load("rl")
-    assert benchmark.add(57, 68, [False] * 3) == [5, 2, 1]
-    assert benchmark.add(57, 68, [True] * 3) == [5, 1]
-    small = {
-        "PRETRAINING_STEPS": 2,
-        "BUDGETS": (200, 800),
-        "POOL": 24,
-        "HELD_OUT": 8,
-        "RATES": (1e-4,),
-        "SEEDS": (0, 1),
-    }
-    for name, value in small.items():
-        monkeypatch.setattr(benchmark, name, value)
-    for command in (benchmark.tune, benchmark.run, benchmark.table):
-        command(tmp_path)
-    assert "Seeds: 0, 1." in capsys.readouterr().out
-    runs = benchmark.read(tmp_path / "runs.jsonl")
-    assert len(runs) == 2 * len(benchmark.ARMS)
-    assert all(800 <= run["records"][-1]["generated_tokens"] < 3000 for run in runs)
-
-
-def test_the_multiplier_of_prompts_is_what_the_baseline_needs_more():
-    benchmark = load("rl")
-
-    def run(*accuracies):
-        costs = [{"tokens": 100 * n, "generating_seconds": n, "training_seconds": n} for n in range(len(accuracies))]
-        return [cost | {"accuracy": accuracy} for cost, accuracy in zip(costs, accuracies, strict=True)]
-
-    slow, fast = run(0.0, 0.2, 0.4, 0.6), run(0.0, 0.4, 0.5, 0.6)
-    assert benchmark.multiplier([fast[:3]] * 2, [slow[:3]] * 2, "tokens") == pytest.approx((2, 2, 2))
-    assert benchmark.multiplier([slow[:2]] * 2, [fast[:2]] * 2, "seconds") == pytest.approx((0.5, 0.5, 0.5))
-    assert benchmark.multiplier([run(0.3, 0.2)] * 2, [run(0.3, 0.3)] * 2, "tokens") == (1, 1, 1)
-    mean, low, high = benchmark.multiplier([fast[:2], slow], [slow[:2], slow], "tokens")
-    assert mean == pytest.approx(2**0.5)
-    assert low < 1 < high
-
-
-@with_results
-@pytest.mark.parametrize("study", RL_STUDIES)
-def test_the_tables_of_prompts_are_those_of_the_stored_runs(study, capsys):
-    load("rl").main(["table", "--folder", str(folder := FOLDER / "results" / study)])
-    assert capsys.readouterr().out.strip() in (folder / "README.md").read_text(), "the page has other numbers"
-
-
-@with_results
-def test_the_guide_of_reinforcement_learning_has_the_stored_multipliers():
-    pages = [(FOLDER / "results" / study / "README.md").read_text() for study in RL_STUDIES]
-    guide = (FOLDER.parent / "docs" / "guides" / "reinforcement-learning.md").read_text()
-    found = re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", guide)
-    assert len(found) == 6 * 4 + 4
-    assert all(cell in "".join(pages) for cell in found)
 
 
 @with_results

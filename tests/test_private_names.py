@@ -20,10 +20,7 @@ ALLOWED = {
     "_save_rng_state": "a hook of Trainer, called whenever it saves its own state",
     "_load_rng_state": "a hook of Trainer, called when it resumes",
     "_init_training_state": "a hook of Trainer, which decides where to resume",
-    "_calculate_rewards": "a hook of GRPOTrainer, which gathers rewards",
     "_generate_and_score_completions": "a hook of GRPOTrainer, to generate",
-    "_get_train_sampler": "a hook of Trainer, which decides the order of prompts",
-    "_set_signature_columns_if_needed": "a hook of Trainer: which columns stay",
     "_prepare_dataset": "a hook of SFTTrainer, which tokenizes and packs",
 }
 

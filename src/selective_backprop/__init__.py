@@ -87,7 +87,6 @@ _HOMES = {
     "BatchFunction": "loader.batch_function",
     "Every": "loader.reporting",
     "Method": "method",
-    "PromptLedger": "prompt_ledger",  # also in the module `rl`, with all else for reinforcement learning
     "SelectiveLoader": "loader.selective_loader",
     "SelectiveSampler": "sampler.selective_sampler",
     "WithLength": "loader.with_length",

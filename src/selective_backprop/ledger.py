@@ -16,10 +16,10 @@ BATCH_LOSS_MEMORY = 0.7
 
 
 class Event(NamedTuple):
-    """Something new about n examples: scores of a selection pass, losses of a training step, or rewards of rollouts."""
+    """Something new about n examples: scores of a selection pass, or losses of a training step."""
 
     values: Tensor
-    """(n,) float32: the new scores or losses. Of rewards (n, 3), as in `Ledger.record_rewards`."""
+    """(n,) float32: the new scores or losses."""
     epochs: Tensor
     """(n,) int32: when they were computed."""
     values_before: Tensor
@@ -40,10 +40,9 @@ class Column:
     on one rank, which applies the events of all ranks to it.
 
     Args:
-        event: what updates the column: a "score" from a selection pass, a "loss" from a training step, or the "rewards"
-            of a group of rollouts.
+        event: what updates the column: a "score" from a selection pass, or a "loss" from a training step.
         update: what to write then, such as `before` or `shift`. It happens once in an epoch, at an
-            example's first score or loss: what was before is what was before this epoch. Rewards update it every time.
+            example's first score or loss: what was before is what was before this epoch.
         width: how many values an example has. By default it is a single one, and the column has the shape (M,).
         dtype: type of the values.
         fill: value before anything is written.
@@ -55,7 +54,7 @@ class Column:
     ([nan, 4.0], [nan, 3.0])
     """
 
-    event: Literal["score", "loss", "rewards"]
+    event: Literal["score", "loss"]
     update: Update
     width: int | None = None
     dtype: torch.dtype = torch.float32
@@ -164,7 +163,7 @@ class Ledger(Columns):
             setattr(self, name, column.make(num_examples))
         self.names = (*_ALWAYS, *self.columns)
         """The names of all columns."""
-        self._updated_by: dict[str, dict[str, Column]] = {"score": {}, "loss": {}, "rewards": {}}  # declared, by event
+        self._updated_by: dict[str, dict[str, Column]] = {"score": {}, "loss": {}}  # declared, by event
         for name, column in self.columns.items():
             self._updated_by[column.event][name] = column
 
@@ -200,17 +199,6 @@ class Ledger(Columns):
         """Store losses of a training step. epoch: one number for all ids, or one per id (int32)."""
         self._record("loss", ids, losses, epoch)
 
-    def record_rewards(self, ids: Tensor, groups: Tensor, step: int | Tensor) -> None:
-        """Store the rewards of a group of rollouts per prompt. The variance becomes the prompt's score.
-
-        Args:
-            ids: (n,) the prompts, each once.
-            groups: (n, 3) the number of rollouts, the mean of their rewards, and the variance.
-            step: one number for all ids, or one per id (int32). The ledger stores it where it stores epochs.
-        """
-        self._update_declared("rewards", ids, groups.to(torch.float32), step, self.score, self.score_epoch)
-        self.record_scores(ids, groups[:, 2], step)
-
     def _record(self, event: Literal["score", "loss"], ids: Tensor, values: Tensor, epoch: int | Tensor) -> None:
         last, last_epoch = (self.score, self.score_epoch) if event == "score" else (self.loss, self.loss_epoch)
         values = values.to(torch.float32)
@@ -229,7 +217,7 @@ class Ledger(Columns):
         """Update the declared columns that an event of this kind updates."""
         epochs = torch.as_tensor(epoch, dtype=torch.int32).expand(len(ids))
         new = Event(values, epochs, last.index_select(0, ids), last_epoch.index_select(0, ids))
-        is_due = (new.epochs_before != epochs) | (event == "rewards")
+        is_due = new.epochs_before != epochs
         for name, column in self._updated_by[event].items():
             values_of: Tensor = getattr(self, name)
             rows = values_of.index_select(0, ids)

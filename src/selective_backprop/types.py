@@ -168,8 +168,6 @@ class Needs:
     """Whether a model runs to score loaded candidates. If not, candidates without a known score are trained on."""
     training_losses: bool = False
     """Whether the user's loop must compute its loss with `loader.loss`."""
-    rewards: bool = False
-    """Whether the user's loop must tell rewards of rollouts, by `SelectiveSampler.update`."""
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Columns that the ledger must have besides those that it always has, by name. `recall` reads them."""
 

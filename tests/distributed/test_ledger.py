@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 
 from selective_backprop.distributed.ledger import ShardedLedger
 from selective_backprop.ledger import Column, Ledger, before, epoch_before, shift
-from selective_backprop.prompt_ledger import prompt_column
 from selective_backprop.testing import same
 from tests.distributed.threads import run_processes, run_threads
 
 KINDS = ["scores", "losses", "probabilities", "offered", "selected"]
-OF_PROMPTS = ["rewards", "probabilities", "offered", "selected"]
 
 
 def declared(width):
@@ -22,7 +20,6 @@ def declared(width):
         "earlier_losses": Column("loss", shift, width=2),
         "loss_before": Column("loss", before),
         "loss_before_epoch": Column("loss", epoch_before, dtype=torch.int32, fill=-1),
-        **prompt_column(half_life=2),
         "epochs": Column("score", lambda column, event: column + event.epochs, dtype=torch.int32, fill=0),
     }
 
@@ -32,8 +29,6 @@ def write(ledger, kind, ids, seed, epoch):
     values = torch.rand(len(ids), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if kind in ("scores", "losses"):
         getattr(ledger, f"record_{kind}")(ids, values, epoch)
-    elif kind == "rewards":
-        ledger.record_rewards(ids, torch.stack([1 + values, values, values * (1 - values)], dim=1), epoch)
     elif kind == "probabilities":
         ledger.record_probabilities(ids, values)
     else:
@@ -45,8 +40,7 @@ def runs(draw):
     """Ranks, examples, the width of a column; per delivery and rank some writes; and per rank the ids that are read."""
     size, examples = draw(st.integers(1, 5)), draw(st.integers(1, 23))
     ids = st.lists(st.integers(0, examples - 1), max_size=12)
-    kinds = draw(st.sampled_from([KINDS, OF_PROMPTS]))  # rewards write the score, so a ledger has one or the other
-    one = st.tuples(st.sampled_from(kinds), ids, st.integers(0, 10**6), st.integers(0, 5))
+    one = st.tuples(st.sampled_from(KINDS), ids, st.integers(0, 10**6), st.integers(0, 5))
     deliveries = draw(st.lists(st.lists(st.lists(one, max_size=5), min_size=size, max_size=size), max_size=3))
     return size, examples, draw(st.integers(0, 2)), deliveries, draw(st.lists(ids, min_size=size, max_size=size))
 

@@ -33,8 +33,12 @@ def test_groups_with_equal_rewards_are_left_out():
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="m must be a whole number >= 2"):
         rl.downsample(1)
-    with pytest.raises(ValueError, match="refill must be"):
-        rl.drop_equal(refill=-1)
     with pytest.raises(ValueError, match="only 4 are generated"):
         rl.downsample(5).check(4)
     rl.downsample(4).check(4)
+
+
+@pytest.mark.parametrize("rewards", [torch.ones(8), torch.ones(2, 2, 2)])
+def test_rewards_without_a_row_per_prompt_are_refused(rewards):
+    with pytest.raises(ValueError, match=r"one row per prompt.*view\(-1, G\)"):
+        rl.drop_equal().keep(rewards)

@@ -25,7 +25,7 @@ def make_ledger(num_examples: int, ranks: Ranks, columns: Mapping[str, Column]) 
 
 _KINDS = {
     **{"record_scores": 1, "record_losses": 1, "record_batch_losses": 1, "record_probabilities": 1},
-    **{"record_rewards": 3, "count_offered": 0, "count_selected": 0},
+    **{"count_offered": 0, "count_selected": 0},
 }
 """The methods of a ledger that write to it, and how many values they take for each id."""
 _WITHOUT_EPOCH = ("record_probabilities", "count_offered", "count_selected")
@@ -38,7 +38,7 @@ class Write(NamedTuple):
     """One of `_KINDS`."""
     ids: Tensor
     values: Tensor
-    """One value per id, (n, 3) of rewards; empty for the kinds that only count ids."""
+    """One value per id; empty for the kinds that only count ids."""
     epoch: int | Tensor
 
     def apply(self, ledger: Ledger) -> None:
@@ -91,10 +91,6 @@ class ShardedLedger:
     def record_batch_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
         """Store the loss of the whole batch that each id was in; see `Ledger.record_batch_losses`."""
         self._write("record_batch_losses", ids, losses, epoch)
-
-    def record_rewards(self, ids: Tensor, groups: Tensor, step: int) -> None:
-        """Store the rewards of a group of rollouts per prompt; see `Ledger.record_rewards`."""
-        self._write("record_rewards", ids, groups, step)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""

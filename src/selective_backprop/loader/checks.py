@@ -118,11 +118,6 @@ def check_source(
             "setup_dataloaders does, pass the DataLoader itself. Methods that need no ids, such as "
             "selective_backprop, work with your loader"
         )
-    if method.scorer.needs.rewards:
-        raise ValueError(
-            f"{method.name} chooses prompts by rewards, which a loader never sees: use sb.SelectiveSampler, or "
-            "SelectiveGRPOTrainer"
-        )
     if source.num_batches == 0 and (ranks.size == 1 or not source.is_pruned):
         raise ValueError("the loader is empty: it has no batch to offer")
     too_long = isinstance(source, IndexedSource) and not source.can_be_planned

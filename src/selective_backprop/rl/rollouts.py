@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selective_backprop.prompt_ledger import SMALLEST_VARIANCE
+SMALLEST_VARIANCE = 1e-8
+"""Rewards with a smaller variance differ by rounding alone."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,10 @@ class Rollouts:
 
     m: int | None = None
     """Most rollouts of a prompt to train on; None for all."""
-    refill: int = 0
-    """How often to generate from other prompts, at most, in place of groups whose rewards are equal."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (("m", 2 if self.m is None else self.m, 2), ("refill", self.refill, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        if self.m is not None and (isinstance(self.m, bool) or not isinstance(self.m, int) or self.m < 2):
+            raise ValueError(f"m must be a whole number >= 2, got {self.m!r}")
 
     def check(self, num_generations: int) -> None:
         """Raise if this rule does not fit groups of this size."""
@@ -35,47 +33,51 @@ class Rollouts:
                 "generated: raise num_generations, or lower m"
             )
 
+    def scale(self, num_generations: int) -> float:
+        """Factor for the advantages of what is kept, if the loss stays a mean over all rollouts: G / m."""
+        return 1.0 if self.m is None else num_generations / self.m
+
     def keep(self, rewards: Tensor) -> Tensor:
         """Return (P, G) bool: which rollouts are backpropagated, by their rewards (P, G).
 
         >>> downsample(2).keep(torch.tensor([[0.0, 1.0, 0.5, 0.4], [1.0, 1.0, 1.0, 1.0]])).int().tolist()
         [[1, 1, 0, 0], [0, 0, 0, 0]]
         """
+        if rewards.dim() != 2:
+            raise ValueError(
+                f"rewards must have one row per prompt, (prompts, rollouts), got the shape {tuple(rewards.shape)}: "
+                "pass rewards.view(-1, G), where G is the number of rollouts of each prompt"
+            )
         teaches = rewards.double().var(dim=1, correction=0) > SMALLEST_VARIANCE
         chosen = torch.ones_like(rewards, dtype=torch.bool) if self.m is None else most_varied(rewards, self.m)
         return chosen & teaches[:, None]
 
 
-def drop_equal(*, refill: int = 0) -> Rollouts:
+def drop_equal() -> Rollouts:
     """Leave out groups whose rewards are all equal. Their advantages are 0, so the gradient stays the same.
-
-    Args:
-        refill: generate from other prompts in place of such groups, at most so many times per batch, as DAPO does. Each
-            time costs as much as generating a batch.
 
     >>> drop_equal().keep(torch.tensor([[0.0, 1.0], [1.0, 1.0]])).tolist()
     [[True, True], [False, False]]
 
     Yu et al. 2025, https://arxiv.org/abs/2503.14476.
     """
-    return Rollouts(refill=refill)
+    return Rollouts()
 
 
-def downsample(m: int, *, refill: int = 0) -> Rollouts:
+def downsample(m: int) -> Rollouts:
     """Train on the m rollouts of each prompt whose rewards have the largest variance. Equal groups are left out.
 
     Advantages are still computed from all rollouts. The paper computes them from the m.
 
     Args:
         m: number of rollouts of each prompt to train on.
-        refill: as for `drop_equal`.
 
     >>> downsample(4).m
     4
 
     Xu et al. 2025, https://arxiv.org/abs/2504.13818.
     """
-    return Rollouts(m, refill)
+    return Rollouts(m)
 
 
 def most_varied(rewards: Tensor, m: int) -> Tensor:

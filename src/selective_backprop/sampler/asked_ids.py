@@ -100,11 +100,6 @@ class AskedIds:
             )
         return places[order[found]]
 
-    def open_places_of(self, ids: Tensor) -> Tensor:
-        """Find the places of those of these ids that were asked for and have not come back."""
-        places = self._open_places()
-        return places[torch.isin(self.ids[places], ids)]
-
     def _open_places(self) -> Tensor:
         places = torch.arange(self.updated, max(self.asked, self.updated))
         return places[~torch.isin(places, self.ahead)] if len(self.ahead) else places

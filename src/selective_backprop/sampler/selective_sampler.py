@@ -22,7 +22,6 @@ from selective_backprop.distributed.ranks import Alone, current_ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.losses import as_ids, as_numbers, require_finite
 from selective_backprop.method import Method
-from selective_backprop.prompt_ledger import grouped
 from selective_backprop.sampler.asked_ids import AskedIds, Places
 from selective_backprop.sampler.checks import (
     STATE_VERSION,
@@ -280,15 +279,11 @@ class SelectiveSampler(Sampler[int]):
                 "sampler.update(losses) in every training step, with the loss of each example. If there was no step, "
                 f"your loader's drop_last has dropped the {len(epoch)} examples of the epoch: use smaller batches"
             )
-        # Rewards may come after the next epoch was begun, and an epoch may be short.
-        rewards_come_late = epoch.is_exhausted and self.method.scorer.needs.rewards
-        is_over = epoch.is_over or rewards_come_late
-        if (epoch.num_updates < 2 or not new_updates) and not is_over and not self._goes_on:
+        if (epoch.num_updates < 2 or not new_updates) and not epoch.is_over and not self._goes_on:
             self._forget()
             return
         self._goes_on = False
-        if not rewards_come_late:
-            self._warn_if_losses_are_missing(epoch)
+        self._warn_if_losses_are_missing(epoch)
         if saved is not None and not new_updates and epoch.num_updates and epoch.is_exhausted:
             _logger.warning(
                 "the epoch that was under way when the state was saved had %d ids left, too few for a batch of your "
@@ -300,9 +295,9 @@ class SelectiveSampler(Sampler[int]):
         if not epoch.num_updates:  # nobody tells what was trained on, so it is what was asked for
             self._ledger.count_selected(epoch.ids[: epoch.asked])
             self.stats.count(trained=epoch.asked)
-        if is_over:
+        if epoch.is_over:
             offered, skipped = epoch.num_uncounted()
-            dropped = len(epoch) - epoch.num_updated if epoch.num_updates and epoch.is_over else 0
+            dropped = len(epoch) - epoch.num_updated if epoch.num_updates else 0
             self.stats.count(offered=offered, skipped_before_loading=skipped, dropped=dropped)
         self._parts.share_check.end_epoch(epoch.number)
         self._epoch, self._before = None, {}
@@ -364,17 +359,12 @@ class SelectiveSampler(Sampler[int]):
             ids: (n,) the ids of the batch. Needed if batches may come in another order than they were asked for, as
                 with DataLoader(in_order=False).
             size: number of examples of the batch, if losses is one number and batch_size= was not given.
-
-        With a method that chooses prompts, `losses` are rewards: (n, G) those of each prompt's rollouts, or one per
-        rollout, with the ids of prompts in either case. They may come late, in any order.
         """
         epoch = self._epoch
         if epoch is None:
             raise RuntimeError(
                 "no epoch is under way: call sampler.update inside the loop over a loader that has this sampler"
             )
-        if self.method.scorer.needs.rewards:
-            return self._update_rewards(epoch, losses, ids)
         losses = as_numbers(losses, "losses")
         given = None if ids is None else as_ids(ids, "ids").flatten()
         places = self._places(epoch, losses, given, size)
@@ -393,19 +383,6 @@ class SelectiveSampler(Sampler[int]):
         # Many at once: reading losses waits for a GPU, and rows of a large ledger are far apart in memory.
         if len(self._waiting) >= MAX_WAITING:
             self._learn(num_left=0 if on_cpu else LEFT_WAITING)
-        if self._is_watched:
-            self._refresh()
-        return weights
-
-    def _update_rewards(self, epoch: AskedIds, rewards: Any, ids: Any) -> Tensor:
-        """Record the rewards of prompts at once: they are true, whether or not the epoch turns out to count."""
-        if ids is None:
-            raise ValueError(f"{self.method.name} chooses prompts: pass ids=, the prompt of each row of rewards")
-        prompts, groups = grouped(ids, rewards, self._size)
-        self.ledger.record_rewards(prompts, groups, self.stats.batches)
-        self.ledger.count_selected(prompts)
-        places, weights = epoch.open_places_of(prompts), torch.ones(len(prompts))
-        self._come_back(epoch, places, len(places), prompts, weights)
         if self._is_watched:
             self._refresh()
         return weights
