@@ -126,23 +126,6 @@ def test_every_arm_of_the_benchmark_of_batches_by_tokens_runs_and_is_reported(ca
     assert "ledger, batches by tokens: " in printed and ("Met." in printed or "Missed." in printed)
 
 
-def test_batch_losses_are_compared_with_losses_per_example(capsys, monkeypatch, tmp_path):
-    benchmark = load("batch_loss")
-    data = load("lab_overhead").first_part(load("lab_overhead").random_images(100), 70)
-    monkeypatch.setattr(benchmark, "WORKLOADS", ("mnist",))
-    monkeypatch.setattr(benchmark, "PLAIN", (1, 2))
-    monkeypatch.setattr(benchmark, "LENGTHS", (3,))
-    monkeypatch.setattr(benchmark, "SEEDS", (0,))
-    recipe = benchmark.find_workload("mnist").recipe.with_(batch_size=16)
-    results = {
-        run: benchmark.train(recipe, data, benchmark.ARMS[run.arm], run.epochs, run.seed)
-        for run in benchmark.planned_runs()
-    }
-    assert len(results) == 2 + 7
-    assert all(0 < compute <= run.epochs for run, (_, compute) in results.items())
-    assert sum("| mnist | percentile, " in line for line in benchmark.table(results).splitlines()) == 2
-
-
 @with_results
 def test_what_advise_knows_of_growth_is_what_the_records_say():
     benchmark = load("growth")

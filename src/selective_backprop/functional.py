@@ -218,26 +218,6 @@ def is_highest(
     return chosen, chances
 
 
-def highest_of_tokens(scores: Tensor, counts: Tensor, share: float) -> Tensor:
-    """Weigh the tokens with the highest scores, a share of those that count. The mean weight of these is 1.
-
-    Args:
-        scores: one score per token, of any shape.
-        counts: which tokens count, such as those that are not padding. The others get no weight.
-        share: share of the tokens to keep, at least one. Tokens with equal scores are kept together.
-
-    >>> highest_of_tokens(torch.tensor([[3.0, 1.0], [2.0, 9.0]]), torch.tensor([[True, True], [True, False]]), 0.34)
-    tensor([[1.5000, 0.0000],
-            [1.5000, 0.0000]])
-    """
-    # Tokens that do not count are sorted to the end. Nothing here waits for the GPU.
-    ordered = scores.masked_fill(~counts, float("-inf")).flatten().sort(descending=True).values
-    total = counts.sum()
-    num_kept = (total * share - 1e-6).ceil().clamp(min=1).to(torch.int64)
-    kept = (scores >= ordered.gather(0, (num_kept - 1).view(1))) & counts
-    return kept * (total / kept.sum().clamp(min=1))
-
-
 def softmax_distance(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the L2 distance between softmax(outputs) and the one-hot (or soft) target of each example.
 

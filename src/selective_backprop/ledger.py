@@ -11,8 +11,6 @@ from torch import Tensor
 
 _NAN = float("nan")
 _ONE = torch.ones(1, dtype=torch.int32)  # to add to counts
-BATCH_LOSS_MEMORY = 0.7
-"""a in the running mean of batch losses, s <- a s + (1 - a) x."""
 
 
 class Event(NamedTuple):
@@ -95,7 +93,7 @@ class Columns:
     """(M,) The epoch of this score; -1 if there was none."""
     loss: Annotated[Tensor, _Kind(torch.float32, _NAN)]
     """(M,) The last loss from training, as given to `SelectiveLoader.loss` or `SelectiveSampler.update`; NaN if there
-    was none. If only the losses of whole batches are known, a running mean of those."""
+    was none."""
     loss_epoch: Annotated[Tensor, _Kind(torch.int32, -1)]
     """(M,) The epoch of this loss; -1 if there was none."""
     probability: Annotated[Tensor, _Kind(torch.float32, _NAN)]
@@ -223,24 +221,6 @@ class Ledger(Columns):
             rows = values_of.index_select(0, ids)
             updated = column.update(rows, new).to(column.dtype)
             values_of.index_copy_(0, ids, updated.where(is_due if column.width is None else is_due[:, None], rows))
-
-    def record_batch_losses(self, ids: Tensor, losses: Tensor, epoch: int | Tensor) -> None:
-        """Store the loss of the whole batch that each id was in, where the losses of single examples are not known.
-
-        The loss of an example becomes a running mean s of the losses x of its batches: s <- a s + (1 - a) x. Examples
-        that are hard raise the loss of every batch that they are in, so their mean is higher in the long run.
-
-        >>> ledger = Ledger(2)
-        >>> for batch_loss in (1.0, 2.0):
-        ...     ledger.record_batch_losses(torch.tensor([1]), torch.tensor([batch_loss]), epoch=0)
-        >>> ledger.loss
-        tensor([   nan, 1.3000])
-
-        The batch loss score of https://arxiv.org/abs/2604.04681.
-        """
-        known, losses = self.loss.index_select(0, ids), losses.to(torch.float32)
-        means = BATCH_LOSS_MEMORY * known + (1 - BATCH_LOSS_MEMORY) * losses
-        self.record_losses(ids, torch.where(known.isnan(), losses, means), epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""

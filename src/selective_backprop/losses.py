@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from selective_backprop.copying import LaterErrors
 from selective_backprop.description import checksum
-from selective_backprop.functional import highest_of_tokens
 from selective_backprop.inference import (
     preserved_rng,
     private_copy,
@@ -90,79 +89,6 @@ def token_cross_entropy(
     return losses.view(labels.shape) if reduction == "none" else losses
 
 
-class WithReference(NamedTuple):
-    """Targets of a `TokenShare` together with the losses of a reference model.
-
-    >>> WithReference(torch.tensor([[3, -100]]), torch.tensor([[0.5, 0.0]])).targets.tolist()
-    [[3, -100]]
-    """
-
-    targets: Any
-    """What the loss takes as its second argument, such as labels."""
-    losses: Tensor
-    """(N, T) the reference model's loss of each token."""
-
-
-class TokenShare:
-    """A loss of only those tokens of a batch that carry the loss. The others, and ignored ones, have no gradient.
-
-    Pass it as `loss_fn`. The training loss is the mean over the tokens that are kept. Examples are still scored by the
-    loss of all their tokens: their mean, unless a `PerExampleLoss` around it has another reducer. It saves no compute:
-    the model has seen all tokens by then. It only changes what is learned.
-
-    Rho-1 ranks tokens by their loss minus that of a reference model, which is low for tokens that are noise. For that,
-    compute the reference model's losses in your training step, or once before training, and pass them with the targets:
-
-        loader.loss(model(tokens), WithReference(labels, reference_losses))
-
-    Args:
-        loss_fn: a loss with one number per token, such as `token_cross_entropy`.
-        share: share of a batch's tokens to train on. Ignored ones, such as padding, do not count.
-
-    >>> logits = torch.tensor([[[0.0, 9.0], [9.0, 0.0]]])
-    >>> TokenShare(token_cross_entropy, 0.5)(logits, torch.tensor([[0, 0]]))  # token_cross_entropy: the mean, 4.5
-    tensor(9.0001)
-
-    Lin et al. 2024, https://arxiv.org/abs/2404.07965.
-    """
-
-    def __init__(self, loss_fn: Callable[..., Tensor], share: float) -> None:
-        require_numbers(share=share)
-        if not 0 < share <= 1:
-            raise ValueError(f"the share of tokens to train on must be in (0, 1], got {share}")
-        self.loss_fn, self.share = loss_fn, share
-        self._loss = PerExampleLoss(self)
-
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """Compute the mean loss of the tokens that are kept."""
-        return self._loss.evaluate(outputs, targets).own()
-
-    def weights(self, losses: Tensor, counts: Tensor | None, reference_losses: Tensor | None = None) -> Tensor:
-        """Return the weight of each token, (N, T). It is 0 for tokens that are left out, and 1 on average.
-
-        Args:
-            losses: (N, T) loss of each token.
-            counts: (N, T) which of them count; None if all do.
-            reference_losses: (N, T) losses to subtract before tokens are ranked, if any.
-        """
-        if losses.dim() < 2:
-            raise ValueError(
-                f"TokenShare needs a loss of each token, but its loss_fn returned losses of shape "
-                f"{tuple(losses.shape)}, one per example: use sb.token_cross_entropy"
-            )
-        scores = losses
-        if reference_losses is not None:
-            if (reference_losses.shape, reference_losses.device) != (losses.shape, losses.device):
-                raise ValueError(
-                    f"the reference model's losses have shape {tuple(reference_losses.shape)} on "
-                    f"{reference_losses.device}, but the model's have {tuple(losses.shape)} on {losses.device}: both "
-                    "models must read the same tokens, with the same tokenizer, on the same device"
-                )
-            scores = losses - reference_losses.detach()
-        counts = torch.ones_like(losses, dtype=torch.bool) if counts is None else counts
-        return highest_of_tokens(scores, counts, self.share).to(losses)
-
-
 class WrongCountError(ValueError):
     """The loss function returned losses for another number of examples than the batch has."""
 
@@ -193,8 +119,7 @@ class PerExampleLoss:
 
     Args:
         loss_fn: an nn loss module (its reduction does not matter), a function that takes `reduction=`, or a
-            callable that returns one loss per example. A `TokenShare` masks the training loss only, and its reducer is
-            "mean" by default.
+            callable that returns one loss per example.
         reducer: how several losses of one example (tokens, pixels, boxes) become its score: "mean", "sum",
             "max", or a function from (N, ...) to (N,). "mean" leaves out targets that loss_fn ignores by its
             ignore_index, such as padding. A function can do so if it takes the mask as a second argument. Without a
@@ -207,11 +132,6 @@ class PerExampleLoss:
     """
 
     def __init__(self, loss_fn: Callable[..., Tensor], reducer: str | Reducer | None = None) -> None:
-        self.token_share: TokenShare | None = None
-        """Masks tokens in the training loss, if only some are trained on."""
-        if isinstance(loss_fn, TokenShare):
-            self.token_share, loss_fn = loss_fn, loss_fn.loss_fn
-            reducer = "mean" if reducer is None else reducer
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
         if isinstance(loss_fn, type):
@@ -265,7 +185,6 @@ class PerExampleLoss:
 
         A loss that draws random numbers takes them from the global random states. The caller must preserve these.
         """
-        targets, _ = _apart(targets)
         private = self._private()
         raw = self._unreduced(private)(outputs, targets)
         if self.writes_state is None:  # only once per run, so waiting for the GPU does not matter
@@ -274,23 +193,6 @@ class PerExampleLoss:
 
     def evaluate(self, outputs: Any, targets: Any, num_examples: int | None = None) -> Evaluation:
         """Compute the losses of a training batch, with their graph."""
-        targets, reference_losses = _apart(targets)
-        found = self._evaluate(outputs, targets, num_examples)
-        if self.token_share is None:
-            return found
-        weights = self.token_share.weights(found.raw.detach(), self._mask(found.raw, targets), reference_losses)
-        masked = found.raw * weights
-
-        def own() -> Tensor:
-            if not self._has_reduction:
-                return masked
-            with torch.no_grad():
-                scale = _ratio(found.own(), found.raw)
-            return masked.mean() * scale
-
-        return Evaluation(masked, found.losses, own)
-
-    def _evaluate(self, outputs: Any, targets: Any, num_examples: int | None) -> Evaluation:
         shares = self._cross_entropy is not None
         if shares and (found := _cross_entropy(self._cross_entropy, outputs, targets)) is not None:
             raw, shared = found
@@ -329,7 +231,6 @@ class PerExampleLoss:
         num_examples: int | None = None,
         *,
         record: bool = True,
-        of_batch: bool = False,
         may_weigh: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the scalar to call backward on, and the detached loss of each example.
@@ -345,30 +246,22 @@ class PerExampleLoss:
             targets: second argument of the loss.
             weights: (N,) weight of each example; None if all are 1.
             num_examples: N, to check the number of losses.
-            record: whether the loss of each example is needed. If not, it is None if it would take a second call.
-            of_batch: whether a loss function may give one number for the whole batch. It is returned instead of the
-                losses of the examples, as a tensor without dimensions.
+            record: whether the loss of each example is needed. If not, it is None where it would take a second call, or
+                where loss_fn gives one number for the whole batch.
             may_weigh: whether later batches may have weights. Then the first one raises the error.
         """
         must_check = may_weigh and not self._mean_is_known
-        if of_batch and weights is None and not self._has_reduction and self.token_share is None:
+        if weights is None and not record and not self._is_pure and not must_check:
             loss = self.loss_fn(outputs, targets)
-            if isinstance(loss, Tensor) and loss.dim() == 0:
-                return loss, loss.detach().clone()  # the loop may divide the loss in place
-            losses = self._reduce(loss.detach() if isinstance(loss, Tensor) else loss, targets, num_examples)
-            return loss.mean(), losses
-        takes_two_calls = self._has_reduction and not self._is_pure and self.token_share is None
-        if weights is None and not record and takes_two_calls and not must_check:
-            loss = self.loss_fn(outputs, targets)
-            return (loss if loss.dim() == 0 else loss.mean()), None
+            is_reduced = self._has_reduction or (isinstance(loss, Tensor) and loss.dim() == 0)
+            losses = None if is_reduced else self._reduce(loss, targets, num_examples).detach()
+            return loss.mean() if loss.dim() else loss, losses
         found = self.evaluate(outputs, targets, num_examples)
         if weights is not None:
-            return self._weighted(found, _apart(targets)[0], weights), found.losses
+            return self._weighted(found, targets, weights), found.losses
         loss = found.own()
         if must_check:
-            self._weighted(
-                found._replace(call=lambda: loss.detach()), _apart(targets)[0], torch.ones_like(found.losses)
-            )
+            self._weighted(found._replace(call=lambda: loss.detach()), targets, torch.ones_like(found.losses))
         return loss, found.losses
 
     def _weighted(self, found: Evaluation, targets: Any, weights: Tensor) -> Tensor:
@@ -430,8 +323,9 @@ class PerExampleLoss:
         if raw.dim() == 0:
             raise ValueError(
                 "loss_fn returned a single number for the whole batch, but one loss per example is needed, to score "
-                "examples or to weight them: let it return the losses without reduction, or take a keyword argument "
-                "`reduction`. A contrastive loss with in-batch negatives has no loss per example, so it cannot be used"
+                "examples or to weight them: let it return the losses without reduction, as "
+                "F.cross_entropy(..., reduction='none') does, or take a keyword argument `reduction`. A contrastive "
+                "loss with in-batch negatives has no loss per example. Where there is none, use sb.repeated_random"
             )
         rows = len(raw) if num_examples is None else num_examples
         if len(raw) != rows:
@@ -521,11 +415,6 @@ def _not_ignored(losses: Tensor, targets: Tensor) -> Tensor:
     return are_signs | ~(marked | (is_value & (is_value == is_zero).all()))
 
 
-def _apart(targets: Any) -> tuple[Any, Tensor | None]:
-    """Return the targets themselves, and the losses of a reference model that came with them, if any."""
-    return targets if isinstance(targets, WithReference) else (targets, None)
-
-
 def as_numbers(values: Any, what: str) -> Tensor:
     """Turn the user's numbers into a tensor without its graph. what: what they are, for the error.
 
@@ -599,11 +488,6 @@ def _named(values: Tensor, is_bad: Tensor, ids: Tensor | None) -> str:
 def _same_buffers(one: Any, other: nn.Module) -> bool:
     ones, others = dict(one.named_buffers()), dict(unwrap(other).named_buffers())
     return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
-
-
-def _ratio(own: Tensor, raw: Tensor) -> Tensor:
-    mean = raw.detach().mean()
-    return torch.where(mean == 0, torch.ones_like(mean), own.detach() / mean)
 
 
 def _has_reduction(loss_fn: Callable[..., Tensor]) -> bool:

@@ -258,11 +258,23 @@ def test_softmax_over_many_classes_is_computed_once(monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("method", [sb.infobatch(), sb.methods.ledger_percentile(0.5, unbiased=True)])
-def test_one_number_for_a_batch_is_refused_at_once_by_methods_with_weights(method):
+@pytest.mark.parametrize("method", [sb.infobatch(), sb.ledger_backprop(), sb.selective_backprop(0.5)])
+def test_one_number_for_a_batch_is_refused_at_once_by_methods_that_go_by_losses(method):
     model = make_model()
     candidates = DataLoader(digits(), 16)
     loader = sb.SelectiveLoader(candidates, model, lambda o, t: F.cross_entropy(o, t), method, num_epochs=2)
     with pytest.raises(ValueError, match="single number"):
         train(loader, model, 1)
     assert loader.stats.batches == 0, "the first one was only looked at"
+
+
+@pytest.mark.parametrize("method", [sb.traditional(), sb.repeated_random(0.5)])
+def test_one_number_for_a_batch_is_trained_on_where_nobody_needs_more(method):
+    model, calls = make_model(), []
+    loader = sb.SelectiveLoader(
+        DataLoader(digits(), 16), model, lambda o, t: calls.append(1) or F.cross_entropy(o, t) + 0.1, method
+    )
+    for inputs, targets in loader:
+        outputs = model(inputs)
+        assert torch.equal(loader.loss(outputs, targets), F.cross_entropy(outputs, targets) + 0.1)
+    assert len(calls) == loader.stats.batches and not loader.ledger.has_losses()

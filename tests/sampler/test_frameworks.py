@@ -204,27 +204,3 @@ def test_the_trainer_takes_it_in_two_lines(tmp_path):
     trainer.train()
     assert sampler.ledger.loss_epoch.ge(0).all() and sampler.stats.selectivity < 1
     assert sampler.stats.batches == trainer.state.global_step
-
-
-def test_an_own_loss_that_gives_one_number_works_in_the_loader_too():
-    """A loss with no reduction= gives each example a running mean of the losses of its batches."""
-    model = make_model()
-    calls = []
-
-    def loss_fn(outputs, targets):
-        calls.append(1)
-        return nn.functional.cross_entropy(outputs, targets) + 0.1
-
-    loader = sb.SelectiveLoader(images(None, shuffle=False), model, loss_fn, sb.methods.ledger_percentile(0.6))
-    means = torch.full((NUM_DIGITS,), float("nan"))
-    for _ in range(3):
-        for inputs, targets in loader:
-            ids = loader.batch.ids
-            loss = loader.loss(model(inputs), targets)
-            assert loss.requires_grad and loss.dim() == 0
-            means[ids] = torch.where(means[ids].isnan(), loss.detach(), 0.7 * means[ids] + 0.3 * loss.detach())
-            loss /= 8  # as loops that accumulate gradients do, in place
-    assert torch.allclose(loader.ledger.loss, means)
-    assert len(calls) == loader.stats.batches, "one call per step"
-    with pytest.raises(ValueError, match="single number for the whole batch, but one loss per example is needed"):
-        next(iter(sb.SelectiveLoader(images(None), model, loss_fn, sb.selective_backprop(0.5))))

@@ -328,26 +328,6 @@ def test_progress_ends_at_1_and_learning_rates_follow_it():
         _ = make().progress
 
 
-# ---- one number for a batch
-
-
-def test_the_loss_of_a_batch_becomes_a_running_mean():
-    sampler = make(sb.methods.ledger_percentile(0.9, max_age=None), source=40, batch_size=16)
-    means = torch.full((40,), float("nan"))
-    for epoch in range(5):
-        for ids in load(sampler, size=40):
-            loss = losses_of(ids, epoch).mean()
-            assert len(sampler.update(loss)) == len(ids) and torch.equal(sampler.ids, ids)
-            means[ids] = torch.where(means[ids].isnan(), loss, 0.7 * means[ids] + 0.3 * loss)
-    list(sampler)
-    assert torch.allclose(sampler.ledger.loss, means)
-    known = make(source=40)
-    ids = next(iter(load(known, size=40)))
-    with pytest.raises(ValueError, match="does not tell how many examples the batch has: pass size="):
-        known.update(0.5)
-    assert len(known.update(0.5, size=16)) == 16 and torch.equal(known.ids, ids)
-
-
 # ---- clear errors
 
 
@@ -410,6 +390,8 @@ def test_bad_updates():
     next(iter(load(sampler)))
     with pytest.raises(ValueError, match=r"got shape \(2, 2\)"):
         sampler.update(torch.rand(2, 2))
+    with pytest.raises(ValueError, match="repeated_random"):
+        sampler.update(torch.tensor(0.5))
     with pytest.raises(ValueError, match=r"got shape \(0,\)"):
         sampler.update(torch.rand(0))
     with pytest.raises(ValueError, match="losses must be numbers"):

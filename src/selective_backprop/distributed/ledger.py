@@ -24,7 +24,7 @@ def make_ledger(num_examples: int, ranks: Ranks, columns: Mapping[str, Column]) 
 
 
 _KINDS = {
-    **{"record_scores": 1, "record_losses": 1, "record_batch_losses": 1, "record_probabilities": 1},
+    **{"record_scores": 1, "record_losses": 1, "record_probabilities": 1},
     **{"count_offered": 0, "count_selected": 0},
 }
 """The methods of a ledger that write to it, and how many values they take for each id."""
@@ -87,10 +87,6 @@ class ShardedLedger:
     def record_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
         """Store losses of a training step."""
         self._write("record_losses", ids, losses, epoch)
-
-    def record_batch_losses(self, ids: Tensor, losses: Tensor, epoch: int) -> None:
-        """Store the loss of the whole batch that each id was in; see `Ledger.record_batch_losses`."""
-        self._write("record_batch_losses", ids, losses, epoch)
 
     def record_probabilities(self, ids: Tensor, probabilities: Tensor) -> None:
         """Store each candidate's selection probability."""
@@ -194,9 +190,7 @@ class ShardedLedger:
 
     def has_losses(self) -> bool:
         """Whether the training loss of any example is known, delivered or not. All ranks must call this."""
-        own = self.block.has_losses() or any(
-            write.kind in ("record_losses", "record_batch_losses") for write in self._writes
-        )
+        own = self.block.has_losses() or any(write.kind == "record_losses" for write in self._writes)
         return bool(torch.cat(self._ranks.gather(torch.tensor([own]), [1] * self._ranks.size)).any())
 
     def whole(self) -> Ledger:

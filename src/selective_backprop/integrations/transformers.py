@@ -26,7 +26,7 @@ from selective_backprop.integrations.steps import OptimizerSteps
 from selective_backprop.loader.checks import check_on_stats
 from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
-from selective_backprop.losses import PerExampleLoss, Reducer, TokenShare, token_cross_entropy
+from selective_backprop.losses import PerExampleLoss, Reducer, token_cross_entropy
 from selective_backprop.method import Method, require_method
 from selective_backprop.progress import step_by_progress
 from selective_backprop.saved import read_state, write_state
@@ -500,8 +500,6 @@ def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
             f"{method.name} must know the id of each example, and your train_dataset is a stream, which has none: use "
             "a data set with a length, or a method that needs no ids, such as selective_backprop"
         )
-    if isinstance(loss_fn, TokenShare):
-        raise ValueError("a trainer trains on its own loss, which TokenShare cannot mask: use it in a loop of your own")
     if trainer.compute_loss_func is not None and loss_fn is None:
         raise ValueError("compute_loss_func gives one loss for the batch: pass loss_fn= too, with one per example")
     if trainer.args.max_steps > 0 and method.needs_num_epochs:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from selective_backprop.copying import LaterErrors
-from selective_backprop.losses import WithReference
 
 _ROUNDING = 1e-5  # of sums over a batch
 
@@ -30,7 +29,7 @@ class TargetCheck:
 
     def __call__(self, data: Any, targets: Any) -> None:
         """Check the targets of a training loss. data: the batch that was given out."""
-        targets, given = targets.targets if isinstance(targets, WithReference) else targets, _targets_of(data)
+        given = _targets_of(data)
         if targets is given or not isinstance(targets, Tensor) or not isinstance(given, Tensor):
             return
         if not targets.dim() or targets.shape[:1] != given.shape[:1] or targets.device != given.device:

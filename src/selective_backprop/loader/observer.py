@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import replace
 from typing import Any
@@ -22,8 +21,6 @@ from selective_backprop.sampler.stats import Stats
 from selective_backprop.sampler.training_losses import StepLosses, write_losses
 from selective_backprop.scorers.audited import AuditedLossScorer
 from selective_backprop.types import Batch, Candidates
-
-_logger = logging.getLogger(__name__)
 
 
 class Observer:
@@ -52,7 +49,6 @@ class Observer:
         self._given: list[Tensor] = []
         self._counts = True  # whether the epoch counts, which is not known in its first training step
         self._before = stats.copy()  # the statistics when the epoch began, or went on after a resume
-        self._knows_batch_losses = False
         self.needs_losses = self.recorder is not None or parts.learns_losses
         """Whether anybody needs the loss of each example."""
 
@@ -97,17 +93,9 @@ class Observer:
         self.stats.set_queued(queued)
 
     def trained(self, batch: Batch, outputs: Any, targets: Any, losses: Tensor | None, epoch: int) -> None:
-        """Collect the losses of a training step. None: nobody needs them, and computing them would cost extra.
-
-        losses: one per example, or a tensor without dimensions: one for the whole batch.
-        """
+        """Collect the losses of a training step. None: nobody needs them, and computing them would cost extra."""
         if losses is None:
             return
-        if self.recorder is not None and not losses.dim():
-            raise ValueError(
-                "an audit records the loss of each example, but your loss function gives one number for the whole "
-                "batch: let it return one loss per example"
-            )
         all_kept = self._parts.schedule.observes_losses and bool((batch.probabilities == 1).all())
         self._steps.append((batch.ids, begin_copy(losses), epoch, all_kept))
         if self.recorder is not None:
@@ -137,9 +125,6 @@ class Observer:
         steps, self._steps = self._steps[:count], self._steps[count:]
         for ids, copied, epoch, all_kept in steps:
             losses = finish_copy(copied)
-            if not losses.dim():
-                self._learn_batch_loss(losses, ids, epoch)
-                continue
             total = float(losses.sum(dtype=torch.float64))
             if not math.isfinite(total):
                 require_finite(losses, ids, "training loss")
@@ -149,22 +134,6 @@ class Observer:
                 self._parts.schedule.observe_losses(losses)
             if ids is not None:
                 self._losses.append((ids, losses, epoch))
-
-    def _learn_batch_loss(self, loss: Tensor, ids: Tensor | None, epoch: int) -> None:
-        losses = loss.expand(1 if ids is None else len(ids))
-        require_finite(losses, ids, "training loss of the whole batch")
-        if ids is None:
-            return
-        if not self._knows_batch_losses:
-            self._knows_batch_losses = True
-            _logger.warning(
-                "your loss function gives one number for a batch of %d examples, so each of them is remembered with "
-                "the loss of its batches, which says little about it, and few or none are skipped. If it can, let it "
-                "return one loss per example, or take a keyword argument reduction=, as F.cross_entropy does",
-                len(ids),
-            )
-        self.stats.count_losses(float(losses.sum(dtype=torch.float64)), len(ids), "trained")
-        self._losses.append((ids, loss, epoch))
 
     def write(self) -> None:
         """Bring the ledger up to date. Counts of an epoch that may turn out not to count have to wait."""

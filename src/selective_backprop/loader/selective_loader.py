@@ -301,10 +301,6 @@ class SelectiveLoader(LoaderAttributes):
         example. Methods that select by training losses then call a copy of it once more, with the same random numbers.
         To avoid this second call, let loss_fn return one loss per example.
 
-        If loss_fn gives one number and has no `reduction=`, each example of the batch gets a running mean of the losses
-        of its batches. That is a much weaker sign of which examples are hard. It works for methods without a selection
-        pass and without weights.
-
         Args:
             outputs: the model's outputs, first argument of loss_fn.
             targets: second argument of loss_fn.
@@ -320,7 +316,7 @@ class SelectiveLoader(LoaderAttributes):
                 )
             batch = step.batch
         weights = batch.weights.to(self._source.device, non_blocking=True) if batch.is_weighted else None
-        observer, of_batch = self._run.observer, self._run.parts.takes_batch_losses
+        observer = self._run.observer
         if observer.needs_losses or weights is not None:
             self._check_targets(batch.data, targets)
         try:
@@ -330,7 +326,6 @@ class SelectiveLoader(LoaderAttributes):
                 weights,
                 len(batch),
                 record=observer.needs_losses,
-                of_batch=of_batch,
                 may_weigh=self._run.parts.policy.weighting != "none",
             )
         except WrongCountError as error:

@@ -40,8 +40,6 @@ class Parts:
         self.share_check = ShareCheck(method, self.policy, quiet=not team.is_first)
         self.learns_losses = method.scorer.needs.training_losses or method.schedule.observes_losses
         """Whether selection depends on training losses."""
-        self.takes_batch_losses = not method.scorer.needs.selection_pass and method.policy.weighting == "none"
-        """Whether a loss function may give one number for a whole batch."""
         self.mixes_batches = not method.schedule.never_on and method.policy.selectivity != 1
         """Whether examples of different candidate batches may share a training batch."""
         self.score_is = f"{method.scorer.score_name} in a selection pass"

@@ -56,9 +56,9 @@ class SelectiveSampler(Sampler[int]):
             RandomSampler. With several ranks, a size is divided among them. A sampler of your own must divide the data
             set itself, as DistributedSampler does.
         method: how to select: a method without a selection pass, such as `ledger_backprop()`.
-        batch_size: examples in a batch. Needed only for `update` with one number for a whole batch, for the option
-            `interrupt` of methods, and so that an epoch gives at least one full batch, and no last batch of a single
-            example, which BatchNorm cannot train on. With it, losses of half a batch are an error at once.
+        batch_size: examples in a batch. Needed only for the option `interrupt` of methods, and so that an epoch gives
+            at least one full batch, and no last batch of a single example, which BatchNorm cannot train on. With it,
+            losses of half a batch are an error at once.
         groups: a whole number for each example, by id, such as its class, domain or source, for `group_stats`. By
             default the `classes=` of the method, which also keeps each group's share.
         num_epochs: length of the run. Methods that select in a window of training need it.
@@ -344,7 +344,7 @@ class SelectiveSampler(Sampler[int]):
         self._learn()
         return self._ledger
 
-    def update(self, losses: Tensor | float, *, ids: Any = None, size: int | None = None) -> Tensor:
+    def update(self, losses: Tensor, *, ids: Any = None) -> Tensor:
         """Record the losses of a training batch, and return the weights of its examples, (n,), on the losses' device.
 
         Call it once per training step, in the order of the batches:
@@ -353,12 +353,9 @@ class SelectiveSampler(Sampler[int]):
             (losses * weights).mean().backward()
 
         Args:
-            losses: (n,) the loss of each example. Or one number for the whole batch, where your framework gives no
-                more: then each example's score is a running mean of the losses of its batches, which is a much weaker
-                sign of which examples are hard.
+            losses: (n,) the loss of each example.
             ids: (n,) the ids of the batch. Needed if batches may come in another order than they were asked for, as
                 with DataLoader(in_order=False).
-            size: number of examples of the batch, if losses is one number and batch_size= was not given.
         """
         epoch = self._epoch
         if epoch is None:
@@ -367,12 +364,12 @@ class SelectiveSampler(Sampler[int]):
             )
         losses = as_numbers(losses, "losses")
         given = None if ids is None else as_ids(ids, "ids").flatten()
-        places = self._places(epoch, losses, given, size)
+        places = self._places(epoch, losses, given)
         batch_ids = epoch.ids[places]
         count = len(batch_ids)
         on_cpu = losses.device.type == "cpu"
         if on_cpu:
-            require_finite(losses.expand(count), batch_ids, "training loss")
+            require_finite(losses, batch_ids, "training loss")
         if epoch.weights is None:
             weights = torch.ones(count, device=losses.device)
         else:
@@ -393,21 +390,15 @@ class SelectiveSampler(Sampler[int]):
         self.stats.count(batches=1, trained=len(ids), offered=offered, skipped_before_loading=skipped)
         self._last = ids, weights
 
-    def _places(self, epoch: AskedIds, losses: Tensor, ids: Tensor | None, size: int | None) -> Places:
+    def _places(self, epoch: AskedIds, losses: Tensor, ids: Tensor | None) -> Places:
         """Find which of the ids that were asked for the losses belong to."""
-        if losses.dim() > 1 or not losses.is_floating_point() or not losses.numel():
+        if losses.dim() != 1 or not losses.is_floating_point() or not losses.numel():
             raise ValueError(
-                f"losses must be one number per example, of shape (n,), or one number for the batch, got shape "
-                f"{tuple(losses.shape)} and type {losses.dtype}"
+                f"losses must be one number per example, of shape (n,), got shape {tuple(losses.shape)} and type "
+                f"{losses.dtype}: compute them without reduction, as F.cross_entropy(..., reduction='none') does. "
+                "Where only one number for the whole batch can be had, use sb.repeated_random, which needs no update"
             )
-        count = len(losses) if losses.dim() else size if ids is None else len(ids)
-        if count is None:
-            if self.batch_size is None:
-                raise ValueError(
-                    "one number for a whole batch does not tell how many examples the batch has: pass size=, or "
-                    "batch_size= when you make the sampler"
-                )
-            count = min(self.batch_size, len(epoch) - epoch.num_updated)
+        count = len(losses)
         if ids is not None:
             if len(ids) != count:
                 raise ValueError(f"got {count} losses for {len(ids)} ids: there must be one loss per id")

@@ -11,26 +11,23 @@ from torch import Tensor
 from selective_backprop.distributed.ledger import AnyLedger
 
 StepLosses = tuple[Tensor, Tensor, int]
-"""The ids of a training step, their losses or one loss of the whole batch, on the CPU, and the number of the epoch."""
+"""The ids of a training step, their losses, on the CPU, and the number of the epoch."""
 
 
 def write_losses(steps: list[StepLosses], ledger: AnyLedger) -> None:
     """Write the losses of training steps to the ledger."""
     for ids, losses, epoch in joined(steps):
-        if losses.dim():
-            ledger.record_losses(ids, losses, epoch)
-        else:
-            ledger.record_batch_losses(ids, losses.expand(len(ids)), epoch)
+        ledger.record_losses(ids, losses, epoch)
 
 
 def joined(steps: list[StepLosses]) -> list[StepLosses]:
-    """Join steps into one, faster to write; not if an id is in two of them, or a loss is of a whole batch.
+    """Join steps into one, faster to write; not if an id is in two of them.
 
     >>> steps = [(torch.tensor([i]), torch.ones(1), 0) for i in (3, 1)]
     >>> len(joined(steps)), len(joined([*steps, steps[0]]))
     (1, 3)
     """
-    if len(steps) < 2 or any(not losses.dim() for _, losses, _ in steps) or len({epoch for *_, epoch in steps}) > 1:
+    if len(steps) < 2 or len({epoch for *_, epoch in steps}) > 1:
         return steps
     ids = torch.cat([ids for ids, _, _ in steps])
     in_order = ids.sort().values
