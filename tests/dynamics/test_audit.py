@@ -184,3 +184,13 @@ def test_what_is_not_known_is_empty(tmp_path):
     sb.audit(dynamics).save(tmp_path / "audit.csv")
     first, second = csv.DictReader((tmp_path / "audit.csv").read_text().splitlines())
     assert (first["last_loss"], first["wrong"], second["last_loss"]) == ("0.5", "", "")
+
+
+@pytest.mark.parametrize("name", ["audit.jsonl", "audit.parquet", "audit"])
+def test_a_table_is_not_written_as_something_else_than_its_name_says(tmp_path, name):
+    dynamics = Dynamics(2)
+    for epoch in range(2):
+        dynamics.record(torch.tensor([0, 1]), torch.tensor([0.1, 2.3]), epoch)
+    with pytest.raises(ValueError, match="csv"):
+        sb.audit(dynamics).save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

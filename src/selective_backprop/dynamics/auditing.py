@@ -128,7 +128,9 @@ class Audit:
         return torch.from_numpy(scores).float()
 
     def save(self, file: str | Path) -> None:
-        """Write all columns to a CSV file, one row per example. What is not known (NaN) is an empty field."""
+        """Write all columns to a file.csv, one row per example. What is not known (NaN) is an empty field."""
+        if Path(file).suffix.lower() != ".csv":
+            raise ValueError(f"save writes CSV, but got {str(file)!r}: name the file .csv, or write columns() yourself")
         write_table(file, {name: column.tolist() for name, column in self.columns().items()})
 
 
