@@ -95,6 +95,11 @@ def train_plainly(train_loader, model, epochs):
     return batches
 
 
+def all_rows(ledger):
+    """All rows of a ledger, also where each rank holds a part of them."""
+    return ledger.whole() if hasattr(ledger, "whole") else ledger
+
+
 def wordnet_texts(folder, count=80):
     """A file like WordNet's, with definitions of two topics."""
     (folder / "wordnet").mkdir(parents=True)

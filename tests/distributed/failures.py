@@ -2,58 +2,18 @@
 
 import os
 import signal
-import weakref
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 import selective_backprop as sb
-from selective_backprop.distributed import ranks
-from tests.distributed import numbers
 from tests.distributed.numbers import Numbers, cut, go_through, make
-from tests.distributed.runs import Run
 
 
 def loader_of_both(method, count, **options):
     """Over the first half of the numbers on rank 0, over the second on rank 1."""
     half, rank = count // 2, dist.get_rank()
     return make(method, count, cut(range(rank * half, rank * half + half), 4), epochs=2, **options)
-
-
-def not_finite():
-    """What is said when example 21, which is rank 1's, has a loss that is not a number; all ranks stay in step."""
-    model, loader = loader_of_both(sb.selective_backprop(0.5), 24)
-    forward = model.forward
-    model.forward = lambda values: torch.where(values == 21, float("nan"), forward(values))
-    try:
-        go_through(model, loader, 2)
-    except ValueError as error:
-        return str(error)
-
-
-def wrong_states():
-    """What is said of a state that another rank saved, or other ranks."""
-    rank = dist.get_rank()
-    run, messages = Run(sb.selective_backprop(0.5)), []
-    state = run.loader.state_dict()
-    for saved in ({"rank": 1 - rank, "size": 2}, {"rank": 0, "size": 1}):
-        try:
-            run.loader.load_state_dict(state | {"ranks": saved})
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
-
-
-def other_versions():
-    """What is said when ranks run different versions of the library."""
-    usual, sb.__version__ = sb.__version__, f"7.{dist.get_rank()}"
-    try:
-        loader_of_both(sb.selective_backprop(0.5), 24)
-    except ValueError as error:
-        return str(error)
-    finally:
-        sb.__version__ = usual
 
 
 class Broken(Numbers):
@@ -67,8 +27,7 @@ class Broken(Numbers):
 
 def worker():
     """A worker of rank 1 raises."""
-    numbers.Numbers = Broken
-    go_through(*loader_of_both(sb.selective_backprop(0.5), 48, loader_options={"num_workers": 1}), 2)
+    go_through(*loader_of_both(sb.selective_backprop(0.5), 48, data=Broken(48), loader_options={"num_workers": 1}), 2)
 
 
 def killed():
@@ -85,20 +44,6 @@ def empty():
     """Rank 1's loader has no batch."""
     ids = range(24) if dist.get_rank() == 0 else ()
     make(sb.selective_backprop(0.5), 48, cut(ids, 4), epochs=2)
-
-
-def ended(folder):
-    """What is left of the connections when the interpreter shuts down, with a loader that is still referred to."""
-    model, loader = loader_of_both(sb.methods.ledger_percentile(0.5), 48)
-    go_through(model, loader, 1)
-    sb.save_checkpoint(folder, loader, model=model)
-    group, before = weakref.ref(loader.team.ranks.group), len(os.listdir("/proc/self/task"))
-    ranks.close_groups()
-    try:
-        next(iter(loader))
-    except RuntimeError as error:
-        message = str(error)
-    return {"open": group() is not None, "threads": before - len(os.listdir("/proc/self/task")), "message": message}
 
 
 def stopped_before(file):
@@ -118,14 +63,6 @@ def stopped_in_training(file):
     go_through(*loader_of_both(sb.selective_backprop(0.5), 48), 2, stop)
 
 
-def stopped_in_delivery(file):
-    """Rank 1 stands still at the end of an epoch, when the ledger's rows are on their way."""
-    model, loader = loader_of_both(sb.methods.ledger_percentile(0.5), 48)
-    if dist.get_rank() == 1:
-        loader.ledger.deliver = lambda: _stand_still(file)
-    go_through(model, loader, 2)
-
-
 def saved_on_rank_0_alone(file):
     """As `if rank == 0: save_checkpoint(...)` does, with a rank 1 that goes its own way."""
     model, loader = loader_of_both(sb.selective_backprop(0.5), 48)
@@ -137,8 +74,3 @@ def saved_on_rank_0_alone(file):
 def _stand_still(file):
     Path(file).touch()
     os.kill(os.getpid(), signal.SIGSTOP)
-
-
-if __name__ == "__main__":  # under torchrun
-    dist.init_process_group("gloo")
-    killed()

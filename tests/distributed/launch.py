@@ -2,6 +2,7 @@
 
 import importlib
 import uuid
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from tests import processes
-from tests.processes import CONTEXT, ROOT, begin, leave, start_server
+from tests.processes import CONTEXT, begin, leave, start_server
 
-__all__ = ["ENVIRONMENT", "ROOT", "SAFETY_NET", "finish", "run", "start"]
 ENVIRONMENT = processes.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
 SAFETY_NET = 300  # seconds; nothing is expected to take that long, and no test goes by it
 
@@ -62,3 +62,45 @@ def main(job, store, rank, size, arguments, timeout):
     dist.barrier()
     dist.destroy_process_group()
     leave()
+
+
+@dataclass
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int
+    size: int
+
+    @classmethod
+    def here(cls):
+        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls(0, 1)
+
+
+def run_phases(phases, folder):
+    """work(ranks, folder, *args) in `size` processes for each (size, work, args), one after the other; results by rank.
+
+    The processes stay, as starting them takes long.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    largest = max(size for size, _, _ in phases)
+    start_server(ENVIRONMENT)
+    torch.multiprocessing.start_processes(_go_through, (phases, folder), largest, start_method="forkserver")
+    return [
+        [torch.load(folder / f"result-{number}-{rank}.pt", weights_only=True) for rank in range(size)]
+        for number, (size, _, _) in enumerate(phases)
+    ]
+
+
+def _go_through(rank, phases, folder):
+    begin()
+    torch.set_num_threads(1)
+    for number, (size, work, args) in enumerate(phases):
+        if rank >= size:
+            continue
+        if size > 1:
+            where = f"file://{folder}/rendezvous-{number}"
+            dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+        torch.save(work(Ranks.here(), folder, *args), folder / f"result-{number}-{rank}.pt")
+        if size > 1:
+            dist.barrier()  # rank 0 holds the connections of the others
+            dist.destroy_process_group()

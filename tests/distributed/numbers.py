@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import selective_backprop as sb
-from tests.distributed.runs import Ids, begin_epoch
+from tests.distributed.runs import Ids
 
 
 class Numbers(Dataset):
@@ -33,13 +33,13 @@ class Losses(nn.Module):
         return self.scale * ((values + 1).sqrt() * 7.3 * (self.epoch + 1) % 5)
 
 
-def make(method, count, batches, *, epochs, **options):
+def make(method, count, batches, *, epochs, data=None, **options):
     """A model, and a loader over these batches of ids."""
     model, loader_options = Losses(), options.pop("loader_options", {})
     loss_fn = options.pop("loss_fn", lambda outputs, targets: outputs)
     loss_fn = sb.losses.PerExampleLoss(loss_fn, reducer=options.pop("reducer", None))
     loader = sb.SelectiveLoader(
-        DataLoader(Numbers(count), batch_sampler=batches, **loader_options),
+        DataLoader(data or Numbers(count), batch_sampler=batches, **loader_options),
         model,
         loss_fn,
         method,
@@ -56,18 +56,15 @@ def cut(ids, size):
 
 
 def go_through(model, loader, epochs, on_step=lambda step: None):
-    """Ids of every batch, by epoch; and those selected in each round of scored epochs."""
-    rounds, given, steps = [], [], 0
+    """Ids of every batch, by epoch."""
+    given, steps = [], 0
     for epoch in range(loader.epoch, epochs):
         model.epoch = epoch
         given.append([])
-        begin_epoch(loader, rounds.append)
-        while (batch := loader.stepper.next()) is not None:
-            loader.loss(model(batch.data), None).backward()
-            assert batch.data.tolist() == batch.ids.tolist()
-            given[-1].append(batch.ids.tolist())
+        for values in loader:
+            loader.loss(model(values), None).backward()
+            assert values.tolist() == loader.batch.ids.tolist()
+            given[-1].append(loader.batch.ids.tolist())
             steps += 1
             on_step(steps)
-            loader.stepper.end_step()
-        loader.stepper.end_epoch()
-    return given, rounds
+    return given

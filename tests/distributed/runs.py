@@ -27,24 +27,6 @@ class Ids:
         return len(self.ids)
 
 
-def begin_epoch(loader, note):
-    """Begin an epoch. If it is a scored one, note the ids that are queued in each round on this rank."""
-    loader.stepper.begin()
-    queue = getattr(loader.stepper.epoch, "queue", None)
-    if queue is None:
-        return
-
-    def spied(add):
-        def spy(columns, selection, ids, *rest, **options):
-            if columns:
-                note(ids[selection.positions].tolist())
-            add(columns, selection, ids, *rest, **options)
-
-        return spy
-
-    queue.add, queue.add_whole = spied(queue.add), spied(queue.add_whole)
-
-
 class Run:
     """A model on all ranks, its data, and a loader if there is a method."""
 
@@ -59,7 +41,7 @@ class Run:
         self.sampler = sampler if sampler is not None else DistributedSampler(dataset, seed=1)
         self.epochs = epochs
         self.loader = train_loader = DataLoader(dataset, sampler=self.sampler, **loader_options)
-        self.batches, self.weights, self.selected, self.sizes = [], [], [], []
+        self.batches, self.weights, self.sizes = [], [], []
         if method is not None:
             self.loader = sb.SelectiveLoader(
                 train_loader, self.model, nn.CrossEntropyLoss(), method, num_epochs=epochs, **options
@@ -81,19 +63,14 @@ class Run:
             if hasattr(self.sampler, "set_epoch"):
                 self.sampler.set_epoch(epoch)
             self.sizes.append([])  # by epoch
-            begin_epoch(self.loader, self.selected.append)
-            stepper = self.loader.stepper
-            while (batch := stepper.next()) is not None:
-                inputs, targets = batch.data
+            for inputs, targets in self.loader:
                 self.sizes[-1].append(len(targets))
                 self.optimizer.zero_grad()
                 self.loader.loss(self.model(inputs), targets).backward()
                 self.optimizer.step()
-                self.batches.append(batch.ids.tolist())
-                self.weights.append(batch.weights.tolist())
+                self.batches.append(self.loader.batch.ids.tolist())
+                self.weights.append(self.loader.batch.weights.tolist())
                 on_step(len(self.batches))
-                stepper.end_step()
-            stepper.end_epoch()
         return self
 
     @property
