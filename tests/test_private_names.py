@@ -56,7 +56,7 @@ PUBLIC = {
     *("", "dynamics", "forward_reuse", "functional", "inference", "integrations", "ledger", "losses", "method"),
     *("methods", "policies", "pruning", "rl", "schedules", "scorers", "testing", "types"),
 }
-FOLDERS = ("contracts", "loader", "methods", "policies", "scorers")
+FOLDERS = ("contracts", "distributed", "loader", "methods", "policies", "scorers")
 
 
 def test_tests_of_the_core_use_its_public_modules():

@@ -7,7 +7,7 @@ import warnings
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.checkpoint.runs import RandomState
-from tests.distributed.threads import run_phases
+from tests.distributed.launch import run_phases
 from tests.helpers import digits, make_model
 
 EXAMPLES, EPOCHS = 120, 2
@@ -128,7 +128,7 @@ def shard(ranks, folder, save):
     for model in models.values():
         if ranks.size > 1:
             for module in (model.first, model.second, model):
-                fully_shard(module, mesh=DeviceMesh.from_group(ranks.group, "cpu"))
+                fully_shard(module, mesh=init_device_mesh("cpu", (ranks.size,)))
     optimizers = {f"of_{name}": torch.optim.AdamW(model.parameters(), lr=0.01) for name, model in models.items()}
     parts, loader = models | optimizers, Bare()
     if save:
