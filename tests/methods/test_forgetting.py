@@ -27,13 +27,13 @@ def train(data, method, epochs, hidden=256, rate=0.1):
     loader = sb.SelectiveLoader(loader, model, nn.CrossEntropyLoss(), method, num_epochs=epochs)
     optimizer, shares = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), []
     for _ in range(epochs):
-        before = loader.stats.copy()
+        before = loader.stats.trained, loader.stats.offered
         for inputs, targets in loader:
             loss = loader.loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        shares.append(loader.stats.since(before)["selectivity"])
+        shares.append((loader.stats.trained - before[0]) / (loader.stats.offered - before[1]))
     return loader, shares
 
 
@@ -44,17 +44,15 @@ def test_what_is_memorised_is_trained_on_again_from_then_on(caplog):
     assert any(skipping), "at first it looks as if much could be skipped"
     last = max(epoch for epoch, skips in enumerate(skipping) if skips)
     assert last < 20 and shares[last + 1 :] == [1.0] * (29 - last), "then nothing is skipped to the end"
-    lines = [record.message for record in caplog.records if "from here on" in record.message]
-    assert len(lines) == 1 and lines[0].endswith("so the network forgets what it does not see")
-    assert "epoch 30: the loss of examples that were left out rose (most_rise=0.4)" in str(loader.stats)
+    assert len([record.message for record in caplog.records if "forgets" in record.message]) == 1
+    assert "most_rise=0.4" in str(loader.stats)
     _, without = train(by_heart(), sb.ledger_backprop(most_rise=None), epochs=30)
     assert min(without[-5:]) < 0.9
 
 
 def test_what_is_learned_in_general_stays_skipped():
-    loader, shares = train(digits(1000), sb.ledger_backprop(), epochs=10)
+    _, shares = train(digits(1000), sb.ledger_backprop(), epochs=10)
     assert max(shares[-3:]) < 0.7
-    assert loader.scorer.state_dict()["forgetting"]["forgets"] is False
 
 
 def test_some_come_back_in_every_epoch_and_all_in_turn():
@@ -95,14 +93,10 @@ def test_scale_does_not_matter_and_losses_may_be_negative():
         assert check.forgets
 
 
-def test_bad_options():
-    with pytest.raises(ValueError, match="most_rise must be a share of the mean loss above 0, got 0"):
-        sb.ledger_backprop(most_rise=0)
-    with pytest.raises(ValueError, match="skip_at_least must be a share of the candidates in \\[0, 1\\), got 1"):
-        sb.ledger_backprop(skip_at_least=1)
-    with pytest.raises(ValueError, match=r"cap must be at least 1, got 0\.5"):
-        sb.ledger_backprop(cap=0.5)
-    with pytest.raises(ValueError, match="keep_at_least must be a share of the candidates in \\[0, 1\\], got 2"):
-        sb.ledger_backprop(keep_at_least=2)
-    with pytest.raises(ValueError, match=r"keep_at_least=0\.9 and skip_at_least=0\.2 leave nothing to select"):
-        sb.ledger_backprop(keep_at_least=0.9)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("most_rise", 0), ("skip_at_least", 1), ("cap", 0.5), ("keep_at_least", 2), ("keep_at_least", 0.9)],
+)
+def test_bad_options(option, value):
+    with pytest.raises(ValueError, match=f"{option}.*{value}"):
+        sb.ledger_backprop(**{option: value})
