@@ -56,11 +56,9 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/lab_overhead.py
 	$(BIN)/python benchmarks/advice.py
-	$(BIN)/python benchmarks/selection_pass.py
 	$(BIN)/python benchmarks/forward_reuse.py
 	$(BIN)/python benchmarks/epoch.py
 	$(BIN)/python benchmarks/exchange.py
-	$(BIN)/python benchmarks/fine_tuning.py --overhead
 
 $(LAB): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -183,18 +183,3 @@ def test_the_reference_of_the_command_line_has_every_command_and_option():
     ):
         assert f"## selective-backprop {command}\n" in written
     assert "| `--resume` | " in written and "Default: `digits`." in written
-
-
-def test_the_messages_of_troubleshooting_are_those_of_the_source():
-    quoted = re.findall(r"^\*\*`(.+)`\*\*$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
-    assert len(quoted) >= 30
-    found = [message.text for message in runpy.run_path(str(ROOT / "tools" / "messages.py"))["messages"]()]
-    gone = [quote for quote in quoted if not any(quote.strip("… ") in text for text in found)]
-    assert gone == []
-
-
-def test_every_message_is_on_the_page_of_all_messages():
-    tool = runpy.run_path(str(ROOT / "tools" / "messages.py"))
-    found, written = tool["messages"](), tool["as_markdown"]()
-    assert len(found) > 400
-    assert [message for message in found if message.text.replace("`", "'") not in written] == []

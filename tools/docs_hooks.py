@@ -9,7 +9,6 @@ import html
 import importlib
 import logging
 import re
-import runpy
 import zlib
 from pathlib import Path
 from typing import Any
@@ -35,16 +34,8 @@ MODULES = (
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Write the reference of the command line, and the list of all messages, where a page asks for it."""
-    for marker, write in {_COMMANDS: commands, "<!-- messages -->": all_messages}.items():
-        if marker in markdown:
-            markdown = markdown.replace(marker, write())
-    return markdown
-
-
-def all_messages() -> str:
-    """Markdown for every message of the package."""
-    return str(runpy.run_path(str(Path(__file__).with_name("messages.py")))["as_markdown"]())
+    """Write the reference of the command line where a page asks for it."""
+    return markdown.replace(_COMMANDS, commands()) if _COMMANDS in markdown else markdown
 
 
 def on_page_content(content: str, **_: Any) -> str:
