@@ -95,6 +95,11 @@ ARMS = {
     "two thirds": Arm("choose:two_thirds", 24),
     "ledger 0.9": Arm("ledger_backprop", 27, options={"loss_share": 0.9}),
     "half, then all": Arm("choose:half_then_all", 29),
+    "proxy": of_proxy(0.5, 22, train_every=1),
+    "proxy, own half": of_proxy(0.5, 25, train_every=1, train_share=0.5),
+    "proxy, every 4th": of_proxy(0.5, 28, train_every=4),
+    "proxy, third": of_proxy(0.35, 27, train_every=1),
+    "proxy, after an epoch": of_proxy(0.5, 21, train_every=1, warmup_epochs=1),
 }
 WORKLOADS = {
     "cifar10 w16": ("cifar10_speedrun", "speedrun_w16", 1.0, 0.0),

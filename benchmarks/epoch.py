@@ -28,7 +28,7 @@ METHODS = {
     "ledger_backprop": sb.methods.ledger_percentile(1 / 3),
     "infobatch": sb.infobatch(until=1.0),
     "kath18": sb.kath18(1 / 3, variable_start=False),
-    "composer_backprop": sb.composer_backprop(start=0, end=1),
+    "composer_backprop": sb.methods.composer_backprop(start=0, end=1),
     "top_k": sb.top_k(1 / 3),
     "random_backprop": sb.random_backprop(1 / 3),
     "repeated_random": sb.repeated_random(1 / 3),

@@ -48,9 +48,10 @@ MADE: dict[str, Callable[[], sb.Method]] = {
     "kath18": lambda: methods.kath18(variable_start=False),
     "ledger_backprop": lambda: ledger(),
     "predicted_selective_backprop": lambda: methods.predicted_selective_backprop(every=3),
+    "proxy_backprop": lambda: methods.proxy_backprop(proxy=nn.Identity(), train_every=0),
     "recorded_backprop": recorded,
 }
-POOLS = {"kath18": 3 * BATCH, "top_k": 3 * BATCH}
+POOLS = {"kath18": 3 * BATCH, "proxy_backprop": 3 * BATCH, "top_k": 3 * BATCH}
 """Methods that choose within a candidate batch want large ones."""
 
 

@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
     from selective_backprop.losses import token_cross_entropy
     from selective_backprop.method import Method
     from selective_backprop.methods import (
-        composer_backprop,
         diet,
         infobatch,
         kath18,
         ledger_backprop,
+        proxy_backprop,
         random_backprop,
         repeated_random,
         selective_backprop,
@@ -57,7 +57,6 @@ __all__ = [
     "WithLength",
     "advise",
     "audit",
-    "composer_backprop",
     "diet",
     "functional",
     "infobatch",
@@ -68,6 +67,7 @@ __all__ = [
     "methods",
     "pad_to_longest",
     "policies",
+    "proxy_backprop",
     "pruning",
     "random_backprop",
     "repeated_random",

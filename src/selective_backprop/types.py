@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -50,6 +50,12 @@ class Task:
     model: nn.Module
     forward: Forward
     loss: PerExampleLoss
+    progress: float | None = None
+    """Fraction of the run that is over, for scorers that learn alongside; None if its length is not known."""
+
+    def at(self, epochs_done: float, num_epochs: int | None) -> Task:
+        """Return the same task at a later point of the run."""
+        return replace(self, progress=min(1.0, epochs_done / num_epochs)) if num_epochs else self
 
     def for_scores(self) -> Task:
         """Return the same task for passes that only score: the model itself, and copies of each batch.
@@ -60,7 +66,7 @@ class Task:
         def forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
             return self.forward(model, map_tensors(batch, Tensor.clone))
 
-        return Task(unwrap(self.model), forward, self.loss)
+        return Task(unwrap(self.model), forward, self.loss, self.progress)
 
 
 @dataclass(frozen=True)

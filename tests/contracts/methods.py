@@ -62,9 +62,7 @@ METHODS = {
     ),
     "composer_backprop": lambda keep: methods.composer_backprop(keep),
     "top_k": some("top_k"),
-    "top_k, proxy that learns from its selection": some(
-        "top_k", scoring=proxy(make_model(seed=8), train_every=2, train_share=0.4)
-    ),
+    "proxy_backprop": some("proxy_backprop", proxy=make_model(seed=8), train_every=2, train_share=0.4),
     "top_k, proxy": some("top_k", scoring=proxy(make_model(seed=8), train_every=2)),
     "random_backprop": some("random_backprop"),
     "random_backprop, window and interrupt": some("random_backprop", start=0.2, end=0.7, interrupt=4),

@@ -322,7 +322,7 @@ def train(loss_fn, data, model, epochs, optimizer=None, selections=None):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sb.composer_backprop(scale_factor=0.5), "ForwardScorer"),
+        (lambda: sb.methods.composer_backprop(scale_factor=0.5), "ForwardScorer"),
         (lambda: sb.selective_backprop(scoring="pipelined"), "PipelinedScorer"),
         (lambda: sb.stale_selective_backprop(), "StoredScorer"),
         (lambda: sb.ledger_backprop(), "TrainingLossScorer"),

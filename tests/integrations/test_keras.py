@@ -659,7 +659,7 @@ class Inputs(keras.utils.PyDataset):
             "ProxyScorer runs torch modules",
         ),
         (sb.methods.distance_backprop(), "the loss for a score only"),
-        (sb.composer_backprop(scale_factor=0.5), "scoring='eval' only"),
+        (sb.methods.composer_backprop(scale_factor=0.5), "scoring='eval' only"),
     ],
 )
 def test_methods_that_cannot_work_are_refused(method, message):
@@ -680,7 +680,7 @@ def record():
         sb.traditional(),
         sb.methods.predicted_selective_backprop(0.4),
         sb.methods.expected_selective_backprop(0.5),
-        sb.composer_backprop(),
+        sb.methods.composer_backprop(),
         sb.top_k(0.4),
         sb.repeated_random(0.4),
         sb.methods.recorded_backprop(record=record()),
@@ -705,7 +705,7 @@ def test_methods_that_work(method):
         ((np.array(["a", "b"]), np.arange(2)), {}, "cannot select from an array of <U1"),
         (arrays(), {"num_epochs": 0}, "num_epochs must be at least 1"),
         (arrays(), {"batch_size": 0}, "batch_size"),
-        (arrays(), {"method": sb.composer_backprop(), "num_epochs": None}, "pass num_epochs="),
+        (arrays(), {"method": sb.methods.composer_backprop(), "num_epochs": None}, "pass num_epochs="),
         (arrays(), {"loss_fn": {"a": "mse"}}, "no single loss can be told"),
         ((Inputs(arrays(8)), arrays()[1]), {}, "leave them out"),
         ((Inputs(arrays(8)),), {"method": METHODS["stale"]}, "a PyDataset gives none"),

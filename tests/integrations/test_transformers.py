@@ -501,7 +501,11 @@ def test_stopped_in_an_epoch_and_resumed_from_the_checkpoint_at_its_end(at, accu
 
 @pytest.mark.parametrize(
     "method",
-    [sb.methods.ledger_percentile(selectivity=0.5), sb.infobatch(prune=0.5), sb.composer_backprop(0.5, start=0.2)],
+    [
+        sb.methods.ledger_percentile(selectivity=0.5),
+        sb.infobatch(prune=0.5),
+        sb.methods.composer_backprop(0.5, start=0.2),
+    ],
 )
 def test_methods_by_id_with_weights_and_windows(method, tmp_path):
     trainer = make(tmp_path, method, task="language", options={"num_train_epochs": 3})
@@ -629,7 +633,7 @@ def test_a_checkpoint_of_trainer_itself_is_refused(tmp_path):
     [
         ("sb", {}, {}, TypeError, "method must be a Method"),
         (sb.top_k(0.5), {}, {"compute_loss_func": print}, ValueError, "pass loss_fn= too"),
-        (sb.composer_backprop(), {"max_steps": 5}, {}, ValueError, "use num_train_epochs"),
+        (sb.methods.composer_backprop(), {"max_steps": 5}, {}, ValueError, "use num_train_epochs"),
     ],
 )
 def test_what_cannot_work_is_refused_at_construction(method, options, settings, error, message, tmp_path):

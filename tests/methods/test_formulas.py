@@ -283,7 +283,7 @@ def test_weights_are_cut_at_the_largest():
 
 
 def test_composer_keeps_a_fixed_share_of_each_batch_inside_its_window():
-    loader = make_loader(sb.composer_backprop(0.5, interrupt=3), num_epochs=10)
+    loader = make_loader(sb.methods.composer_backprop(0.5, interrupt=3), num_epochs=10)
     for _ in range(10):
         list(loader)
     # Tried with the first batch, so that errors come early; then epochs 5 to 8 of 13 batches, every third one plain.
@@ -306,7 +306,7 @@ def test_low_resolution_scoring():
 
     data = torch.utils.data.TensorDataset(INPUTS.view(-1, 1, 8, 8), TARGETS)
     model = Spy()
-    loader = make_loader(sb.composer_backprop(start=0, end=1, scale_factor=0.5), dataset=data, model=model)
+    loader = make_loader(sb.methods.composer_backprop(start=0, end=1, scale_factor=0.5), dataset=data, model=model)
     for inputs, targets in loader:
         loader.loss(model(inputs), targets)
     assert set(seen) == {(False, (4, 4)), (True, (8, 8))}
@@ -610,7 +610,7 @@ def test_scores_of_another_data_set():
             "minimum .* 2",
         ),
         (lambda: sb.methods.predicted_selective_backprop(decay=1.5), ValueError, "decay .* 1.5"),
-        (lambda: sb.composer_backprop(scale_factor=2), ValueError, "scale_factor .* 2"),
+        (lambda: sb.methods.composer_backprop(scale_factor=2), ValueError, "scale_factor .* 2"),
         (lambda: sb.selective_backprop(fixed_size=True, unbiased=True), ValueError, "either fixed_size or unbiased"),
         (lambda: sb.selective_backprop(max_weight=0.5), ValueError, "max_weight .* 0.5"),
         (

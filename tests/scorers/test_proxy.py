@@ -252,3 +252,48 @@ def test_the_proxy_learns_in_the_warm_up():
     assert loader.stats.scored == 16
     assert not testing.same(before, loader.scorer.model.state_dict())
     assert int(loader.scorer.model[1].num_batches_tracked) == len(loader) // 2, "every second batch"
+
+
+def test_its_rate_follows_the_run():
+    """Rates at each batch: those of the schedule at this fraction of the run, whatever the method's warm-up is."""
+    seen = []
+
+    def rate(progress):
+        seen.append(progress)
+        return 1 - progress
+
+    method = sb.proxy_backprop(proxy=small(), rate=rate, warmup_epochs=1)
+    loader, model = make_loader(method, model=(model := make_model()), num_epochs=4), model
+    rates = []
+    for _ in range(4):
+        for inputs, targets in loader:
+            loader.loss(model(inputs), targets).backward()
+            rates.append(loader.scorer.optimizer.param_groups[0]["lr"])
+    assert seen == sorted(seen) and seen[0] < 0.05 and seen[-1] > 0.9
+    assert rates[-1] == pytest.approx(0.1 * (1 - seen[-1]))
+
+
+def test_without_a_length_its_rate_stays():
+    loader, model = make_loader(sb.proxy_backprop(proxy=small()), model=(model := make_model()), num_epochs=None), model
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets).backward()
+    assert loader.scorer.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_it_scores_the_very_views_that_are_trained_on():
+    """Noise is drawn anew for every view. The proxy and the model see the same numbers of an example."""
+    draws, by_id = torch.Generator().manual_seed(0), {}
+
+    class Watching(nn.Linear):
+        def forward(self, inputs):
+            by_id.update({float(row[0]): row.detach().clone() for row in inputs})
+            return super().forward(inputs)
+
+    def transform(batch):
+        return batch[0] + torch.randn(batch[0].shape, generator=draws), batch[1]
+
+    model = make_model()
+    loader = make_loader(sb.proxy_backprop(proxy=Watching(64, 10)), model=model, num_epochs=1, transform=transform)
+    for inputs, targets in loader:
+        assert all(torch.equal(by_id[float(row[0])], row) for row in inputs)
+        loader.loss(model(inputs), targets).backward()

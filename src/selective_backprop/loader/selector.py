@@ -55,6 +55,7 @@ class Selector:
     def choose(self, loaded: Loaded, meeting: Meeting, epoch: int) -> Share:
         """Score and select if selection is on; keep all candidates if not. All ranks must call this."""
         candidates = loaded.candidates
+        self._task = self._task.at(epoch + meeting.fraction, self._parts.num_epochs)
         if not meeting.on:
             self._watch(candidates, probing=meeting.probing, epoch=epoch)
             kept = Selection(torch.arange(candidates.size), *loaded.planned())

@@ -14,6 +14,7 @@
 | kath18 | loss or gradient bound in a selection pass | draws in proportion to the score |
 | composer_backprop | loss in a selection pass, in a window | a fixed share of each candidate batch |
 | top_k | loss in a selection pass | the highest of each candidate batch |
+| proxy_backprop | loss of a small network that learns alongside | the highest of each candidate batch |
 | random_backprop | | the same chance for all |
 | repeated_random | | a new random subset each epoch |
 | recorded_backprop | | what an earlier run selected, epoch by epoch |
@@ -23,7 +24,7 @@ The first argument of a method is `selectivity`, the share that is kept, or ther
 name. Nearly every method also takes the options of `Schedule`: warmup_epochs, start, end, interrupt.
 """
 
-from selective_backprop.methods.batchwise import composer_backprop, kath18, top_k
+from selective_backprop.methods.batchwise import composer_backprop, kath18, proxy_backprop, top_k
 from selective_backprop.methods.passless import (
     infobatch,
     ledger_backprop,
@@ -52,6 +53,7 @@ __all__ = [
     "ledger_backprop",
     "ledger_percentile",
     "predicted_selective_backprop",
+    "proxy_backprop",
     "random_backprop",
     "recorded_backprop",
     "repeated_random",

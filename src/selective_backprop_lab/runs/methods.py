@@ -6,11 +6,12 @@ import dataclasses
 import inspect
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
@@ -38,6 +39,7 @@ SHORT_NAMES = {
     "expected": "expected_selective_backprop",
     "ledger": "ledger_backprop",
     "composer": "composer_backprop",
+    "proxy": "proxy_backprop",
     "random": "random_backprop",
     "recorded": "recorded_backprop",
 }
@@ -76,6 +78,7 @@ _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 _OF_PROXY: dict[str, Any] = {"proxy": str, "train_every": int, "train_share": float}
 """Options of every method with a selection pass: a smaller network scores for the one being trained."""
 _BY_NAME: dict[str, dict[str, Any]] = {
+    "proxy_backprop": _OF_PROXY,
     "recorded_backprop": {"run": str},
     "diet": {"selectivity": float, "scores": str, "method": str},
 }
@@ -190,14 +193,15 @@ def make_method(
     selectivity: float,
     options: dict[str, Any] | None = None,
     make_network: MakeNetwork = _stand_in,
+    of_run: Mapping[str, Any] = MappingProxyType({}),
 ) -> sb.Method:
     """Make a method from its name, its selectivity (if it has one) and its other options.
 
     Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
     train_every=, how often that network learns, and train_share=, from how much of a batch. recorded_backprop
     takes run=FOLDER, the run whose selection it repeats. diet takes scores=FILE, method=, the method for the examples
-    that are left, and the options of that method. A run passes make_network, which knows its data. Without it, the call
-    only checks that the method can be made.
+    that are left, and the options of that method. A run passes make_network, which knows its data, and how a proxy
+    learns: its optimizer and rate. Without them, the call only checks that the method can be made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
@@ -206,10 +210,13 @@ def make_method(
     _check_options(name, given)
     told = ",".join(f"{key}={value}" for key, value in given.items()) or "its defaults"
     of_proxy = {key: given.pop(key) for key in _OF_PROXY if key in given}
-    if "proxy" in of_proxy:
+    if name == "proxy_backprop":
+        network = make_network(_needed(name, of_proxy, "proxy", "MODEL, the name of a small network"))
+        given |= {"proxy": network, **of_run, **of_proxy}
+    elif "proxy" in of_proxy:
         if "scoring" in given:
             raise ValueError(f"a proxy scores in a way of its own: leave out scoring={given['scoring']}")
-        given["scoring"] = sb.scorers.proxy(make_network(of_proxy.pop("proxy")), **of_proxy)
+        given["scoring"] = sb.scorers.proxy(make_network(of_proxy.pop("proxy")), **of_run, **of_proxy)
     elif of_proxy:
         raise ValueError(f"{' and '.join(of_proxy)} needs a proxy to learn: give proxy=MODEL too")
     if name == "recorded_backprop":
@@ -218,7 +225,8 @@ def make_method(
     elif name == "diet":
         scores = _needed(name, given, "scores", "FILE, a file of scores as `diet score` writes it")
         inner = {key: given.pop(key) for key in given.keys() - options_of(name)}
-        method = make_method(given.pop("method", "sb"), given.pop("selectivity", selectivity), inner, make_network)
+        inner_name, share = given.pop("method", "sb"), given.pop("selectivity", selectivity)
+        method = make_method(inner_name, share, inner, make_network, of_run)
         given |= {"method": method, "scores": sb.pruning.load_scores(scores)}
     if has_selectivity(name) and name != "diet" and not has_beta(name, given):
         given.setdefault("selectivity", selectivity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ def make_optimizer(recipe: Recipe, parameters: Iterable[nn.Parameter], device: t
     given = [parameter for parameter in parameters if parameter.requires_grad]
     if recipe.bias_rate != 1:
         weights, biases = ([p for p in given if (p.dim() == 1) == is_bias] for is_bias in (False, True))
-        slower = {"factor": recipe.bias_rate, "weight_decay": recipe.weight_decay / recipe.bias_rate}
-        groups = [{"params": weights, "factor": 1.0}, {"params": biases, **slower}]
+        factor = recipe.bias_rate
+        faster = {"factor": factor, "lr": factor * recipe.lr, "weight_decay": recipe.weight_decay / factor}
+        groups = [{"params": weights, "factor": 1.0}, {"params": biases, **faster}]
     else:
         groups = [{"params": given, "factor": 1.0}]
     if recipe.optimizer == "adamw":
@@ -128,7 +130,9 @@ class Training:
             # Another seed than the model's, so that a proxy of the same kind starts with other weights.
             return make_network(name, seed + 1)
 
-        method = make_method(settings.method, settings.selectivity, settings.options, make_proxy)
+        # A proxy learns by the recipe, at the run's own rate of the moment.
+        learns = {"optimizer": functools.partial(make_optimizer, recipe, device=device), "rate": recipe.decay.at}
+        method = make_method(settings.method, settings.selectivity, settings.options, make_proxy, learns)
         generator = torch.Generator().manual_seed(seed)
         self.train_loader: DataLoader[Any] = DataLoader(
             dataset,
