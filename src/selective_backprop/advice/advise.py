@@ -65,7 +65,7 @@ class Advice:
 
     costs: Costs
     options: list[Option]
-    """All options: plain training first, then the others, the fastest first."""
+    """All options: plain training first, then the others by their multiplier, the faster of two first."""
     break_even: float
     """Selectivity below which a selection pass for every candidate saves time. If 0 or less, none does."""
 
@@ -99,22 +99,16 @@ class Advice:
             f"forward {_time(costs.forward)}, forward and backward {_time(costs.training)}.",
             _backward(costs),
         ]
-        lines += ["", f"{'method':<{width}}  selectivity  {unit:>15}  speed-up  multiplier"]
-        lines += [
-            f"{spelled(option):<{width}}  {option.selectivity:>11.2f}  {option.seconds:>15.4g}  "
-            f"{option.speed_up:>7.2f}x  {'' if option.multiplier is None else f'{option.multiplier:.2f}':>10}".rstrip()
-            for option in self.options
-        ]
+        lines += ["", f"{'method':<{width}}  multiplier  selectivity  {unit:>15}  speed-up"]
+        for option in self.options:
+            multiplier = "" if option.multiplier is None else f"{option.multiplier:.2f}"
+            numbers = f"{option.selectivity:>11.2f}  {option.seconds:>15.4g}  {option.speed_up:>7.2f}x"
+            lines.append(f"{spelled(option):<{width}}  {multiplier:>10}  {numbers}")
         lines += [
             "",
-            "Speed-ups are those of an epoch, whatever it learns. The multiplier says what counts: how many times more "
-            "compute plain training or random subsets need for the same error, by the median on our leaderboard.",
+            "multiplier: how many times more compute plain training or random subsets need for the same error, by the "
+            "median on our leaderboard. speed-up: of an epoch, whatever it learns.",
         ]
-        if costs.has_ids:
-            lines += [
-                f"{next(spelled(one) for one in self.options if one.name == 'ledger_backprop')} goes by the losses "
-                "of the model as it is; fewer examples carry them as it learns.",
-            ]
         return "\n".join([*lines, "", self._verdict(spelled)])
 
     def _repr_html_(self) -> str:
@@ -126,41 +120,24 @@ class Advice:
         if self.best is None and fastest.seconds < _WORTH_IT * self.options[0].seconds:
             return (
                 f"Nothing is recommended here: {spelled(fastest)} would make epochs {fastest.speed_up:.2f}x as fast, "
-                f"but its compute multiplier on our leaderboard is {evidence_of(fastest.name)}, so plain training or "
-                "random subsets reach the same error with less. ledger_backprop does better, but needs a map-style "
-                "data set."
+                "but plain training or random subsets reach the same error with less compute. ledger_backprop does "
+                "better, but needs a map-style data set."
             )
         if self.best is None:
             without = "" if self.costs.has_ids else " Those without a selection pass need a map-style data set."
             return (
                 f"Nothing pays here: at a third of the candidates no method makes epochs noticeably shorter.{without}"
             )
-        hint = "Whether accuracy holds for your data, only training tells: compare with plain training and random "
-        hint += "subsets in the same budget."
+        lines = [f"Try {spelled(self.best)} first: its multiplier is {evidence_of(self.best.name)}."]
         if self.best.name == "ledger_backprop":
-            return f"{self._of_ledger(self.best, spelled)} {self._of_passes()} {hint}"
-        return (
-            f"Try {spelled(self.best)} first: it has the highest multiplier, and makes epochs "
-            f"{self.best.speed_up:.2f}x as fast. {_evidence(self.best)}{self._of_passes()} {hint}"
-        )
+            lines += [self._of_ledger(self.best), growth(self.costs.num_candidates)]
+        return " ".join([*lines, "Compare with plain training and random subsets in the same budget."])
 
-    def _of_ledger(self, option: Option, spelled: Spelling) -> str:
-        now = (
-            "The losses of the model as it is are spread evenly, so it would not skip any yet."
-            if option.selectivity == 1
-            else f"By the losses of the model as it is, it would train on {option.selectivity:.0%} of the examples."
-        )
-        faster = f"If that is two thirds, epochs are {self._fastest_at_a_third.speed_up:.2f}x as fast."
-        return (
-            f"Try {spelled(option)} first: it has the highest multiplier. It makes no selection pass, and skips "
-            f"examples that the model already fits. {faster} {now} It decides anew before every epoch. "
-            f"{_evidence(option)}{growth(self.costs.num_candidates)}"
-        )
-
-    def _of_passes(self) -> str:
-        if self.break_even <= 0:
-            return "A selection pass for every candidate (SB) never saves time."
-        return f"A selection pass for every candidate (SB) saves time below a selectivity of {self.break_even:.2f}."
+    def _of_ledger(self, option: Option) -> str:
+        if option.selectivity == 1:
+            return "With the losses of the model as it is now it would train on everything, and on less as it learns."
+        share = f"{option.selectivity:.0%} of the examples"
+        return f"With the losses of the model as it is now it would train on {share}, and on fewer as it learns."
 
 
 def advise(
@@ -214,7 +191,7 @@ def predict(costs: Costs) -> Advice:
         options += [option("random_backprop", share, {"selectivity": share}, load=share) for share in SELECTIVITIES]
         by_share = _LEDGER.keep_fraction(costs.losses)
         options.append(option("ledger_backprop", by_share, {}, load=by_share))
-    options.sort(key=lambda option: option.seconds)
+    options.sort(key=lambda option: (-(option.multiplier or 0.0), option.seconds))
     first = Option(name="traditional", arguments={}, selectivity=1.0, seconds=plain, speed_up=1.0)
     return Advice(costs=costs, options=[first, *options], break_even=_break_even(costs))
 
@@ -230,11 +207,6 @@ def _break_even(costs: Costs) -> float:
     if costs.loads_ahead and costs.loading >= costs.training:
         return 0.0  # loading takes the most time, and every candidate must be loaded
     return 1 - costs.forward / costs.training
-
-
-def _evidence(option: Option) -> str:
-    found = evidence_of(option.name)
-    return "" if found is None else f"Its compute multiplier on our leaderboard is {found}. "
 
 
 def _backward(costs: Costs) -> str:

@@ -69,21 +69,21 @@ GROWTH_EPOCHS = 6
 def growth(examples: int | None, measured: Sequence[Measured] | None = None) -> str:
     """How the ledger's multiplier grew with the data in our one study of it, and where so many examples would stand.
 
-    >>> growth(20, [Measured(10, 1.0), Measured(40, 2.0, (1.5, 2.5))]).partition("Your ")[2]
-    '20 examples are between them: about 1.41, if your data are like that.'
+    >>> growth(20, [Measured(10, 1.0), Measured(40, 2.0, (1.5, 2.5))]).partition("; ")[2]
+    'for your 20 examples that makes about 1.41.'
     """
     known = measured or _growth()
     first, last = known[0], known[-1]
-    told = f"On SVHN with a ResNet-8 its multiplier was {first} and {last}."
+    told = f"On SVHN with a ResNet-8 it was {first} and {last}"
     if examples is None:
-        return told
+        return f"{told}."
     if not first.examples <= examples <= last.examples:
         side = "fewer" if examples < first.examples else "more"
-        return f"{told} Your {examples:,} examples are {side} than that, so what it is for them is extrapolation."
+        return f"{told}; you have {side}, {examples:,}."
     below, above = next(pair for pair in pairwise(known) if pair[0].examples <= examples <= pair[1].examples)
     share = math.log(examples / below.examples) / math.log(above.examples / below.examples)
     between = below.multiple ** (1 - share) * above.multiple**share
-    return f"{told} Your {examples:,} examples are between them: about {between:.2f}, if your data are like that."
+    return f"{told}; for your {examples:,} examples that makes about {between:.2f}."
 
 
 def _growth() -> list[Measured]:
