@@ -49,6 +49,22 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
+def as_device(device: torch.device | str | int) -> torch.device:
+    """Return the device that the user named.
+
+    >>> as_device("gpu")
+    Traceback (most recent call last):
+    ...
+    ValueError: device must be one that torch knows, such as 'cuda', 'cuda:1', 'mps' or 'cpu', got 'gpu'
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device must be one that torch knows, such as 'cuda', 'cuda:1', 'mps' or 'cpu', got {device!r}"
+        ) from None
+
+
 def to_eval(model: nn.Module) -> nn.Module:
     """Put a model into eval mode, except for layers that would convert their weights there."""
     model.eval()

@@ -40,11 +40,17 @@ def test_the_paper_s_bounds():
     assert advice.break_even == pytest.approx(2 / 3)
     assert advice.best.method == "ledger_backprop()"
     text = str(advice)
-    assert "Try ledger_backprop() first: it has the highest multiplier." in text
-    assert "If that is two thirds, epochs are 3.00x as fast." in text
-    rows = [line.split() for line in text.splitlines() if "x  " in line]
-    multipliers = {row[0]: float(row[-1]) for row in rows}
+    assert "Try ledger_backprop() first" in text
+    rows = [line.split() for line in text.splitlines() if line.endswith("x")]
+    multipliers = {row[0]: float(row[-4]) for row in rows if len(row) == 5}
     assert max(multipliers, key=multipliers.get) == "ledger_backprop()", "what the table shows is what is recommended"
+
+
+def test_the_table_is_ordered_by_what_counts():
+    first, *others = predict(costs()).options
+    assert first.name == "traditional"
+    keys = [(-option.multiplier, option.seconds) for option in others]
+    assert keys == sorted(keys)
 
 
 def test_what_is_skipped_before_loading_is_not_loaded():
@@ -61,7 +67,6 @@ def test_workers_that_are_slower_than_training_decide_alone():
     assert advice.options[0].seconds == pytest.approx(400)
     assert seconds_of(advice, "selective_backprop(0.25)") == pytest.approx(400)
     assert advice.break_even == 0
-    assert "never saves time" in str(advice)
 
 
 def test_it_says_when_nothing_pays():
@@ -80,8 +85,8 @@ def test_without_ids_it_counts_per_candidate_and_names_no_method_that_needs_them
     assert all(option.method.startswith(("traditional", "selective")) for option in advice.options)
     # On the leaderboard plain training needs less compute than SB for the same error, so SB is not recommended.
     assert advice.best is None
-    assert "Nothing is recommended here: selective_backprop(0.33) would make epochs 1.50x as fast, but" in str(advice)
-    assert "ledger_backprop does better, but needs a map-style data set" in str(advice)
+    assert "Nothing is recommended here: selective_backprop(0.33)" in str(advice)
+    assert "needs a map-style data set" in str(advice)
 
 
 def test_what_the_ledger_trains_on_is_predicted_by_how_many_examples_carry_the_loss():
@@ -89,10 +94,10 @@ def test_what_the_ledger_trains_on_is_predicted_by_how_many_examples_carry_the_l
     advice = predict(redundant)
     assert advice.best.selectivity == pytest.approx(0.2 * sb.ledger_backprop().policy.loss_share)
     assert advice.best.selectivity == sb.ledger_backprop().policy.keep_fraction(redundant.losses)
-    assert "By the losses of the model as it is, it would train on 19% of the examples" in str(advice)
+    assert "19% of the examples" in str(advice)
     even = predict(dataclasses.replace(costs(), losses=torch.ones(100)))
     assert even.best.selectivity == 1 == sb.ledger_backprop().policy.keep_fraction(torch.ones(100))
-    assert "The losses of the model as it is are spread evenly, so it would not skip any yet" in str(even)
+    assert "it would train on everything" in str(even)
 
 
 def test_what_cannot_be_measured_is_refused_and_nothing_is_taken_away(image_task, capsys):
@@ -192,12 +197,16 @@ def test_bad_input():
         sb.advise(model, nn.CrossEntropyLoss(), DataLoader(data, 2), seconds=0)
     with pytest.raises(ValueError, match="the loader is empty"):
         sb.advise(model, nn.CrossEntropyLoss(), [], seconds=0.1)
+    with pytest.raises(TypeError, match=r"model must be a .*Module, got NoneType"):
+        sb.advise(None, nn.CrossEntropyLoss(), DataLoader(data, 2))
+    with pytest.raises(ValueError, match="got 'nonsense'"):
+        sb.advise(model, nn.CrossEntropyLoss(), DataLoader(data, 2), device="nonsense")
     with pytest.raises(ValueError, match="one loss per example"):
         sb.advise(model, lambda outputs, targets: outputs.mean(), DataLoader(data, 2), seconds=0.1)
 
 
-def test_advice_tells_how_the_gain_grew_and_where_that_is_extrapolation():
-    assert "Your 5,000 examples are fewer than that" in growth(5_000)
-    assert "Your 1,000,000 examples are more than that" in growth(1_000_000)
-    assert "Your 30,000 examples are between them: about " in growth(30_000)
-    assert "Your" not in growth(None), "a loader without a length"
+def test_advice_tells_how_the_gain_grew_and_where_there_is_no_telling():
+    assert "fewer, 5,000" in growth(5_000)
+    assert "more, 1,000,000" in growth(1_000_000)
+    assert "your 30,000 examples that makes about " in growth(30_000)
+    assert "you" not in growth(None), "a loader without a length"

@@ -202,3 +202,8 @@ def test_a_defaultdict_stays_one():
         return batch
 
     assert all(type(batch) is defaultdict for batch in loader_of(make, SCORED))
+
+
+def test_padding_needs_a_value_for_each_entry():
+    with pytest.raises(TypeError, match=r"fill value for each entry.*got 'a'"):
+        sb.pad_to_longest("a")

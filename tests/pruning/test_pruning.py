@@ -608,3 +608,8 @@ def test_pruning_is_the_reference(seed):
 def test_what_cannot_be_pruned(prune, message):
     with pytest.raises(ValueError, match=message):
         prune()
+
+
+def test_text_for_a_number_is_named():
+    with pytest.raises(TypeError, match="prune must be a number, got 'a'"):
+        sb.diet(method=sb.methods.traditional(), scores=torch.rand(4), prune="a")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.batches.layout import count_rows, move
-from selective_backprop.inference import NoTrace, device_of, preserved_rng, wait_for
+from selective_backprop.inference import NoTrace, as_device, device_of, preserved_rng, wait_for
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.loader.user_samplers import generator_owners, has_ids, num_candidates, untouched_generators
 from selective_backprop.loader.with_length import WithLength
@@ -80,6 +80,8 @@ def measure_costs(
     """
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, got {seconds}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(loader, SelectiveLoader):
         raise TypeError("loader must be your own DataLoader, not the SelectiveLoader around it")
     stream = loader.loader if isinstance(loader, WithLength) else loader
@@ -92,7 +94,7 @@ def measure_costs(
         raise ValueError(
             "no parameter of the model requires gradients, so there is no training to measure: unfreeze what you train"
         )
-    place = torch.device(device) if device is not None else device_of(model)
+    place = as_device(device) if device is not None else device_of(model)
     note(f"measuring for about {seconds:g} s")
     batches, loading = _load(loader, place, transform)
     loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)

@@ -36,6 +36,8 @@ def pad_to_longest(values: Mapping[Any, float], *, side: Side = "right") -> PadT
     >>> pad_to_longest({0: 9})([(torch.ones(1, 2), torch.ones(1)), (torch.ones(2, 3), torch.ones(2))])[0]
     (tensor([[1., 1., 9.]]), tensor([1.]))
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values must be a fill value for each entry, such as {{'input_ids': 0}}, got {values!r:.100}")
     return PadToLongest(dict(values), side)
 
 

@@ -22,7 +22,7 @@ from selective_backprop.distributed.ledger import AnyLedger, make_ledger
 from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.distributed.team import Team
 from selective_backprop.dynamics.log import Dynamics
-from selective_backprop.inference import device_of
+from selective_backprop.inference import as_device, device_of
 from selective_backprop.loader.checks import (
     STATE_VERSION,
     agree,
@@ -126,7 +126,7 @@ class SelectiveLoader(LoaderAttributes):
             check_functions(forward=forward, transform=transform, pad=pad)
             check_on_stats(on_stats)
             self._follows_model = device is None
-            place = torch.device(device) if device is not None else device_of(model)
+            place = as_device(device) if device is not None else device_of(model)
             self._source = make_source(loader, place, transform, self.stats, method.keep)
             check_source(self._source, method, ranks, transform, num_epochs=num_epochs)
             check_audit(audit, self._source)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from selective_backprop.batches.layout import move
-from selective_backprop.inference import device_of, preserved_rng, to_eval
+from selective_backprop.inference import as_device, device_of, preserved_rng, to_eval
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.types import Candidates, Task
@@ -46,7 +46,7 @@ class PipelinedScorer(FreshScorer):
             raise ValueError("pipelined scoring runs a copy of the model in eval mode, got mode 'train'")
         self.fresh = fresh
         self.score_name = fresh.score_name
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else as_device(device)
         self._check = FidelityCheck(ForwardScorer(measure=fresh.measure))
         self._snapshot = _Snapshot(self.device)
         self._background = _Background()
