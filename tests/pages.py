@@ -37,9 +37,9 @@ _BLOCK = re.compile(
 _NETWORKS = {
     "resnet18": "small_cnn",
     "resnet20": "small_resnet",
-    "densenet121": "small_resnet",
-    "mobilenet_v2": "small_cnn",
-    "googlenet": "small_resnet",
+    "torchvision:densenet121": "small_resnet",
+    "torchvision:mobilenet_v2": "small_cnn",
+    "torchvision:googlenet": "small_resnet",
 }
 _TRAIN = ("compare", "diet", "sweep", "train")
 _DROPPED = ("--recipe", "--data-dir", "--epochs", "--seeds", "--seconds")

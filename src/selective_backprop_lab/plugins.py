@@ -38,3 +38,12 @@ def load_function(what: str, name: str, *arguments: str) -> Callable[..., Any]:
     except TypeError as error:
         raise ValueError(f"{what} {name!r} must take {'= and '.join(arguments)}=: {error}") from error
     return function  # type: ignore[no-any-return]
+
+
+def import_extra(module: str) -> Any:
+    """Import a module of the extra `lab`, or torchvision. If it is missing, the error has the pip line."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = "torchvision" if module.startswith("torchvision") else "'selective-backprop[lab]'"
+        raise ImportError(f"{error}: pip install {missing}") from error

@@ -44,7 +44,7 @@ def list_names(
     if name is None:
         spelled = {full: f"{full} ({short})" for short, full in SHORT_NAMES.items()}
         screen.say(f"data sets: {', '.join(NAMES)}. Or the path of a folder.\n")
-        screen.say(f"models: {', '.join(MODELS)}. Or your own, as package.module:function.\n")
+        screen.say(f"models: {', '.join(MODELS)}. Or torchvision:NAME, or your own, as package.module:function.\n")
         screen.say(f"recipes: {', '.join(RECIPES)}\n")
         screen.say(f"methods, with their short names: {', '.join(spelled.get(one, one) for one in METHODS)}\n")
         screen.say("To see more: list methods, list recipes, list NAME.")

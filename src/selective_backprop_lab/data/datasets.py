@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from selective_backprop_lab.data.decoding import NAMES as NAMES
-from selective_backprop_lab.data.decoding import AnyPath, OpenSplits, check_labels, decode, import_extra, locate
+from selective_backprop_lab.data.decoding import AnyPath, OpenSplits, check_labels, decode, locate
 from selective_backprop_lab.files.reading import read_json
-from selective_backprop_lab.plugins import load_function
+from selective_backprop_lab.plugins import import_extra, load_function
 
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 _CACHE_VERSION = 1

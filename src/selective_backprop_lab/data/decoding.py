@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import json
 import math
@@ -25,6 +24,7 @@ from selective_backprop_lab.files.locks import locked_folder
 from selective_backprop_lab.files.reading import open_regular
 from selective_backprop_lab.files.writing import sync_folder
 from selective_backprop_lab.names import unknown
+from selective_backprop_lab.plugins import import_extra as import_extra
 
 _T = TypeVar("_T")
 AnyPath = str | os.PathLike[str]
@@ -290,11 +290,3 @@ def check_labels(labels: Tensor, num_classes: int, what: str) -> None:
     if bool((wrong := (labels < 0) | (labels >= num_classes)).any()):
         first = int(wrong.nonzero()[0])
         raise ValueError(f"{what} must be in [0, {num_classes}), got {int(labels[first])} at position {first}")
-
-
-def import_extra(module: str) -> Any:
-    """Import a module of the extra `lab`. If it is missing, the error has the pip line."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{error}: pip install 'selective-backprop[lab]'") from error

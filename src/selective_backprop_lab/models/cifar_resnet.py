@@ -46,12 +46,3 @@ def cifar_resnet(depth: int, num_classes: int = 10, channels: int = 3, *, width:
             layers.append(_Block(channels_in, width << stage, 2 if stage > 0 and block == 0 else 1))
             channels_in = width << stage
     return nn.Sequential(*layers, *classifier(channels_in, num_classes))
-
-
-def resnet20(num_classes: int = 10, channels: int = 3) -> nn.Module:
-    """ResNet-20 for 32x32 images: 0.27 million parameters.
-
-    >>> sum(p.numel() for p in resnet20().parameters())
-    269722
-    """
-    return cifar_resnet(20, num_classes, channels)

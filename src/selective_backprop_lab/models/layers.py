@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
-def conv(channels_in: int, channels: int, size: int, stride: int = 1, *, groups: int = 1) -> nn.Conv2d:
+def conv(channels_in: int, channels: int, size: int, stride: int = 1) -> nn.Conv2d:
     """A convolution that keeps the image's size at stride 1; no bias, since a normalisation follows."""
-    return nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, groups=groups, bias=False)
+    return nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, bias=False)
 
 
-def normalised(channels_in: int, channels: int, size: int, stride: int = 1, *, groups: int = 1) -> list[nn.Module]:
+def normalised(channels_in: int, channels: int, size: int, stride: int = 1) -> list[nn.Module]:
     """A convolution and its BatchNorm."""
-    return [conv(channels_in, channels, size, stride, groups=groups), nn.BatchNorm2d(channels)]
+    return [conv(channels_in, channels, size, stride), nn.BatchNorm2d(channels)]
 
 
 class Residual(nn.Module):
