@@ -1,7 +1,7 @@
 """The lines of docs/guides/sampler.md for frameworks that the project does not depend on, run where they are installed.
 
-The page's blocks of language "py" are these lines. skorch is in the extra dev; the others are tried with
-`pip install --no-deps torch_geometric pytorch-ignite fastai ray diffusers` in an environment of your own.
+The page's blocks of language "py" are these lines. skorch is in the extra dev; the others are tried in an environment
+of your own with `pip install --no-deps sentence-transformers torch_geometric pytorch-ignite fastai ray diffusers`.
 """
 
 import os
@@ -70,6 +70,42 @@ def test_skorch_learns_as_well_as_without_the_sampler():
         assert found["sampler"].stats.offered == 10 * len(points), "skorch trains for 10 epochs"
         ours.append(found["net"].score(points, classes))
     assert np.mean(ours) > np.mean(plain) - 0.02, (plain, ours)
+
+
+@pytest.mark.filterwarnings("ignore")  # sentence-transformers' own
+def test_sentence_transformers(tmp_path):
+    sentences = pytest.importorskip("sentence_transformers")
+    from datasets import Dataset
+    from sentence_transformers.models import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: i for i, word in enumerate(["[UNK]", *"abcdefgh"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    model = sentences.SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+    letters = "abcdefgh"
+    pairs = Dataset.from_dict(
+        {
+            "first": [f"{letters[i % 8]} {letters[i // 8 % 8]}" for i in range(64)],
+            "second": [f"{letters[i % 8]}" for i in range(64)],
+            "score": [float(i % 2) for i in range(64)],
+        }
+    )
+    args = sentences.SentenceTransformerTrainingArguments(
+        str(tmp_path), num_train_epochs=3, per_device_train_batch_size=8, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    before = model[0].embedding.weight.detach().clone()
+    found = run("sentence-transformers", model=model, pairs=pairs, args=args)
+    assert found["sampler"].stats.offered == 3 * 64
+    assert not torch.equal(before, model[0].embedding.weight)
+
+    from selective_backprop.integrations.transformers import SelectiveTrainer
+
+    class Both(SelectiveTrainer, sentences.SentenceTransformerTrainer):
+        pass
+
+    with pytest.raises(TypeError, match="SelectiveSampler"):
+        Both(model=model, args=args, train_dataset=pairs, loss=found["loss"], method=sb.ledger_backprop())
 
 
 def test_pytorch_geometric():

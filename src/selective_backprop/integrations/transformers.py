@@ -474,6 +474,11 @@ def _is_causal(model: nn.Module) -> bool:
 def _check(trainer: Any, method: Any, loss_fn: Any) -> None:
     """Raise for what cannot work, before anything is trained."""
     require_method(method)
+    if any(kind.__module__.startswith("sentence_transformers.") for kind in type(trainer.model).__mro__):
+        raise TypeError(
+            "a model of sentence-transformers takes several texts for each example, which SelectiveTrainer cannot "
+            "score: use its own trainer with a SelectiveSampler and a loss per pair, as the guide to the sampler shows"
+        )
     if trainer.args.n_gpu > 1:
         raise ValueError(
             f"SelectiveTrainer works on one device per process, and this one has {trainer.args.n_gpu}: start it by "
