@@ -2,16 +2,13 @@
 
 import json
 import re
-import shutil
 import signal
 import time
 
 import pytest
 import torch
 
-from selective_backprop.testing import global_random_states, same
-from selective_backprop_lab.data.datasets import load_images
-from selective_backprop_lab.runs.experiment import Entry, run_in_turns
+from selective_backprop.testing import same
 from selective_backprop_lab.runs.methods import MethodSpec, make_method
 from selective_backprop_lab.runs.recipes import find_recipe
 from selective_backprop_lab.study.comparison import settings_for
@@ -19,7 +16,6 @@ from selective_backprop_lab.study.curves import Curve
 from selective_backprop_lab.study.frontier import Budget, compute_multiplier
 from selective_backprop_lab.study.standing import lower, random_frontier
 from tests.lab.command_line import records, run, start, text_of, without_seconds
-from tests.lab.runs import train
 
 METHODS = ("--method", "sb@0.25", "--method", "mine=ledger:loss_share=0.8,lr=0.05")
 PLAIN = ("traditional, 2 epochs", "traditional, 4 epochs")
@@ -56,12 +52,6 @@ def test_every_method_and_baseline_runs_at_every_length_with_every_seed(compared
     assert re.search(r"14 runs, \d\d epochs are left to do", text_of(result))
 
 
-def test_short_runs_come_first_and_those_of_one_length_take_turns(compared):
-    lines = [line for line in compared[2].stderr.splitlines() if "examples/s" in line]
-    first = [line.split(":")[0] for line in lines[:6]]
-    assert first == ["traditional, 2 epochs", "sb, 2 epochs", "mine, 2 epochs"] * 2
-
-
 def test_every_run_decays_fully_and_baselines_have_their_compute(compared):
     out, _, _ = compared
     for label, epochs in ((PLAIN[0], 2), (PLAIN[1], 4), (RANDOM, 2)):
@@ -88,17 +78,10 @@ def test_the_tables_are_what_the_records_say(compared):
     assert row[3] == (expected.short() if min(budget.error for budget in mine) <= error else "not reached")
     assert row_of(out, "traditional", "Methods")[3] == "baseline"
     assert row_of(out, "mine, 4 epochs", "Every length")[:3] == ["mine, 4 epochs", *row[1:3]]
-    assert sum(line.startswith("method ") for line in result.stdout.splitlines()) == 1, "one table"
-    assert "Error on the test set of 360 examples after the last epoch" in text_of(result)
+    assert result.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
     verdicts = r" wins: |subsets win: |No method beats both|Plain training is not beaten"
     assert re.search(verdicts, text_of(result))
     assert "2 seeds only: differences may be chance." in text_of(result)
-
-
-def test_compare_ends_with_a_report(compared):
-    out, _, result = compared
-    assert result.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
-    assert "mine, 4 epochs" in (out / "report.html").read_text()
 
 
 def test_running_it_again_does_nothing_but_the_table(compared):
@@ -115,18 +98,9 @@ def test_running_it_again_does_nothing_but_the_table(compared):
     assert "14 runs, 0 epochs are left to do" in text_of(again)
 
 
-def test_a_quick_look_is_three_methods_at_one_length_with_one_seed(tmp_path):
-    result = run("compare", "--quick", "--epochs", 2, "--model", "strided_cnn", "--out", tmp_path)
-    assert result.returncode == 0, text_of(result)
-    assert "4 runs, 7 epochs are left to do" in text_of(result)
-    assert "2 epochs: a look" in result.stdout and "This is only a look." in text_of(result)
-    assert [row_of(tmp_path, name, "Methods")[0] for name in ("traditional", "repeated_random", "ledger")]
-    several = run("compare", "--quick", "--epochs", "2,4", "--out", tmp_path)
-    assert several.returncode == 2 and "--quick takes one length, got --epochs 2,4" in text_of(several)
-
-
 def test_a_killed_comparison_goes_on_exactly(tmp_path):
-    command = ("compare", "--quick", *METHODS, "--epochs", 6, "--out")
+    """Also a quick one, of three methods at one length with one seed."""
+    command = ("compare", "--quick", "--method", "sb@0.25", "--model", "strided_cnn", "--epochs", 4, "--out")
     assert run(*command, tmp_path / "undisturbed").returncode == 0
     with start(*command, tmp_path / "killed") as process:
         while not (tmp_path / "killed/sb/seed-0/records.jsonl").exists():
@@ -134,24 +108,12 @@ def test_a_killed_comparison_goes_on_exactly(tmp_path):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert len(records(tmp_path / "killed/sb/seed-0")) < 6
+    assert len(records(tmp_path / "killed/sb/seed-0")) < 4
     result = run(*command, tmp_path / "killed")
     assert result.returncode == 0, text_of(result)
-    for label in ("sb", "mine"):
-        folders = [tmp_path / name / label / "seed-0" for name in ("killed", "undisturbed")]
-        assert without_seconds(folders[0]) == without_seconds(folders[1])
-        assert same(*(torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in folders))
-
-
-def test_damaged_records_come_back_from_the_checkpoint(compared, tmp_path):
-    _, command, _ = compared
-    out = shutil.copytree(compared[0], tmp_path / "compare")
-    file = folder_of(out, PLAIN[0]) / "records.jsonl"
-    before = file.read_bytes()
-    file.write_bytes(before[:-10])
-    result = run(*command[:-1], out)
-    assert result.returncode == 0, text_of(result)
-    assert file.read_bytes() == before
+    folders = [tmp_path / name / "sb" / "seed-0" for name in ("killed", "undisturbed")]
+    assert without_seconds(folders[0]) == without_seconds(folders[1])
+    assert same(*(torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in folders))
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
@@ -163,20 +125,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         _, errors = process.communicate()
     assert process.returncode == 130
     assert "stopped; run the same command to go on" in errors
-
-
-def test_runs_that_take_turns_are_as_they_would_be_alone():
-    recipe = find_recipe("digits").with_(epochs=2, model="tests.lab.networks:with_dropout")
-    data, before = load_images("digits"), global_random_states()
-    entries = [Entry(name, settings_for(MethodSpec.parse(name), recipe, seed=3)) for name in ("sb", "traditional")]
-    together = run_in_turns(entries, lambda settings: data)
-    for entry in entries:
-        alone = train(entry.settings, data)
-        for one, other in zip(together[entry], alone, strict=True):
-            assert {k: v for k, v in one.items() if k != "seconds"} == {
-                k: v for k, v in other.items() if k != "seconds"
-            }
-    assert same(before, global_random_states())
 
 
 @pytest.mark.parametrize("name", ["sb", "stale", "predicted", "ledger_percentile"])
@@ -210,41 +158,19 @@ def test_sweep_varies_what_a_method_has(tmp_path):
     assert "Settings that no other beats" in report
 
 
-def test_sweep_over_models_and_schedules(tmp_path):
-    vary = ("--vary", "model=small_cnn,tests.lab.networks:with_dropout", "--vary", "schedule=linear,cifar10")
-    result = run("sweep", "--method", "sb", *vary, "--epochs", 1, "--out", tmp_path)
-    assert result.returncode == 0, text_of(result)
-    recipes = [json.loads(path.read_text())["recipe"] for path in tmp_path.rglob("config.json")]
-    assert {(recipe["model"], recipe["decay"]["kind"]) for recipe in recipes} == {
-        (model, kind) for model in ("small_cnn", "tests.lab.networks:with_dropout") for kind in ("linear", "step")
-    }
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("compare", "--epochs", "2,x"), "--epochs takes whole numbers from 1 on, such as 8 or 2,4,8, got '2,x'"),
-        (("compare", "--epochs", "0"), "--epochs takes whole numbers from 1 on"),
-        (("compare", "--method", "traditional", "--method", "traditional"), "each method can be given once"),
-        (("compare", "--method", "a=sb", "--method", "a=ledger"), "each method can be given once"),
-        (("compare", "--method", "a b=sb", "--method", "a_b=ledger"), "would have the same folder: choose another"),
-        (
-            ("compare", "--method", "..=sb", "--epochs", "1"),
-            "label names its folder, which '..' cannot: choose another label",
-        ),
-        (("compare", "--method", "sb@0.5:beta=2"), "give either a selectivity or beta, got 0.5 and beta=2"),
-        (("compare", "--method", "traditional", "--method", "sb@high"), "after @ there must be a selectivity"),
-        (("compare", "--method", "traditional@0.5"), "traditional has no selectivity, got 0.5"),
-        (("compare", "--method", "stale:evry=2"), "has no option 'evry': did you mean every?"),
-        (("compare", "--method", "ledger:loss_share=2"), "loss_share must be in (0, 1], got 2"),
-        (("compare", "--seeds", "0"), "Input should be greater than or equal to 1"),
-        (("sweep", "--vary", "selectivity"), "--vary takes name=value"),
-        (("sweep", "--vary", "every=2", "--vary", "every=3"), "each setting can be varied once, got every twice"),
-        (("sweep", "--vary", "evry=2"), "none of the methods has 'evry'"),
-        (("sweep", "--vary", "schedule=cosin"), "got 'cosin': did you mean cosine?"),
-        (("sweep", "--vary", "label_noise=2"), "label_noise must be in [0, 1), got 2"),
-        (("train", "--seed", str(2**64)), "seed must be"),
-        (("train", "--validation", "1"), "validation must be in [0, 1), got 1.0"),
+        (("compare", "--epochs", "2,x"), "'2,x'"),
+        (("compare", "--method", "a=sb", "--method", "a=ledger"), "once"),
+        (("compare", "--method", "..=sb", "--epochs", "1"), "'..'"),
+        (("compare", "--method", "sb@0.5:beta=2"), "beta=2"),
+        (("compare", "--method", "traditional@0.5"), "no selectivity"),
+        (("compare", "--method", "stale:evry=2"), "did you mean every?"),
+        (("compare", "--method", "ledger:loss_share=2"), "loss_share"),
+        (("sweep", "--vary", "selectivity"), "name=value"),
+        (("sweep", "--vary", "schedule=cosin"), "did you mean cosine?"),
+        (("train", "--validation", "1"), "validation"),
     ],
 )
 def test_bad_input_is_answered_with_what_would_be_right(arguments, message, tmp_path):

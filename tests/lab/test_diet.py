@@ -1,10 +1,8 @@
 """Scores and pruning as a user makes them, on digits and a small network."""
 
 import dataclasses
-import itertools
 import re
 import shutil
-import statistics
 
 import pytest
 import torch
@@ -18,8 +16,6 @@ from selective_backprop_lab.runs.methods import make_method
 from selective_backprop_lab.runs.recipes import find_recipe
 from selective_backprop_lab.runs.training import Settings, Training, start
 from selective_backprop_lab.study.agreement import rank_correlation
-from selective_backprop_lab.study.diet import score_by_network, summarise
-from tests.lab.test_datasets import random_pixels, write_parquet
 
 DIGITS = load_images("digits")
 SMALL = "tests.torture.network:small"
@@ -81,56 +77,6 @@ def test_the_networks_serve_more_seeds_and_later_epochs(scored, tmp_path):
     )
 
 
-def test_stopping_loses_at_most_an_epoch(scored, tmp_path, monkeypatch):
-    epochs = itertools.count()
-    advance = sb.lab.study.diet.advance
-
-    def interrupted(*arguments):
-        if next(epochs) == 3:  # in the last epoch of the second network
-            raise KeyboardInterrupt
-        advance(*arguments)
-
-    monkeypatch.setattr(sb.lab.study.diet, "advance", interrupted)
-    command = ("score", "--epochs", 2, "--seeds", 2, "--out", tmp_path / "scores.pt")
-    assert "stopped; run the same command to go on" in run(*command, exit_code=130)
-    assert not (tmp_path / "scores.pt").exists()
-    printed = run(*command)
-    assert re.findall(r"seed (\d):? +epoch (\d)", printed) == [("1", "2")]
-    assert torch.equal(sb.pruning.load_scores(tmp_path / "scores.pt"), sb.pruning.load_scores(scored[0]))
-
-
-def test_untrained_networks_can_score(tmp_path):
-    scores = score_by_network(SETTINGS, DIGITS, tmp_path / "run", epochs=0, device=CPU)
-    assert torch.allclose(scores, by_hand(0, epochs=0), atol=1e-6)
-    assert torch.equal(score_by_network(SETTINGS, DIGITS, tmp_path / "run", epochs=0, device=CPU), scores)
-
-
-def test_classes_are_summed_up_as_by_hand(scored):
-    scores = sb.pruning.load_scores(scored[0])
-    scores[:5] = float("nan")
-    keep = sb.pruning.keep_after_pruning(scores, 0.3, highest=0.1)
-    labels = DIGITS.train_labels
-    rows = summarise(scores, keep, labels, (*DIGITS.classes, "no such digit"))
-    assert [row.median for row in rows] == sorted(row.median for row in rows)
-    assert sorted(row.name for row in rows) == sorted(DIGITS.classes)
-    for row in rows:
-        mine = [i for i in range(len(labels)) if int(labels[i]) == int(row.name)]
-        values = [float(scores[i]) for i in mine if i >= 5]
-        assert (row.lowest, row.median, row.highest) == (min(values), statistics.median_low(values), max(values))
-        assert (row.examples, row.pruned) == (len(mine), sum(not keep[i] for i in mine))
-
-
-def test_many_classes_are_cut_to_the_easiest_and_the_hardest(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    classes = [f"class-{i}" for i in range(50)]
-    for part in ("train", "test"):
-        write_parquet(tmp_path / "many" / f"{part}.parquet", random_pixels(50), range(50), classes=classes)
-    sb.pruning.save_scores(torch.arange(50.0), tmp_path / "scores.pt")
-    printed = run("prune", tmp_path / "scores.pt", "--dataset", tmp_path / "many")
-    assert "... 30 more" in printed
-    assert [f"class-{i} " in printed for i in range(50)] == [i < 10 or i >= 40 for i in range(50)]
-
-
 def test_prune_says_how_many_stay(scored):
     printed = run("prune", scored[0], "--fraction", 0.4, "--highest", 0.05)
     keep = sb.pruning.keep_after_pruning(sb.pruning.load_scores(scored[0]), 0.4, highest=0.05)
@@ -176,15 +122,6 @@ def test_what_cannot_be_scored(tmp_path, words, message):
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_nothing_is_overwritten_or_mixed(scored, tmp_path):
-    before = scored[0].read_bytes()
-    assert "is there already: choose another name" in run("score", "--out", scored[0], exit_code=2)
-    assert scored[0].read_bytes() == before
-    shutil.copytree(scored[0].with_name("scores.pt.networks"), tmp_path / "scores.pt.networks")
-    printed = run("score", "--model", "strided_cnn", "--out", tmp_path / "scores.pt", exit_code=2)
-    assert "holds a run with other settings (model was " in printed
-
-
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
@@ -204,12 +141,6 @@ def test_what_cannot_be_pruned(tmp_path, content, words, message):
     elif content is not None:
         sb.pruning.save_scores(content, file)
     assert message in run("prune", file, *words, exit_code=2)
-
-
-def test_scores_cut_short(scored, tmp_path):
-    content = scored[0].read_bytes()
-    (tmp_path / "cut.pt").write_bytes(content[: len(content) // 2])
-    assert "cut.pt is damaged, or was not written by this package" in run("prune", tmp_path / "cut.pt", exit_code=2)
 
 
 @pytest.mark.parametrize(

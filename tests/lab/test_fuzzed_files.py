@@ -1,6 +1,5 @@
 """Readers of files on any content: a value, or an error that names the file. Never another exception."""
 
-import copy
 import json
 import tempfile
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 import selective_backprop as sb
 from selective_backprop_lab.files.sealed import seal
-from selective_backprop_lab.report import build_report, find_runs
 from selective_backprop_lab.runs.ledger_log import read_ledger_log
 from selective_backprop_lab.runs.methods import MethodSpec, parse_option
 from selective_backprop_lab.runs.records import RunFolder, read_records
@@ -90,7 +88,7 @@ def test_any_content_is_read_or_refused(name, tmp_path_factory):
     (folder / name).write_bytes(content)
     read(folder)
 
-    @settings(max_examples=150)
+    @settings(max_examples=40)
     @given(damages(content))
     def check(damaged):
         (folder / name).write_bytes(damaged)
@@ -109,59 +107,3 @@ def test_methods_written_in_one_word(text):
             read(text)
         except ValueError as error:
             assert str(error)
-
-
-def replaced(tree, path, value):
-    """A copy with another value at this path; without it where the value is `...`."""
-    tree = copy.deepcopy(tree)
-    *way, last = path
-    place = tree
-    for key in way:
-        place = place[key]
-    if value is ...:
-        del place[last]
-    else:
-        place[last] = value
-    return tree
-
-
-def paths_of(tree, before=()):
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [path for key, value in items for path in ((*before, key), *paths_of(value, (*before, key)))]
-
-
-def check_report(folder):
-    """A page, or an error that names the run."""
-    try:
-        runs = find_runs([folder])
-    except ValueError as error:
-        assert str(folder) in str(error)
-        return
-    if runs:
-        made = build_report(runs, images=False)
-        made.html()
-
-
-def write_run(folder, config, records):
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "records.jsonl").write_bytes(lines_of(records))
-
-
-WRONG = st.just(...) | VALUES
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(paths_of(RECORDS)), WRONG)
-def test_the_report_of_records_with_something_wrong(tmp_path_factory, path, value):
-    folder = tmp_path_factory.getbasetemp() / "records-with-something-wrong"
-    write_run(folder, CONFIG, replaced(RECORDS, path, value))
-    check_report(folder)
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(paths_of(CONFIG)), WRONG)
-def test_the_report_of_settings_with_something_wrong(tmp_path_factory, path, value):
-    folder = tmp_path_factory.getbasetemp() / "settings-with-something-wrong"
-    write_run(folder, replaced(CONFIG, path, value), RECORDS)
-    check_report(folder)

@@ -8,8 +8,6 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from selective_backprop_lab.files.sealed import (
     read_sealed,
@@ -33,12 +31,6 @@ def test_torch_and_zip_read_it_as_any_other_file(tmp_path):
         content = file.read_bytes()
         assert opened.comment == b"sha256:" + hashlib.sha256(content[:-71]).hexdigest().encode()
         assert content.endswith(opened.comment)
-
-
-@given(st.binary(max_size=400))
-def test_no_bytes_are_a_state_by_chance(content):
-    with pytest.raises(ValueError):
-        unseal(content)
 
 
 # ---- every kind of file
@@ -78,26 +70,6 @@ def test_a_file_of_another_kind_is_refused(kind, tmp_path):
     write_sealed(file, "state 1", STATE)
     with pytest.raises(ValueError, match=r"file-0000\.pt holds 'state 1', where '.* 1' is expected"):
         read(file)
-
-
-def change_leaf(tree, draw):
-    """The same state with one value replaced by another of the wrong kind or size."""
-    key = draw.choice([key for key in tree if key != "kind"])
-    if isinstance(tree[key], dict):
-        return {**tree, key: change_leaf(tree[key], draw)}
-    wrong = [None, "text", -1, torch.rand(3, 2), torch.zeros(0), torch.full((7,), 2**30), {10**12: torch.zeros(16)}]
-    return {**tree, key: draw.choice(wrong)}
-
-
-def test_a_right_checksum_over_wrong_values_is_no_traceback_from_inside(kind):
-    file, read = kind
-    state, draw = unseal(file.read_bytes()), random.Random(0)
-    for _ in range(60):
-        file.write_bytes(seal(change_leaf(state, draw)))
-        try:
-            read(file)
-        except ValueError as error:
-            assert str(file.parent) in str(error)
 
 
 # ---- sizes
@@ -155,25 +127,6 @@ def test_a_small_file_cannot_hold_more_than_it_has_bytes(name, tmp_path):
     told = rf"scores\.pt is damaged, or was not written by this package: .*{message}"
     with pytest.raises(ValueError, match=told), read_sealed(tmp_path / "scores.pt", "scores 1"):
         pass
-
-
-def test_a_pickle_before_the_zip_file_is_not_read():
-    content = seal({"x": torch.zeros(3)})
-    with pytest.raises(ValueError, match=r"torch\.save did not write it"):
-        unseal(sealed_as(pickled(b"K\1") + content[:-71]))
-
-
-def test_what_is_in_several_places_is_kept():
-    shared = [1, 2, (3, 4)]
-    state = {"groups": [{"betas": (0.9, 0.999), "empty": (), "all": shared}] * 500, "bytes": bytearray(b"\0" * 5000)}
-    assert unseal(seal(state)) == state
-
-
-def test_attributes_of_a_tensor_are_left_out():
-    tensor = torch.arange(3.0)
-    tensor.tag = "mine"
-    found = unseal(seal({"x": tensor}))["x"]
-    assert torch.equal(found, tensor) and not found.__dict__ and tensor.tag == "mine"
 
 
 def test_a_slice_is_written_without_the_rest_of_its_tensor():

@@ -8,7 +8,6 @@ import re
 import shutil
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 
 import selective_backprop as sb
 from selective_backprop_lab.cli import app
-from selective_backprop_lab.data.datasets import load_images
 from selective_backprop_lab.files.sealed import seal
 from tests.lab.test_datasets import write_folders, write_set
 
@@ -97,23 +95,16 @@ SCORE = ("diet", "score", "--epochs", 1, "--seeds", 1, "--model", SMALL[3], "--o
 # Files to replace, and a command that reads them.
 READERS = [
     ("stopped/checkpoint*.pt", ("train", *SMALL, "--out", "stopped", "--resume")),
-    ("run/config.json", RESUME),
     ("run/config.json", REPORT),
-    ("run/environment.json", REPORT),
     ("run/data.json", RESUME),
     ("run/records.jsonl", REPORT),
     ("run/ledger/epoch-0000.pt", REPORT),
-    ("run/ledger/epoch-0000.pt", ("train", *SMALL, "--method", "recorded:run=run")),
     ("run/probes/confidence-*.pt", REPORT),
     ("run/probes/gradients-*.pt", REPORT),
     ("scores.pt", ("diet", "prune", "scores.pt")),
-    ("scores.pt", ("train", *SMALL, "--method", "diet:scores=scores.pt")),
-    ("scores.pt", ("report", "run", "-o", "report.html", "--scores", "scores.pt")),
     ("again.pt.networks/seed-0/el2n-1.pt", (*SCORE, "again.pt")),
     ("unscored.pt.networks/seed-0/checkpoint*.pt", (*SCORE, "unscored.pt")),
     ("cache/selective_backprop/folders-*/*_images.npy", ON_FOLDERS),
-    ("cache/selective_backprop/folders-*/*_labels.npy", ON_FOLDERS),
-    ("cache/selective_backprop/folders-*/classes.json", ON_FOLDERS),
     ("tables/train.parquet", ("train", "--epochs", 1, "--dataset", "tables")),
     ("folders/train/ant/0.png", (*ON_FOLDERS, "--out", "anew")),
 ]
@@ -184,17 +175,6 @@ def test_every_file_there_is_can_be_read_when_it_is_not_malicious(place, monkeyp
         assert result.exit_code == 0, (words, result.output)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_records_come_from_the_checkpoint_not_from_a_pickle(form, place, tmp_path):
-    run = shutil.copytree(place / "run", tmp_path / "run")
-    expected = (run / "records.jsonl").read_bytes()
-    (run / "records.jsonl").write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
-    result = invoke("train", *SMALL, "--out", run, "--resume")
-    assert result.exit_code == 0, result.output
-    assert (run / "records.jsonl").read_bytes() == expected
-    assert not (tmp_path / "executed").exists()
-
-
 @pytest.mark.parametrize("form", ["pickle", "torch", "torch with the right checksum"])
 def test_the_librarys_own_files(form, tmp_path):
     (tmp_path / "file").write_bytes(FORMS[form](Malicious(tmp_path / "executed")))
@@ -221,15 +201,3 @@ def test_nobody_in_the_package_unpickles():
         assert text.count("torch.load(") == len(re.findall(r"torch\.load\([^\n]*weights_only=True", text)), path
         for word in ("allow_pickle=True", "import pickle", "import yaml", "import dill", "trust_remote_code", "joblib"):
             assert word not in text, (path, word)
-
-
-def test_data_sets_are_read_from_parquet_files_alone(tmp_path, monkeypatch):
-    """A repository or a folder with a script of its own: `datasets` is never told to trust it."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
-    with pytest.raises(FileNotFoundError, match=r"there is no train\.parquet"):
-        load_images(tmp_path / "mine")
-    write_set(tmp_path / "mine")
-    monkeypatch.setattr(datasets, "load_dataset", None)
-    load_images(tmp_path / "mine", cache_dir=tmp_path / "cache")
-    assert not (tmp_path / "executed").exists()
