@@ -136,3 +136,10 @@ def test_skipping_starts_when_enough_can_be_skipped():
     shares = shares_of_epochs(sb.ledger_backprop(), num_epochs=6)
     assert shares[0] == 1 and max(share for share in shares if share < 1) <= 0.7
     assert shares[-1] < 0.5
+
+
+def test_the_note_of_an_epoch_outside_the_window_says_so():
+    model = make_model()
+    loader = make_loader(sb.ledger_backprop(end=0.5), model=model, num_epochs=2)
+    train(loader, model, 2)
+    assert "end=" in str(loader.stats)

@@ -58,8 +58,10 @@ class ShareCheck:
                 )
         elif epoch == 0:
             reason = "losses become known in the first epoch"
+        elif method.schedule.needs_num_epochs or method.schedule.warmup_epochs > epoch:
+            reason = "selection is off, by the method's start=, end= or warmup_epochs="
         else:
-            reason = why_no_scores or "no candidate has a loss from an earlier epoch, or selection is off"
+            reason = why_no_scores or "no candidate has a loss from an earlier epoch"
         return f"trained on everything in epoch {epoch + 1}: {reason}" if reason is not None else ""
 
     def end_epoch(self, epoch: int) -> None:
