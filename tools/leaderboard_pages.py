@@ -14,15 +14,12 @@ import json
 import os
 from pathlib import Path
 
-import vl_convert
-
 from selective_backprop_lab.files.writing import write_whole
 from selective_backprop_lab.leaderboard.arms import ARMS, DEFAULT, PLAIN, RANDOM
 from selective_backprop_lab.leaderboard.board import read_boards, read_trials
 from selective_backprop_lab.leaderboard.page import tables
 from selective_backprop_lab.leaderboard.workloads import find_workload
-from selective_backprop_lab.report.charts import PERCENT, axis, log_ticks
-from selective_backprop_lab.report.theme import FONT, INK, LINES, QUIET
+from selective_backprop_lab.report.draw import Axis, Line, alone, chart
 from selective_backprop_lab.runs.methods import MethodSpec
 from selective_backprop_lab.study.frontier import Bound, Frontier, Verdict, says_anything, verdict
 from selective_backprop_lab.study.tables import TextTable
@@ -40,32 +37,27 @@ def main():
     parser.add_argument("--evidence", type=Path, help="file for the multiplier of each method on each workload")
     given = parser.parse_args()
     boards, in_seconds = (read_boards(given.records, cost) for cost in ("compute", "cpu_seconds"))
-    trials = read_trials(boards, given.records)
     for page in given.into:
         images = os.path.relpath(given.figures, page.parent) if given.figures else None
-        parts = {
-            "leaderboard": f"\n{tables(boards, in_seconds, trials, images)}",
-            "results": savings(boards).markdown(),
-        }
+        found = tables(boards, in_seconds, read_trials(boards, given.records), images)
+        parts = {"leaderboard": f"\n{found}", "results": savings(boards).markdown()}
         write_whole({page: put_into(page.read_text(), parts).encode()})
-    if given.figures is not None:
+    for one in boards if given.figures is not None else ():
         given.figures.mkdir(parents=True, exist_ok=True)
-        write_whole({given.figures / f"leaderboard-{one.workload}.svg": frontier_chart(one) for one in boards})
+        write_whole({given.figures / f"leaderboard-{one.workload}.svg": frontier_chart(one).encode()})
     if given.evidence is not None:
         write_whole({given.evidence: (json.dumps(evidence_by_method(boards), indent=1) + "\n").encode()})
 
 
 def put_into(text, contents):
     """Replace what stands between marks of a page."""
-    is_marked = False
-    for name, content in contents.items():
-        before, start, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if start and end:
-            text, is_marked = f"{before}{start}{content}\n{end}{after}", True
-    if not is_marked:
+    marked = [name for name in contents if f"<!-- {name} -->\n" in text and f"<!-- /{name} -->" in text]
+    if not marked:
         pairs = " or ".join(f"<!-- {name} --> and <!-- /{name} -->" for name in contents)
         raise ValueError(f"the page needs the lines {pairs}, between which the tables go")
+    for name in marked:
+        before, start, rest = text.partition(f"<!-- {name} -->\n")
+        text = f"{before}{start}{contents[name]}\n<!-- /{name} -->{rest.partition(f'<!-- /{name} -->')[2]}"
     return text
 
 
@@ -73,37 +65,27 @@ def savings(boards):
     """What `ledger_backprop()` saves on each workload for an error within 2% of plain training's best, in percent."""
     rows = []
     for one in boards:
-        place, plain = one.place(DEFAULT.name), one.place(PLAIN)
+        place, plain, random = (one.place(name) for name in (DEFAULT.name, PLAIN, RANDOM))
         if place is None or plain is None:
             continue
-        interval, shown = place.against_both("lossless"), (place, plain, one.place(RANDOM))
-        best = (Frontier(each.points).best for each in shown if each is not None)
-        found = verdict([place.plain["lossless"], place.random["lossless"]])
+        interval, words = place.against_both("lossless"), "nothing"
         if interval is None or not says_anything(interval):
-            words = "not known: it was not reached"
-        elif interval.multiple.value <= 1:
-            words = "nothing"
-        elif found is Verdict.BETTER or interval.low is None:
-            words = saved(interval)
-        else:
-            words = f"{saved(interval)}: not told apart from chance"
-        title = find_workload(one.workload).task or one.workload
-        rows.append([title, words, ", ".join(f"{error:.2%}" for error in best)])
-    return TextTable(
-        ["`ledger_backprop()`, at its defaults", "compute saved", "best error: its own, plain, random subsets"], rows
-    )
+            words = f"none at that error: it got to {Frontier(place.points).best:.2%}"
+        elif interval.multiple.value > 1:
+            sure = verdict([place.plain["lossless"], place.random["lossless"]]) is Verdict.BETTER
+            words = saved(interval) + ("" if sure or interval.low is None else ": not told apart from chance")
+        best = ", ".join(f"{Frontier(each.points).best:.2%}" for each in (place, plain, random) if each is not None)
+        rows.append([find_workload(one.workload).task or one.workload, words, best])
+    columns = ["compute saved", "best error: its own, plain, random subsets"]
+    return TextTable(["`ledger_backprop()`, at its defaults", *columns], rows)
 
 
 def saved(interval):
     """A multiplier of 2 (1.25 to >4) as '50% (20% to more than 75%)'."""
-
-    def share(multiple):
-        words = {Bound.EXACT: "", Bound.MORE: "more than ", Bound.LESS: "less than "}[multiple.bound]
-        return f"{words}{1 - 1 / multiple.value:.0%}"
-
-    if interval.low is None or interval.high is None:
-        return f"{share(interval.multiple)} (one seed)"
-    return f"{share(interval.multiple)} ({share(interval.low)} to {share(interval.high)})"
+    words = {Bound.EXACT: "", Bound.MORE: "more than ", Bound.LESS: "less than "}
+    ends = [one for one in (interval.multiple, interval.low, interval.high) if one is not None]
+    share, *span = (f"{words[one.bound]}{1 - 1 / one.value:.0%}" for one in ends)
+    return f"{share} ({' to '.join(span) or 'one seed'})"
 
 
 def evidence_by_method(boards):
@@ -124,58 +106,16 @@ def evidence_by_method(boards):
 
 def frontier_chart(one):
     """SVG with plain training, random subsets, the recommended method and the best of the others in colour."""
-    names = [place.arm for place in one.places]
-    best = next((name for name in names if name not in COLORS), None)
-    shown = [name for name in (*COLORS, best) if name in names]
-    rows = [
-        {"arm": place.arm, "error": point.error, "compute": point.cost, "others": place.arm not in shown}
-        for place in one.places
-        for point in place.points
-    ]
-    points = [point for place in one.places for point in place.points]
-    values = [point.cost for point in points], [point.error for point in points]
-    spec = error_by_compute(rows, shown, [COLORS.get(name, BEST) for name in shown], values) | {
-        "title": {"text": find_workload(one.workload).title, "anchor": "start", "color": INK["light"], "fontSize": 13}
-    }
-    return vl_convert.vegalite_to_svg(spec).encode()
-
-
-def error_by_compute(rows, shown, colors, values):
-    """The chart for Vega-Lite, on logarithmic scales."""
-    channels = []
-    titles = ("compute, in epochs of plain training", "test error")
-    for name, title, found, form in zip(("compute", "error"), titles, values, (",.3~f", PERCENT), strict=True):
-        domain = [0.95 * min(found), 1.05 * max(found)]
-        channels.append(
-            axis(name, title, scale_type="log", domain=domain, nice=False, values=log_ticks(*domain), format=form)
-        )
-    x, y = channels
-    color = {"field": "arm", "scale": {"domain": shown, "range": colors}, "legend": {"title": None, "orient": "bottom"}}
-    line = {"type": "line", "point": {"size": 45, "filled": True}}
-    return {
-        "width": 460,
-        "height": 300,
-        "background": "white",
-        "padding": 12,
-        "data": {"values": rows},
-        "config": {
-            "font": FONT,
-            "view": {"stroke": None},
-            "axis": {"labelColor": QUIET["light"], "titleColor": QUIET["light"], "gridColor": LINES["light"]},
-        },
-        "layer": [
-            {
-                "transform": [{"filter": "datum.others"}],
-                "mark": {"type": "line", "color": OTHERS, "strokeWidth": 1.2},
-                "encoding": {"x": x, "y": y, "detail": {"field": "arm"}},
-            },
-            {
-                "transform": [{"filter": "!datum.others"}],
-                "mark": line | {"strokeWidth": 2.5},
-                "encoding": {"x": x, "y": y, "color": color},
-            },
-        ],
-    }
+    best = next((place.arm for place in one.places if place.arm not in COLORS), None)
+    lines = []
+    for place in one.places:
+        x, y = [point.cost for point in place.points], [point.error for point in place.points]
+        if color := BEST if place.arm == best else COLORS.get(place.arm):
+            lines.append(Line(x, y, place.arm, color, marker="circle", width=2.5))
+        else:
+            lines.insert(0, Line(x, y, color=OTHERS, width=1.2))
+    costs = Axis("compute", "compute, in epochs of plain training", log=True)
+    return alone(chart(lines, costs, Axis("error", "test error", log=True, percent=True)))
 
 
 if __name__ == "__main__":

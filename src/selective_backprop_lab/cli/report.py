@@ -36,7 +36,7 @@ def report(
     runs: Runs,
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the page.")] = Path("report.html"),
     export: Annotated[
-        Path | None, typer.Option(help="Folder for each figure as PNG, SVG and CSV, and each table as CSV.")
+        Path | None, typer.Option(help="Folder for each figure as SVG and CSV, and each table as CSV.")
     ] = None,
     scores: Scores = None,
     images: Images = None,
@@ -63,9 +63,7 @@ def report(
         _tell_left_out(made)
     files = []
     if export is not None:
-        from selective_backprop_lab.report.export import export as export_all
-
-        files = export_all(made, export)
+        files = made.export(export)
         screen.say(f"{len(files)} files in {export}")
     screen.say(f"report: {out}")
     left_out = [{"what": what, "reason": reason} for what, reason in made.left_out]

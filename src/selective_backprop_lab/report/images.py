@@ -16,7 +16,7 @@ from torch import Tensor
 
 from selective_backprop_lab.data.datasets import NAMES, ImageSet, flip_labels, is_decoded, load_images, split_validation
 from selective_backprop_lab.data.decoding import import_extra
-from selective_backprop_lab.report.figures import Cell
+from selective_backprop_lab.report.parts import Cell
 from selective_backprop_lab.report.runs import Run, printable
 
 LoadData = Callable[[Run], ImageSet]
@@ -38,9 +38,8 @@ def data_of(data_dir: Path | None = None, *, paths: bool = True) -> LoadData:
         if ":" in name:
             raise ValueError(f"{name} may be a function, and names of functions in files are not imported")
         here = data_dir or os.environ.get("SELECTIVE_BACKPROP_DATA")
-        is_path = paths and Path(name).is_dir()
         is_known = name in NAMES and here and (Path(here) / name).is_dir()
-        if name != "digits" and not is_path and not is_known:
+        if not (name == "digits" or is_known or (paths and Path(name).is_dir())):
             raise FileNotFoundError(f"{name} is not on this machine")
         if not paths and name not in ("digits", "wordnet") and not is_decoded(name, image_size=size, data_dir=data_dir):
             raise FileNotFoundError(f"{name} is not decoded to this size on this machine")
@@ -48,7 +47,6 @@ def data_of(data_dir: Path | None = None, *, paths: bool = True) -> LoadData:
         if key not in loaded:
             data = load_images(name, data_dir=data_dir, image_size=size)
             data = split_validation(data, validation, seed=0) if validation else data
-            # vl-convert ends the whole process at a control character in a chart.
             loaded[key] = dataclasses.replace(data, classes=tuple(printable([*data.classes])))
         return loaded[key]
 
@@ -57,9 +55,8 @@ def data_of(data_dir: Path | None = None, *, paths: bool = True) -> LoadData:
 
 def thumbnail(image: Tensor) -> str:
     """Data URI of a uint8 (C, H, W) image, at most 64 pixels wide and high."""
-    pillow = import_extra("PIL.Image")
     array = image.permute(1, 2, 0).contiguous().numpy()
-    picture = pillow.fromarray(array.squeeze(2) if array.shape[2] == 1 else array[:, :, :3])
+    picture = import_extra("PIL.Image").fromarray(array.squeeze(2) if array.shape[2] == 1 else array[:, :, :3])
     picture.thumbnail((_LARGEST, _LARGEST))
     picture.save(buffer := io.BytesIO(), format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
@@ -76,8 +73,7 @@ def quoted_text(row: Tensor, most: int = 200) -> str:
     """
     content = bytes(row.flatten().tolist())
     text = content.rstrip(b"\0").decode(errors="replace")
-    if text.endswith("\ufffd"):
-        text = text[:-1]  # a character that was cut in the middle
+    text = text.removesuffix("\ufffd")  # a character that was cut in the middle
     if not all((letter.isprintable() and letter != "\ufffd") or letter.isspace() for letter in text):
         text = " ".join(map(str, content))
     return f"“{text if len(text) <= most else text[: most - 1] + '…'}”"
@@ -112,8 +108,7 @@ class Examples:
 
     def class_name(self, label: int) -> str:
         """Name of a class, or its number where the data are not known."""
-        known = self.data is not None and 0 <= label < self.data.num_classes
-        return self.data.classes[label] if known and self.data is not None else str(label)
+        return self.data.classes[label] if self.data is not None and 0 <= label < self.data.num_classes else str(label)
 
     def label_of(self, id: int) -> str:
         """Name of the label that the example was trained with; "" if it is not known."""

@@ -10,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 from selective_backprop_lab.files.writing import write_whole
-from selective_backprop_lab.report.build import Report, build_report, write_report
-from selective_backprop_lab.report.figures import Notes, Section
 from selective_backprop_lab.report.images import LoadData, data_of
+from selective_backprop_lab.report.page import Report, build_report, write_report
+from selective_backprop_lab.report.parts import Notes, Section
 from selective_backprop_lab.report.runs import Run, find_runs
 from selective_backprop_lab.runs.experiment import Entry, Show
 from selective_backprop_lab.runs.time_left import TimeLeft

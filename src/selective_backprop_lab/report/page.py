@@ -1,135 +1,147 @@
-"""One HTML file that holds everything: text, data, charts and the code that draws them."""
+"""Build the report: one HTML file that holds everything, and needs no script to be read."""
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import os
-from collections.abc import Sequence
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from selective_backprop_lab.data.decoding import import_extra
-from selective_backprop_lab.files.locks import locked_folder
 from selective_backprop_lab.files.writing import write_whole
-from selective_backprop_lab.report import theme
-from selective_backprop_lab.report.charts import Palette
-from selective_backprop_lab.report.comparisons import Comparison
-from selective_backprop_lab.report.figures import Cell, Figure, Row, Section, rounded
-from selective_backprop_lab.report.runs import method_and_budget
+from selective_backprop_lab.report import examples, results
+from selective_backprop_lab.report.draw import alone, variables
+from selective_backprop_lab.report.images import LoadData
+from selective_backprop_lab.report.parts import Cell, Figure, Material, Part, Section, Table, as_csv
+from selective_backprop_lab.report.runs import Comparison, Run, compare_runs, find_runs, method_and_budget, order_of
 
-_FOLDER = Path(__file__).parent / "template"
+SECTIONS: tuple[tuple[str, str, str, Callable[[Comparison, Material], list[Part]]], ...] = (
+    ("numbers", "Numbers", results.NUMBERS, results.numbers),
+    ("errors", "Error in the course of training", results.CURVES, results.errors),
+    ("seconds", "Where the time went", results.TIMES, results.times),
+    ("selection", "What was selected", examples.SELECTION, examples.selection),
+    ("gradients", "Gradient fidelity", examples.GRADIENTS, examples.gradient_fidelity),
+    ("confidence", "Confidence on the test set", examples.CONFIDENCE, examples.confidence),
+    ("audit", "Your data", examples.AUDIT, examples.your_data),
+    ("data", "The data", examples.DATA, examples.about_data),
+)
+"""Sections of a workload: id, title, a sentence on how to read it, and what makes its figures and tables."""
+LEFT_OUT = "These files are damaged or no files of a run. What would be drawn from them is missing from this page."
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Everything that a page shows. In a notebook, a report is shown as that page."""
+
+    comparisons: list[Comparison]
+    methods: dict[str, str]
+    """Full names of the methods, by the names that the page shows."""
+    sections: list[Section]
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """What is missing because its file is damaged, and why."""
+    written: datetime | None = None
+    """Time of writing, if the runs go on: then the open page loads itself again now and then."""
+
+    def html(self) -> str:
+        """Return the page."""
+        runs = [run for comparison in self.comparisons for run in comparison.runs]
+        budgets = list(dict.fromkeys(method_and_budget(run.label)[1] for run in runs))
+        methods = {method_and_budget(run.label)[0] for run in runs}
+        counted = [(len(runs), "run"), (len(methods), "method"), (len({run.seed for run in runs}), "seed")]
+        counted.append((len(self.comparisons), "workload"))
+        page: str = _template().render(
+            report=self,
+            summary=", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counted),
+            budgets=sorted(filter(None, budgets), key=order_of) if 2 < len(budgets) <= _MOST_BUDGETS else [],
+            colors=variables(list(self.methods.values())),
+            place_of=self._place,
+        )
+        return page
+
+    def _place(self, cell: str | Cell) -> tuple[int, str, str] | None:
+        """If it is the label of a run: which of the page's colours it has, the method's name, and the budget."""
+        name, budget = method_and_budget(cell.text if isinstance(cell, Cell) else cell)
+        return (list(self.methods).index(name), name, budget) if name in self.methods else None
+
+    def _repr_html_(self) -> str:
+        """Return the page within a frame, so that neither its styles nor its script touch the notebook."""
+        # Links to sections would otherwise lead to the notebook's own address.
+        page = html.escape(self.html().replace("<head>", '<head>\n<base href="about:srcdoc">', 1))
+        style = "width: 100%; height: 50rem; border: 1px solid #8888"
+        return f'<iframe title="Report" srcdoc="{page}" style="{style}"></iframe>'
+
+    def export(self, folder: Path) -> list[Path]:
+        """Write each figure as SVG and CSV, and each table as CSV, for papers, slides and your own plots."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files: dict[Path, bytes] = {}
+        for part in (part for section in self.sections for part in section.parts):
+            if isinstance(part, Figure):
+                for number, svg in enumerate(part.pictures.values()):
+                    name = part.id if len(part.pictures) == 1 else f"{part.id}-{number}"
+                    files[folder / f"{name}.svg"] = alone(svg, list(self.methods.values())).encode()
+                files[folder / f"{part.id}.csv"] = part.csv.encode()
+            elif isinstance(part, Table):
+                files[folder / f"{part.id}.csv"] = as_csv(part.heading, part.cells).encode()
+        write_whole(files)
+        return sorted(files)
+
+
 _MOST_BUDGETS = 12  # more would be a legend that nobody reads
-
-
-def render(
-    comparisons: Sequence[Comparison], palette: Palette, sections: Sequence[Section], written: datetime | None
-) -> str:
-    """Render the page of a report as HTML."""
-    page: str = _template().render(
-        summary=_summary(comparisons),
-        comparisons=comparisons,
-        overview=[section for section in sections if section.overview],
-        sections=[section for section in sections if not section.overview],
-        methods=palette.methods,
-        budgets=palette.budgets if 1 < len(palette.budgets) <= _MOST_BUDGETS else [],
-        place_of=lambda cell: _place(palette, cell),
-        themes=theme,
-        full_names=palette.full_names,
-        data=_data(comparisons, sections, palette),
-        style=_read("page.css"),
-        script=_read("page.js"),
-        bundle=javascript(),
-        licences=_read("vega-licences.txt"),
-        written=written,
-    )
-    return page
 
 
 @functools.cache  # it takes longer to compile than to render, and a live report is rendered again and again
 def _template() -> Any:
     jinja = import_extra("jinja2")
-    environment = jinja.Environment(
-        loader=jinja.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html")
+    source = Path(__file__).with_name("page.html").read_text()
+    return jinja.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
 
 
-def _read(name: str) -> str:
-    return (_FOLDER / name).read_text()
-
-
-def _summary(comparisons: Sequence[Comparison]) -> str:
-    runs = [run for comparison in comparisons for run in comparison.runs]
-    methods, seeds = {method_and_budget(run.label)[0] for run in runs}, {run.seed for run in runs}
-    counted = [(len(runs), "run"), (len(methods), "method"), (len(seeds), "seed"), (len(comparisons), "workload")]
-    return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counted)
-
-
-def _place(palette: Palette, cell: str | Cell) -> tuple[int, str, str] | None:
-    """If it is the label of a run: which of the page's colours it has, the method's name, and the budget."""
-    name, budget = method_and_budget(cell.text if isinstance(cell, Cell) else cell)
-    return (palette.methods.index(name), name, budget) if name in palette.methods else None
-
-
-def _data(comparisons: Sequence[Comparison], sections: Sequence[Section], palette: Palette) -> dict[str, Any]:
-    """Specs and rows for the page's script; lists of rows that figures share are in it once."""
-    titles = {comparison.id: comparison.title for comparison in comparisons}
-    found = [(part, section) for section in sections for part in section.parts if isinstance(part, Figure)]
-    tables: dict[int, dict[str, Any]] = {}
-    for figure, _ in found:
-        tables.setdefault(id(figure.rows), _compact(figure.rows))
-    places = {key: number for number, key in enumerate(tables)}
-    return {
-        "tables": list(tables.values()),
-        "figures": {
-            figure.id: {
-                "spec": figure.spec,
-                "table": places[id(figure.rows)],
-                "title": figure.title,
-                "subtitle": titles.get(figure.comparison, section.title),
-            }
-            for figure, section in found
-        },
-        "themes": {name: theme.config(name, palette.full_names) for name in theme.THEMES},
-    }
-
-
-def _compact(rows: Sequence[Row]) -> dict[str, Any]:
-    """Store rows by column, with words as numbers: a fifth of the size of a list of objects."""
-    columns: dict[str, Any] = {}
-    for name in rows[0]:
-        values = [rounded(row[name]) for row in rows]
-        if all(isinstance(value, str) for value in values):
-            words = {word: number for number, word in enumerate(dict.fromkeys(values))}
-            columns[name] = {"words": list(words), "numbers": [words[value] for value in values]}
-        else:
-            columns[name] = values
-    return columns
-
-
-# ---- the JavaScript that draws the charts
-
-_PATIENCE = 600.0  # seconds, on a machine with much else to do
-
-
-def javascript(cache_dir: Path | None = None) -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, from vl-convert. The first call takes some 20 seconds.
+def build_report(
+    runs: Sequence[Run], *, load: LoadData | None = None, images: bool | None = None, scores: Sequence[Path] = ()
+) -> Report:
+    """Build every section that the runs have the data for.
 
     Args:
-        cache_dir: default: selective_backprop in $XDG_CACHE_HOME or ~/.cache.
+        runs: as `find_runs` gives them.
+        load, images, scores: see `Material`.
     """
-    converter = import_extra("vl_convert")
-    version = importlib.metadata.version("vl-convert-python")
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    file = (cache_dir or caches / "selective_backprop") / f"vega-{version}.js"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # A second process waits for the first one, and then finds the file.
-        with locked_folder(file.parent, patience=_PATIENCE, name=file.with_suffix(".lock").name):
-            if not file.exists():
-                code: str = converter.javascript_bundle()
-                # Nothing in a script may look like its end.
-                write_whole({file: code.replace("</script", "<\\/script").encode()})
-    return file.read_text()
+    comparisons = compare_runs(runs)
+    methods: dict[str, str] = {}
+    for run in sorted((run for one in comparisons for run in one.runs), key=lambda run: order_of(run.label)):
+        methods.setdefault(method_and_budget(run.label)[0], run.method)
+    material = Material(methods, load, images, scores)
+    for run in (run for run in runs if run.problem):
+        material.leave_out(f"environment of {run.label}, seed {run.seed}", run.problem)
+    sections = [
+        Section(id, title, reading, [replace(part, id=f"{part.id}-{one.id}") for part in make(one, material)], one.id)
+        for one in comparisons
+        for id, title, reading, make in SECTIONS
+    ]
+    top = [results.headline(comparisons), results.frontiers(comparisons, material)]
+    end = [results.sensitivity(runs, material), results.machines(runs), results.provenance(comparisons)]
+    if material.left_out:  # near the top: a reader must not take what is missing for what is not so
+        table = Table("left-out", "Left out", ["what", "why"], material.left_out)
+        top.insert(1, Section("left-out", "What was left out", LEFT_OUT, [table], overview=True))
+    shown = [section for section in (*top, *sections, *end) if section.parts]
+    return Report(comparisons, methods, shown, material.left_out)
+
+
+def write_report(
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    load: LoadData | None = None,
+    images: bool | None = None,
+    scores: Sequence[Path] = (),
+) -> Report:
+    """Make the report of the runs in these folders; more as for `build_report`."""
+    runs = find_runs(paths)
+    if not runs:
+        raise ValueError(f"there is no run with a finished epoch in {', '.join(map(str, paths))}")
+    report = build_report(runs, load=load, images=images, scores=scores)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole({out: report.html().encode()})
+    return report

@@ -1,4 +1,4 @@
-"""Folders of runs, read without disturbing a process that works on them."""
+"""Runs from their folders, and workloads: runs that compete, on the same data with the same network and recipe."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import pandas as pd
 
 from selective_backprop_lab.files.reading import read_json, visible
 from selective_backprop_lab.runs.records import read_records, require_number
 from selective_backprop_lab.runs.training import Record
 from selective_backprop_lab.study.curves import Curve
+from selective_backprop_lab.study.standing import PLAIN, LabelledRuns, Standings, standings
 
-_SWEPT = re.compile(r"(?P<name>\S+) (?P<settings>\w{1,40}=\S*(?: \w{1,40}=\S*)*)")
+Frame = Any
+"""A pandas DataFrame; pandas has no types of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,32 +39,17 @@ class Run:
     data: dict[str, Any] = field(default_factory=dict)
     """Sizes and hashes of the data."""
 
-    @property
-    def method(self) -> str:
-        return str(self.config["method"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.config["seed"])
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        recipe: dict[str, Any] = self.config["recipe"]
-        return recipe
+    method = property(lambda self: str(self.config["method"]))
+    seed = property(lambda self: int(self.config["seed"]))
+    recipe = property(lambda self: self.config["recipe"])
+    epochs = property(lambda self: int(self.recipe["epochs"]))
+    """Number of epochs of the finished run."""
+    finished = property(lambda self: len(self.records) >= self.epochs)
 
     @property
     def is_baseline(self) -> bool:
         """Whether the run is a baseline with the budget of another method."""
         return self.label.partition(", ")[2].endswith("compute")
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs of the finished run."""
-        return int(self.recipe["epochs"])
-
-    @property
-    def finished(self) -> bool:
-        return len(self.records) >= self.epochs
 
     @property
     def test_examples(self) -> int | None:
@@ -81,6 +68,20 @@ class Run:
         """What decides how long a step takes."""
         return tuple(str(self.environment.get(key)) for key in ("machine", "cpu", "cores", "threads", "accelerator"))
 
+    @property
+    def machine(self) -> str:
+        """Its accelerator, or else its processor and threads."""
+        known = {key: str(value)[:80] for key, value in self.environment.items() if value is not None}
+        cpu = known.get("cpu") or known.get("machine") or "unknown machine"
+        return known.get("accelerator") or (f"{cpu}, {known['threads']} threads" if "threads" in known else cpu)
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What must be equal for two runs to compete."""
+        own = ("epochs", "method", "selectivity", "source")
+        others = {name: self.config.get(name, 0) for name in ("label_noise", "validation")}
+        return {name: value for name, value in self.recipe.items() if name not in own} | others
+
     @cached_property
     def curve(self) -> Curve:
         return Curve.of(self.records)
@@ -95,20 +96,19 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise NotADirectoryError(f"{path} is no folder of runs")
-    found = {file for path in paths for file in path.rglob("config.json")}
-    files = sorted(file for file in found if (file.parent / "records.jsonl").exists())
-    folders = [file.parent for file in files if not any(part.endswith(".networks") for part in file.parts)]
-    return [run for folder in folders if (run := _read(folder)).records]
+    folders = sorted({file.parent for path in paths for file in path.rglob("config.json")})
+    folders = [folder for folder in folders if (folder / "records.jsonl").exists()]
+    own = [folder for folder in folders if not any(part.endswith(".networks") for part in folder.parts)]
+    return [run for folder in own if (run := _read(folder)).records]
 
 
 def _read(folder: Path) -> Run:
-    config, records, problem = _read_json(folder / "config.json"), [], ""
-    beside: dict[str, dict[str, Any]] = {"environment.json": {}, "data.json": {}}
-    for name in beside:
+    config, beside, problem = _read_json(folder / "config.json"), [], ""
+    for name in ("environment.json", "data.json"):
         try:
-            beside[name] = _read_json(folder / name)
+            beside.append(_read_json(folder / name))
         except (ValueError, OSError) as error:
-            problem = str(error)
+            beside, problem = [*beside, {}], str(error)
     try:
         _check_config(config)
         records = printable(read_records(folder))[: int(config["recipe"]["epochs"])]
@@ -116,8 +116,7 @@ def _read(folder: Path) -> Run:
             raise ValueError("its records say that it cost no compute")
     except ValueError as error:
         raise ValueError(f"{folder} does not hold a run ({error}): leave it out, or move it away") from None
-    label = str(config.get("label") or config["method"])
-    return Run(folder, config, beside["environment.json"], records, label, problem, beside["data.json"])
+    return Run(folder, config, beside[0], records, str(config.get("label") or config["method"]), problem, beside[1])
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -143,30 +142,27 @@ def printable(value: Any, most: int = 300) -> Any:
     return visible(value if len(value) <= most else f"{value[: most - 1]}…")
 
 
-# ---- files are checked when they are read, so that errors do not appear in the middle of a chart
-
-
 def _check_config(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first setting that is missing or of a wrong kind."""
+    """Raise ValueError for the first setting that is missing or of a wrong kind, before it spoils a chart."""
     recipe = config.get("recipe")
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe must be settings by name, got {recipe!r:.50}")
-    for place, name in ((config, "method"), (recipe, "dataset"), (recipe, "model")):
-        if not isinstance(place.get(name), str):
-            raise ValueError(f"{name} must be a word, got {place.get(name)!r:.50}")
+    for name, value in (("method", config.get("method")), *((name, recipe.get(name)) for name in ("dataset", "model"))):
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be a word, got {value!r:.50}")
+    for name, value in (("options", config.get("options")), ("decay", recipe.get("decay"))):
+        if not isinstance(value or {}, dict):
+            raise ValueError(f"{name} must be settings by name, got {value!r:.50}")
+    require_number(config.get("seed"), "seed", least=-math.inf)
     for name in ("epochs", "batch_size"):
         require_number(recipe.get(name), name, least=1)
-    require_number(config.get("seed"), "seed", least=-math.inf)
-    for name in ("label_noise", "validation"):
-        require_number(config.get(name, 0), name)
-    if recipe.get("image_size") is not None:
-        require_number(recipe["image_size"], "image_size")
-    for place, name in ((config, "options"), (recipe, "decay")):
-        if not isinstance(place.get(name) or {}, dict):
-            raise ValueError(f"{name} must be settings by name, got {place[name]!r:.50}")
+    for place, name in ((recipe, "image_size"), (config, "label_noise"), (config, "validation")):
+        require_number(0 if place.get(name) is None else place[name], name)
 
 
 # ---- labels
+
+_SWEPT = re.compile(r"(?P<name>\S+) (?P<settings>\w{1,40}=\S*(?: \w{1,40}=\S*)*)")
 
 
 def method_and_budget(label: str) -> tuple[str, str]:
@@ -181,17 +177,174 @@ def method_and_budget(label: str) -> tuple[str, str]:
     return name, budget
 
 
-def names_of(label: str) -> dict[str, str]:
-    """The columns by which charts know a run: its label, the method in it, and the budget."""
+def order_of(label: str) -> tuple[int, str, float, str]:
+    """Traditional first, random ones last, the rest by name and length.
+
+    >>> sorted(["random", "sb, 16 epochs", "sb, 4 epochs", "Traditional"], key=order_of)
+    ['Traditional', 'sb, 4 epochs', 'sb, 16 epochs', 'random']
+    """
     name, budget = method_and_budget(label)
-    return {"run": label, "method": name, "budget": budget}
+    place = 0 if name.lower() == "traditional" else 2 if "random" in name.lower() else 1
+    length = budget.partition(" ")[0]
+    return place, name.lower(), float(length) if length.replace(".", "", 1).isdecimal() else 0.0, label
 
 
-def running_means(runs: Sequence[Run], value: Callable[[Record], float]) -> list[float]:
-    """Sum of a value from the beginning to each epoch, as a mean over runs of the same length."""
-    return [fmean(sums) for sums in zip(*(accumulate(map(value, run.records)) for run in runs), strict=True)]
+# ---- workloads
 
 
-def forward_passes(record: Record) -> float:
-    """Examples sent forward through the network in an epoch, to score them or to train on them."""
-    return float(record["scored"] + record["trained"])
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A workload: its runs, by label. Final errors and multipliers come from finished runs only."""
+
+    id: str
+    title: str
+    runs: list[Run]
+
+    @cached_property
+    def by_label(self) -> dict[str, list[Run]]:
+        """Finished runs of each label, by seed; if none is finished, all runs. They are cut to the shortest."""
+        groups: dict[str, list[Run]] = {}
+        for run in sorted(self.runs, key=lambda run: (order_of(run.label), run.seed)):
+            groups.setdefault(run.label, []).append(run)
+        for label, runs in groups.items():
+            chosen = [run for run in runs if run.finished] or runs
+            shortest = min(len(run.records) for run in chosen)
+            groups[label] = [replace(run, records=run.records[:shortest]) for run in chosen]
+        return groups
+
+    @cached_property
+    def finished(self) -> dict[str, list[Run]]:
+        return {label: runs for label, runs in self.by_label.items() if all(run.finished for run in runs)}
+
+    @cached_property
+    def epochs(self) -> Frame:
+        """A row for every epoch of every label: sums from the beginning of the run, and errors, as means over seeds.
+
+        The columns `lowest` and `highest` are the seeds' lowest and highest errors.
+        """
+        groups = table_of([run for runs in self.by_label.values() for run in runs]).groupby(
+            ["run", "method", "budget", "epoch"], sort=False
+        )
+        errors = groups["error"].agg(lowest="min", highest="max", seeds="count")
+        return groups.mean(numeric_only=True).drop(columns=["seed", "number"]).join(errors).reset_index()
+
+    @cached_property
+    def reference(self) -> str | None:
+        """Label of the longest plain run. If a sweep has several, the one with the lowest error."""
+        found = {
+            label: (-max(run.epochs for run in runs), sum(run.records[-1]["test_error"] for run in runs) / len(runs))
+            for label, runs in self.finished.items()
+            if runs[0].method == PLAIN and not runs[0].is_baseline
+        }
+        return min(found, key=found.__getitem__) if found else None
+
+    @cached_property
+    def same_hardware(self) -> bool:
+        """Whether seconds of all runs can be compared."""
+        return len({run.hardware for run in self.runs}) == 1
+
+    @cached_property
+    def arms(self) -> list[LabelledRuns]:
+        """The finished runs of every label."""
+        return [
+            LabelledRuns.of(label, runs[0].method, [run.curve for run in runs], clock=self.same_hardware)
+            for label, runs in self.finished.items()
+        ]
+
+    @cached_property
+    def standings(self) -> Standings:
+        """Every method against the baselines."""
+        return standings(self.arms)
+
+
+PHASES = {
+    "forward (selection)": "selection",
+    "forward (training)": "forward",
+    "backward": "backward",
+    "loading": "loading",
+    "other": "other",
+}
+"""Where the time of training goes, in words, by the names of the records."""
+
+
+def table_of(runs: Sequence[Run]) -> Frame:
+    """The one table of runs: a row for each epoch, with the error after it and all costs from the beginning."""
+    rows = []
+    for number, run in enumerate(runs):
+        method, budget = method_and_budget(run.label)
+        own = {"run": run.label, "method": method, "budget": budget, "seed": run.seed, "number": number}
+        own |= {"machine": run.machine, "batch": f"{run.recipe['model']}, batches of {run.recipe['batch_size']}"}
+        for epoch, record in enumerate(run.records, 1):
+            spent = {words: record["seconds"][key] for words, key in PHASES.items()}
+            spent |= {name: record[name] for name in ("batches", "compute", "scored", "trained", "offered")}
+            spent |= {"seconds": sum(record["seconds"].values()) - record["seconds"]["evaluation"]}
+            spent |= {"passes": record["scored"] + record["trained"], "skipped": record["skipped_before_loading"]}
+            after = {"error": record["test_error"], "selectivity": record["trained"] / record["offered"]}
+            rows.append(own | {"epoch": epoch} | after | spent)
+    frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else ["machine", "batch", "number"])
+    sums = list(spent) if rows else []
+    frame[sums] = frame.groupby("number", sort=False)[sums].cumsum().astype(float)
+    return frame
+
+
+def compare_runs(runs: Sequence[Run]) -> list[Comparison]:
+    """Runs of a workload differ in the method, its settings, the length and the seed, and in nothing else.
+
+    Runs on other data stay apart, unless it is the seed that splits the data; and so do runs of one name and seed: by
+    the folder of their experiment, or else each by itself.
+    """
+    groups: list[tuple[list[Run], str]] = []
+    for mine in _groups(runs, lambda run: json.dumps(run.conditions, sort_keys=True)).values():
+        by_data = _groups(mine, lambda run: run.data_hash)
+        shared = set.intersection(*({run.label for run in group} for group in by_data.values()))
+        of_seed = len({(run.seed, run.data_hash) for run in mine}) == len({run.seed for run in mine})
+        if shared and of_seed and len({run.test_examples for run in mine}) == 1:
+            by_data = {"": mine}
+        for data, group in by_data.items():
+            parts = {Path(): group} if _apart(group) else _groups(group, lambda run: run.path.parent.parent)
+            parts = parts if all(map(_apart, parts.values())) else _groups(group, lambda run: run.path)
+            for folder, part in parts.items():
+                words = [f"data {data}"] * (len(by_data) > 1) + [visible(folder.name)] * (folder != Path())
+                groups.append((part, f" ({', '.join(words)})" if words else ""))
+    first = [group[0] for group, _ in groups]
+    return [
+        Comparison(f"c{number}", _title(group[0], first) + more, _by_length(group))
+        for number, (group, more) in enumerate(groups)
+    ]
+
+
+def _groups(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    found: dict[Any, list[Run]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return found
+
+
+def _apart(runs: Sequence[Run]) -> bool:
+    return len({(run.label, run.seed) for run in runs}) == len(runs)
+
+
+def _by_length(runs: Sequence[Run]) -> list[Run]:
+    """Runs under one label that are meant for different numbers of epochs are different arms."""
+    lengths = {label: {run.epochs for run in runs if run.label == label} for label in {r.label for r in runs}}
+    return [
+        replace(run, label=f"{run.label}, {run.epochs} epochs") if len(lengths[run.label]) > 1 else run for run in runs
+    ]
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "image_size": lambda size: f"{size} pixels" if size else "full size",
+    "decay": lambda decay: f"{(decay or {}).get('kind')} decay",
+    "label_noise": lambda noise: f"{noise:.0%} wrong labels",
+    "validation": lambda share: "validation split" if share else "test set",
+}
+
+
+def _title(run: Run, others: Sequence[Run]) -> str:
+    """Data set and network, and the conditions in which other workloads on them differ."""
+    words = [run.recipe["dataset"], run.recipe["model"]]
+    rivals = [other.conditions for other in others if [other.recipe["dataset"], other.recipe["model"]] == words]
+    for name, value in run.conditions.items():
+        if any(rival.get(name) != value for rival in rivals) or (name in ("label_noise", "validation") and value):
+            words.append(_WORDS[name](value) if name in _WORDS else f"{name.replace('_', ' ')} {value}")
+    return ", ".join(words)

@@ -1,6 +1,5 @@
 """Real small runs, their page, and a browser to look at it; each is made once per process."""
 
-import dataclasses
 import json
 import shutil
 import time
@@ -27,23 +26,19 @@ def small_digits():
     return ImageSet("digits", *parts, data.classes)
 
 
-def train(out, texts, data, *, seeds=1, probes=(), **more):
-    recipe = find_recipe("digits").with_(epochs=3)
-    for seed in range(seeds):
-        entries = [Entry(text, settings_for(MethodSpec.parse(text), recipe, seed=seed, **more)) for text in texts]
-        run_in_turns(
-            entries,
-            lambda settings: data,
-            out,
-            observers=lambda folder, settings: [LedgerLog(folder), *make_probes(probes, folder)],
-        )
-
-
 @pytest.fixture(scope="session")
 def experiment(tmp_path_factory):
     """Traditional and SB with two seeds, on digits."""
-    out = tmp_path_factory.mktemp("experiment")
-    train(out, ["traditional", "sb"], small_digits(), seeds=2, probes=("gradients", "confidence"))
+    out, recipe = tmp_path_factory.mktemp("experiment"), find_recipe("digits").with_(epochs=3)
+    for seed in (0, 1):
+        texts = ("traditional", "sb")
+        entries = [Entry(text, settings_for(MethodSpec.parse(text), recipe, seed=seed)) for text in texts]
+        run_in_turns(
+            entries,
+            lambda settings: small_digits(),
+            out,
+            observers=lambda folder, settings: [LedgerLog(folder), *make_probes(("gradients", "confidence"), folder)],
+        )
     return out
 
 
@@ -51,55 +46,36 @@ def experiment(tmp_path_factory):
 def page_file(experiment, tmp_path_factory):
     """The report of the experiment, with a second data set and a method of names that must not be run."""
     folder = tmp_path_factory.mktemp("page")
-    for name, label in (("traditional", None), ("sb", HOSTILE)):
+    for name, label in (("traditional", "traditional"), ("sb", HOSTILE)):
         copy = folder / "runs" / name / "seed-0"
         shutil.copytree(experiment / name / "seed-0", copy, ignore=shutil.ignore_patterns("probes", "checkpoint.pt"))
-        config = json.loads((copy / "config.json").read_text())
+        config = json.loads((copy / "config.json").read_text()) | {"label": label}
         config["recipe"]["dataset"] = HOSTILE_DATA
-        config["label"] = label or config["label"]
         (copy / "config.json").write_text(json.dumps(config))
         (copy / "environment.json").write_text(json.dumps({"command": ["</script>", HOSTILE], "commit": HOSTILE}))
     write_report([experiment, folder / "runs"], folder / "report.html", load=lambda run: small_digits())
     return folder / "report.html"
 
 
-@dataclasses.dataclass
-class Visit:
-    """A page that was opened, and what it did beside being looked at."""
-
-    page: object
-    said: list
-    asked: list
-
-
 @pytest.fixture(scope="module")
-def visit(browser, page_file):
-    """Opens the report, or another page; with a width, light or dark, and with a clock that only the test turns."""
+def visit(browser):
+    """Opens a page with a width, light or dark. What it complained of and asked for is in `said` and `asked`."""
     opened = []
 
-    def open_page(width=1200, scheme="light", url=None, clock=False):
+    def open_page(url, width=1280, scheme="light", clock=False):
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         opened.append(page)
-        if clock:
+        if clock:  # only the test turns it
             page.clock.install()
             page.clock.pause_at(time.time() + 10)
-        said, asked = [], []
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(url or page_file.as_uri())
-        if url is None:
-            page.evaluate("document.querySelectorAll('details.workload').forEach(details => { details.open = true })")
-            page.evaluate("Promise.all(figures.filter(f => !drawn.get(f.id)).map(draw))")
-        return Visit(page, said, asked)
+        page.said, page.asked = [], []
+        page.on("console", lambda message: page.said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("dialog", lambda dialog: (page.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto(url)
+        return page
 
     yield open_page
     for page in opened:
         page.close()
-
-
-@pytest.fixture(scope="module")
-def seen(visit):
-    """The report with all its charts drawn. Tests leave it as they found it."""
-    return visit()
