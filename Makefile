@@ -17,7 +17,8 @@ check: $(INSTALLED)
 
 # The site, in site/: open site/index.html. Broken links, missing references and pages without a place are errors.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python tools/cli_page.py
+	$(BIN)/python -m mkdocs build --strict
 
 # All that a release needs, without publishing: build, check the files, try them in a fresh environment.
 release-check: $(INSTALLED)

@@ -169,7 +169,7 @@ def test_the_picture_of_a_method_shows_what_the_method_does():
 
 
 def test_the_reference_of_the_command_line_has_every_command_and_option():
-    written = runpy.run_path(str(ROOT / "tools" / "docs_hooks.py"))["commands"]()
+    written = runpy.run_path(str(ROOT / "tools" / "cli_page.py"))["commands"]()
     for command in (
         "train",
         "compare",

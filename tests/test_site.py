@@ -1,15 +1,22 @@
-"""The built site in a real browser: what its search finds, and that nothing on it is cut off."""
+"""The built site: what it documents, and in a real browser what its search finds, and that nothing is cut off."""
 
+import importlib
 import os
 import subprocess
 import sys
+import zlib
 
 import pytest
 
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 pytest.importorskip("playwright", reason="needs playwright")
 
+import yaml
+
+from tests.pages import DOCS
 from tests.processes import ROOT
+
+SOURCE = "https://github.com/selective-backprop/selective-backprop"
 
 # What people type, and the page that answers it.
 ASKED = {
@@ -36,15 +43,47 @@ CUT_OFF = """() => {
 def site(tmp_path_factory):
     """The site as `make docs` builds it: broken links and missing references are errors."""
     folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "tools/cli_page.py"], cwd=ROOT, check=True)
     result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
+
+
+# The modules of the library that users import from. The first is the package itself.
+MODULES = ("", "dynamics", "functional", "losses", "policies", "pruning", "schedules", "scorers", "testing", "types")
+
+
+def public_names():
+    """All names that a user may import, with the module that they are imported from."""
+    for module in MODULES:
+        path = f"selective_backprop.{module}".rstrip(".")
+        values = vars(importlib.import_module(path))
+        own = [name for name, value in values.items() if getattr(value, "__module__", None) == path and name[0] != "_"]
+        yield from (f"{path}.{name}" for name in values.get("__all__", own) if name not in (*MODULES, "methods"))
+
+
+def test_every_public_name_is_documented(site):
+    """By the inventory that mkdocstrings has written."""
+    entries = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode().splitlines()
+    assert set(public_names()) - {entry.split(" ")[0] for entry in entries} == set()
+
+
+def test_every_page_has_a_place(site):
+    """In the nav of mkdocs.yml, by which readers find it."""
+    written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert written == set(_leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) - {SOURCE}
+
+
+def _leaves(nav):
+    for entry in nav:
+        for value in entry.values():
+            yield from [value] if isinstance(value, str) else _leaves(value)
 
 
 @pytest.fixture(scope="module")
