@@ -31,6 +31,13 @@ ASKED = {
     "gradient accumulation": "questions.html",
     "ledger_backprop": "methods/ledger_backprop.html",
     "timm": "guides/sampler.html",
+    "imbalanced": "questions.html",
+    "rare classes": "questions.html",
+    "GAN": "questions.html",
+    "tabular": "questions.html",
+    "MPS": "questions.html",
+    "StopIteration": "questions.html",
+    "DDP": "guides/several-ranks.html",
 }
 CUT_OFF = """() => {
   const boxes = document.querySelectorAll(".md-typeset table, .md-typeset pre > code")
