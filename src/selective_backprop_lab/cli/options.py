@@ -32,6 +32,13 @@ class DataOptions:
         typer.Option(help="Data set by name, path of a folder, or package.module:function. Default: the recipe's."),
     ] = None
     data_dir: DataDir = None
+    image_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Height and width to resize images to. Default: the recipe's, or none."),
+    ] = None
+    validation: Annotated[
+        float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")
+    ] = 0.0
 
     def chosen(self) -> Recipe:
         """The recipe with the changes from the command line."""
@@ -43,7 +50,7 @@ class DataOptions:
         """Settings of plain training by the recipe."""
         from selective_backprop_lab.runs.settings import Settings
 
-        return Settings(recipe=self.chosen(), method="traditional", selectivity=1.0)
+        return Settings(recipe=self.chosen(), method="traditional", selectivity=1.0, validation=self.validation)
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,6 @@ class ModelOptions(DataOptions):
 class RunOptions(ModelOptions):
     """Options of every command that trains methods, except the length of the runs."""
 
-    validation: Annotated[
-        float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")
-    ] = 0.0
     probe: Annotated[
         str | None, typer.Option(help="What to record, such as gradients,confidence. Its time is not counted.")
     ] = None

@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from selective_backprop_lab.data.decoding import NAMES as NAMES
-from selective_backprop_lab.data.decoding import AnyPath, OpenSplits, check_labels, decode, locate
+from selective_backprop_lab.data.decoding import PARTS, AnyPath, OpenParts, decode, locate
 from selective_backprop_lab.files.reading import read_json
 from selective_backprop_lab.plugins import import_extra, load_function
 
-_PARTS = ("train_images", "train_labels", "test_images", "test_labels")
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +43,17 @@ class ImageSet:
     def __post_init__(self) -> None:
         train, test = self.train_images, self.test_images
         for images, labels in ((train, self.train_labels), (test, self.test_labels)):
-            if images.dim() != 4 or images.dtype != torch.uint8 or len(images) == 0:
+            if images.dim() != 4 or images.dtype != torch.uint8:
                 got = f"{images.dtype} {tuple(images.shape)}"
-                raise ValueError(f"{self.name}: images must be uint8 (N, C, H, W) and not empty, got {got}")
-            if len(images) != len(labels):
-                raise ValueError(f"{self.name}: every image needs one label, got {len(labels)} for {len(images)}")
-            check_labels(labels, self.num_classes, f"labels of {self.name}")
+                raise ValueError(f"{self.name}: images must be uint8 (N, C, H, W), got {got}")
+            if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+                got = f"{labels.dtype} {tuple(labels.shape)}"
+                raise ValueError(f"{self.name}: labels must be int64, one for each of {len(images)} images, got {got}")
+            if bool((wrong := (labels < 0) | (labels >= self.num_classes)).any()):
+                first = int(labels[wrong][0])
+                raise ValueError(f"{self.name}: labels must be in [0, {self.num_classes}), got {first}")
+        if not len(train):
+            raise ValueError(f"{self.name} has no images to train on")
         if test.shape[1:] != train.shape[1:]:
             got = f"{self.image_shape} and {tuple(test.shape[1:])}"
             raise ValueError(f"{self.name}: train and test images must have the same shape, got {got}")
@@ -59,8 +63,8 @@ class ImageSet:
         return len(self.classes)
 
     @functools.cached_property
-    def fingerprint(self) -> dict[str, dict[str, Any]]:
-        """Number of examples and SHA-256 of images and labels, for both parts, as plain data.
+    def fingerprint(self) -> dict[str, Any]:
+        """Names of the classes, and number of examples and SHA-256 of images and labels for both parts, as plain data.
 
         It takes a second for a gigabyte or two. The mean of the images, which a run needs too, takes longer.
 
@@ -69,7 +73,7 @@ class ImageSet:
         (1437, 64)
         """
         parts = {"train": (self.train_images, self.train_labels), "test": (self.test_images, self.test_labels)}
-        return {
+        return {"classes": list(self.classes)} | {
             name: {"examples": len(labels), "images": _digest(images), "labels": _digest(labels)}
             for name, (images, labels) in parts.items()
         }
@@ -180,9 +184,9 @@ def load_images(
 
     Args:
         name: one of `NAMES`; or a folder with train.parquet and test.parquet, or with train/<class>/<image> and
-            test/<class>/<image>. Parquet files are as on the Hugging Face Hub: encoded images in a column image or
-            img, labels in label or fine_label. Or module:function, a function that is
-            called with image_size= and data_dir= and returns an ImageSet.
+            test/<class>/<image>. Without a part to test on, that part is empty. Parquet files are as on the Hugging
+            Face Hub: encoded images in a column image or img, labels in label or fine_label. Or module:function, a
+            function that is called with image_size= and data_dir= and returns an ImageSet.
         image_size: resize to this height and width (bilinear). Needed if sizes differ, as in imagenet.
         data_dir: folder that holds <name>/train.parquet and <name>/test.parquet. If <name> is there, it is used
             instead of the Hub. Default: the environment variable SELECTIVE_BACKPROP_DATA.
@@ -204,19 +208,18 @@ def load_images(
         if image_size is not None:
             raise ValueError(f"wordnet holds texts, which have no image_size, got {image_size}")
         return load_definitions(data_dir or os.environ.get("SELECTIVE_BACKPROP_DATA") or ".")
-    if name == "imagenet" and image_size is None:
-        raise ValueError("imagenet has images of many sizes: pass image_size=, the height and width to resize them to")
     if isinstance(name, str) and ":" in name and not Path(name).is_dir():
         return _of_user(name, image_size, data_dir)
-    title, open_splits, cached = _locate_cache(name, image_size, data_dir, cache_dir)
+    title, open_parts, cached = _locate_cache(name, image_size, data_dir, cache_dir)
     if not cached.exists():
-        decode(open_splits, image_size, cached)
+        decode(open_parts, image_size, cached)
     try:
         # Copy-on-write: these tensors can be written to, and the file stays as it is.
-        tensors = [torch.from_numpy(np.load(cached / f"{part}.npy", mmap_mode="c")) for part in _PARTS]
-        classes = tuple(read_json(cached / "classes.json"))
-        train_images, train_labels, test_images, test_labels = tensors
-        return ImageSet(title, train_images, train_labels, test_images, test_labels, classes)
+        files = [cached / f"{part}_{kind}.npy" for part in PARTS for kind in ("images", "labels")]
+        tensors = [torch.from_numpy(np.load(file, mmap_mode="c")) for file in files if file.exists()]
+        images, labels, *test = tensors
+        test = test or [images[:0], labels[:0]]
+        return ImageSet(title, images, labels, test[0], test[1], tuple(read_json(cached / "classes.json")))
     except Exception as error:  # numpy raises many kinds, depending on where a file stops making sense
         raise ValueError(f"{cached} is damaged ({error}): delete it, and the images are decoded again") from error
 
@@ -228,11 +231,11 @@ def is_decoded(name: AnyPath, *, image_size: int | None = None, data_dir: AnyPat
 
 def _locate_cache(
     name: AnyPath, image_size: int | None, data_dir: AnyPath | None, cache_dir: AnyPath | None
-) -> tuple[str, OpenSplits, Path]:
-    title, identity, open_splits = locate(name, data_dir)
+) -> tuple[str, OpenParts, Path]:
+    title, identity, open_parts = locate(name, data_dir)
     key = hashlib.sha256(repr((_CACHE_VERSION, identity, image_size)).encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return title, open_splits, Path(cache_dir or caches / "selective_backprop") / f"{title}-{key}"
+    return title, open_parts, Path(cache_dir or caches / "selective_backprop") / f"{title}-{key}"
 
 
 def _of_user(name: str, image_size: int | None, data_dir: AnyPath | None) -> ImageSet:

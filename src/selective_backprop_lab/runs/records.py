@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import Timeout
+from filelock import FileLock, Timeout
 
 import selective_backprop as sb
-from selective_backprop_lab.files.locks import FolderLock
-from selective_backprop_lab.files.reading import parse_json, read_bytes, read_json
+from selective_backprop_lab.files.reading import parse_json, read_json
 from selective_backprop_lab.files.sealed import read_sealed, write_sealed
 from selective_backprop_lab.files.writing import write_whole
 
@@ -41,8 +40,9 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"{path} is a file, but a run needs a folder: choose another name")
         path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(path / ".lock", thread_local=False)  # one lock for all threads of the process
         try:
-            self._lock = FolderLock(path)
+            self._lock.acquire(timeout=0)
         except Timeout:
             raise ValueError(f"another process is working on {path}: wait for it, or choose another folder") from None
         try:
@@ -61,7 +61,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the lock, so that other processes can use the folder."""
-        self._lock.release()
+        self._lock.release(force=True)
 
     def _claim(self, settings: dict[str, Any]) -> None:
         saved = self.read_json("config.json")
@@ -114,10 +114,6 @@ class RunFolder:
 
         The checkpoint is written first, so that a run with all its records has its last weights too.
         """
-        if not self._lock.is_held:
-            raise OSError(
-                f"{self.path} was removed during the run, and may belong to another one now: nothing is saved"
-            )
         write_sealed(self.path / "checkpoint.pt", _KIND, checkpoint)
         self._write_records(checkpoint["records"])
 
@@ -167,7 +163,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     """One record per finished epoch of the run in this folder. Needs no lock, because files are replaced as a whole."""
     file = folder / "records.jsonl"
     records = []
-    for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else (), start=1):
+    for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), start=1):
         try:
             records.append(check_record(parse_json(line)))
         except ValueError as error:

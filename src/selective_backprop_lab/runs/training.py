@@ -288,6 +288,8 @@ def load_data(settings: Settings, data_dir: Path | None = None) -> ImageSet:
     """Load the data of a run. If the settings say so, a validation split replaces the test set."""
     recipe = settings.recipe
     data = load_images(recipe.dataset, data_dir=data_dir, image_size=recipe.image_size)
+    if not len(data.test_labels) and not settings.validation:
+        raise ValueError(f"{recipe.dataset} has nothing to test on: add it, or test on a part with --validation 0.2")
     return split_validation(data, settings.validation, seed=0) if settings.validation else data
 
 
