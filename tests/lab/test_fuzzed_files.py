@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selective_backprop as sb
-from selective_backprop_lab.files.sealed import seal
 from selective_backprop_lab.runs.ledger_log import read_ledger_log
 from selective_backprop_lab.runs.methods import MethodSpec, parse_option
 from selective_backprop_lab.runs.records import RunFolder, read_records
 from tests.lab.report.made_up import made_up_run
+from tests.lab.states import seal
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(

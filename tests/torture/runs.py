@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from selective_backprop.testing import same
-from selective_backprop_lab.files.sealed import unseal
 from selective_backprop_lab.runs.ledger_log import read_ledger_log
 from tests.lab.command_line import run, text_of, without_seconds
+from tests.lab.states import unseal
 
 METHODS = {
     "sb": ("--method", "sb"),
