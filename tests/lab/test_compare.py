@@ -14,7 +14,7 @@ from selective_backprop_lab.runs.recipes import find_recipe
 from selective_backprop_lab.study.comparison import settings_for
 from selective_backprop_lab.study.curves import Curve
 from selective_backprop_lab.study.frontier import Budget, compute_multiplier
-from selective_backprop_lab.study.standing import lower, random_frontier
+from selective_backprop_lab.study.standing import lowest, random_frontier
 from tests.lab.command_line import records, run, start, text_of, without_seconds
 
 METHODS = ("--method", "sb@0.25", "--method", "mine=ledger:loss_share=0.8,lr=0.05")
@@ -49,7 +49,15 @@ def test_every_method_and_baseline_runs_at_every_length_with_every_seed(compared
             assert config["seed"] == seed and config["label"] == label
     mine = json.loads((folder_of(out, "mine, 4 epochs") / "config.json").read_text())
     assert (mine["recipe"]["lr"], mine["recipe"]["epochs"], mine["options"]) == (0.05, 4, {"loss_share": 0.8})
-    assert re.search(r"14 runs, \d\d epochs are left to do", text_of(result))
+    assert re.search(r"22 runs, \d\d epochs are left to do", text_of(result))
+
+
+def test_matched_random_subsets_have_the_sizes_of_the_methods(compared):
+    for label in ("sb, 2 epochs", "mine, 4 epochs"):
+        for seed in range(2):
+            own, matched = (records(folder_of(compared[0], f"{start}{label}", seed)) for start in ("", "random as "))
+            assert [row["trained"] for row in matched] == [row["trained"] for row in own]
+            assert all(row["scored"] == 0 for row in matched)
 
 
 def test_every_run_decays_fully_and_baselines_have_their_compute(compared):
@@ -68,12 +76,13 @@ def test_the_tables_are_what_the_records_say(compared):
         return Budget(tuple(c.errors[-1] for c in curves), tuple(c.compute[-1] for c in curves))
 
     longest, plain = arm("mine, 4 epochs"), [arm(label) for label in PLAIN]
+    matched = [arm(f"random as mine, {epochs} epochs") for epochs in (2, 4)]
     random = random_frontier([arm(RANDOM)], plain)
     error = 1.02 * min(budget.error for budget in plain)
     assert f"| M at {error:.2%} |" in (out / "tables.md").read_text()
     mine = [arm(f"mine, {epochs} epochs") for epochs in (2, 4)]
     row = row_of(out, "mine", "Methods")
-    expected = lower(*(compute_multiplier(baseline, mine, error) for baseline in (plain, random)))
+    expected = lowest(*(compute_multiplier(baseline, mine, error) for baseline in (plain, random, matched)))
     assert row[1].startswith(f"{100 * longest.error:.2f}% ±") and row[2] == f"{longest.cost:.2f}"
     assert row[3] == (expected.short() if min(budget.error for budget in mine) <= error else "not reached")
     assert row_of(out, "traditional", "Methods")[3] == "baseline"
@@ -95,7 +104,7 @@ def test_running_it_again_does_nothing_but_the_table(compared):
     assert again.returncode == 0
     assert files == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
     assert first.stdout == again.stdout
-    assert "14 runs, 0 epochs are left to do" in text_of(again)
+    assert "22 runs, 0 epochs are left to do" in text_of(again)
 
 
 def test_a_killed_comparison_goes_on_exactly(tmp_path):

@@ -52,17 +52,19 @@ def random_backprop(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptio
     return Method("random_backprop", ConstantScorer(), UniformPolicy(selectivity=selectivity), Schedule(**schedule))
 
 
-def repeated_random(selectivity: float = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
+def repeated_random(selectivity: float | Sequence[float] = 1 / 3, **schedule: Unpack[ScheduleOptions]) -> Method:
     """Train on a new random subset in each epoch. No example comes again before all have been trained on.
 
     This is the baseline that selection has to beat.
 
     Args:
-        selectivity: the share of the data set that an epoch trains on.
+        selectivity: the share of the data set that an epoch trains on, or one share per epoch. With the shares that
+            another method trained on, the subsets are matched: what that method gains beyond them comes from its choice
+            of examples, and not from how many it takes in which epoch.
         schedule: as for `selective_backprop`.
 
-    >>> repeated_random(0.5).policy.selectivity
-    0.5
+    >>> repeated_random(0.5).policy.selectivity, repeated_random([1.0, 0.6, 0.4]).policy.shares
+    (0.5, (1.0, 0.6, 0.4))
 
     Okanovic et al. 2023, https://arxiv.org/abs/2305.18424.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,19 +20,25 @@ class TopKPolicy(Policy):
     or 2 candidates, and the share is right over an epoch.
 
     Args:
-        selectivity: the share of candidates to keep.
+        selectivity: the share of candidates to keep, or one share per epoch, of which the last one stays.
 
     >>> TopKPolicy(selectivity=0.5).select(torch.tensor([1.0, 9.0, 4.0, 2.0]), torch.Generator()).positions.tolist()
     [1, 2]
     """
 
-    selectivity: float
-
-    def __init__(self, *, selectivity: float) -> None:
-        functional.beta_from_selectivity(selectivity)  # the same bounds hold
-        self.selectivity = selectivity
-        self.sizes = Sizes(selectivity)
+    def __init__(self, *, selectivity: float | Sequence[float]) -> None:
+        shares = selectivity if isinstance(selectivity, Sequence) else (selectivity,)
+        if not shares:
+            raise ValueError("selectivity must be a share of the candidates, or one per epoch, got no share at all")
+        for share in shares:
+            functional.beta_from_selectivity(share)  # the same bounds hold
+        self.shares = tuple(shares)
+        self.selectivity = sum(shares) / len(shares)
+        self.sizes = Sizes(self.shares[0])
         """How many to keep of each batch."""
+
+    def begin_epoch(self, epoch: int, num_epochs: int | None) -> None:
+        self.sizes.share = self.shares[min(epoch, len(self.shares) - 1)]
 
     def select(self, scores: Tensor, generator: torch.Generator) -> Selection:
         positions, chances = functional.highest(scores, self.sizes.next_size(len(scores)), generator)

@@ -13,7 +13,7 @@ from selective_backprop_lab.leaderboard.records import Outcome, Store
 from selective_backprop_lab.leaderboard.tuning import chosen_settings, lengths_of
 from selective_backprop_lab.leaderboard.workloads import WORKLOADS, find_workload
 from selective_backprop_lab.study.frontier import Bound, Budget, Frontier, Interval
-from selective_backprop_lab.study.standing import lower, multipliers, random_frontier, sortable, targets_of
+from selective_backprop_lab.study.standing import lowest, multipliers, random_frontier, sortable, targets_of
 
 Cost = Literal["compute", "cpu_seconds"]
 """What a run costs: a field of its outcome."""
@@ -38,7 +38,7 @@ class Place:
         """The lower of the multipliers against both baselines; None for the baselines themselves."""
         if self.arm in (PLAIN, RANDOM):
             return None
-        return lower(self.plain[target], self.random[target])
+        return lowest(self.plain[target], self.random[target])
 
 
 @dataclass(frozen=True)

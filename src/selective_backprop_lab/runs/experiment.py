@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,8 @@ class Entry:
     settings: Settings
     is_alone: bool = False
     """Whether the folder of the experiment is that of the run itself."""
+    sizes_of: Entry | None = None
+    """The run of a method whose sizes these random subsets have, epoch by epoch."""
 
     @property
     def folder(self) -> str:
@@ -33,6 +36,11 @@ class Entry:
         if not name.strip("."):
             raise ValueError(f"a run's label names its folder, which {self.label!r} cannot: choose another label")
         return f"{name}/seed-{self.settings.seed}"
+
+    def with_sizes(self, records: Sequence[Record]) -> Entry:
+        """The run of random subsets, once the records of the method's run tell the share of each epoch."""
+        shares = [max(1, record["trained"]) / record["offered"] for record in records]
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, options={"shares": shares}))
 
     def as_json(self) -> dict[str, Any]:
         return self.settings.as_json() | ({} if self.is_alone else {"label": self.label})

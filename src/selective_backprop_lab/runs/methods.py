@@ -80,6 +80,7 @@ _OF_PROXY: dict[str, Any] = {"proxy": str, "train_every": int, "train_share": fl
 _BY_NAME: dict[str, dict[str, Any]] = {
     "proxy_backprop": _OF_PROXY,
     "recorded_backprop": {"run": str},
+    "repeated_random": {"shares": Any},
     "diet": {"selectivity": float, "scores": str, "method": str},
 }
 """Options that name a run, a network, a file or a method, where the library takes an object."""
@@ -219,6 +220,8 @@ def make_method(
         given["scoring"] = sb.scorers.proxy(make_network(of_proxy.pop("proxy")), **of_run, **of_proxy)
     elif of_proxy:
         raise ValueError(f"{' and '.join(of_proxy)} needs a proxy to learn: give proxy=MODEL too")
+    if "shares" in given:  # one per epoch, as another method trained on them
+        given["selectivity"] = given.pop("shares")
     if name == "recorded_backprop":
         run = _needed(name, given, "run", "FOLDER, the earlier run whose selection it repeats")
         given["record"] = read_selections(Path(run))

@@ -14,7 +14,7 @@ from selective_backprop_lab.runs.methods import MethodSpec, check_type, has_beta
 from selective_backprop_lab.runs.recipes import Recipe
 from selective_backprop_lab.runs.training import Observer, Settings
 from selective_backprop_lab.study.curves import Curve
-from selective_backprop_lab.study.standing import PLAIN, RANDOM, LabelledRuns
+from selective_backprop_lab.study.standing import AS, PLAIN, RANDOM, LabelledRuns
 
 
 def settings_for(spec: MethodSpec, recipe: Recipe, **more: object) -> Settings:
@@ -84,7 +84,13 @@ class Design:
 
     def entries(self, seed: int) -> list[Entry]:
         """All runs of a seed, short ones first: they give a first answer early."""
-        found = [(entry.settings.epochs, entry) for entry in (*self._baselines(seed), *self._methods(seed))]
+        methods = self._methods(seed)
+        matched = [
+            Entry(f"{AS}{one.label}", dataclasses.replace(one.settings, method=RANDOM, options={}), sizes_of=one)
+            for one in methods
+            if self.baselines and one.settings.method not in (PLAIN, RANDOM)
+        ]
+        found = [(entry.settings.epochs, entry) for entry in (*self._baselines(seed), *methods, *matched)]
         return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
 
     def _methods(self, seed: int) -> list[Entry]:
@@ -126,7 +132,8 @@ def train_all(
 ) -> list[LabelledRuns]:
     """Train everything, one seed after the other and short runs first; only what is missing in `out`.
 
-    Runs of the same length take turns epoch by epoch, so that drift of the machine hits all alike.
+    Runs of the same length take turns epoch by epoch, so that drift of the machine hits all alike. Random subsets of
+    the methods' sizes come after the methods, whose sizes they have.
 
     Args:
         by_seed: the runs of each seed.
@@ -136,6 +143,10 @@ def train_all(
     for entries in by_seed:
         for epochs in sorted({entry.settings.epochs for entry in entries}):
             turn = [entry for entry in entries if entry.settings.epochs == epochs]
-            for entry, records in run_in_turns(turn, load, out, observers=observers, show=show).items():
+            first = [entry for entry in turn if entry.sizes_of is None]
+            done = run_in_turns(first, load, out, observers=observers, show=show)
+            then = [entry.with_sizes(done[entry.sizes_of]) for entry in turn if entry.sizes_of is not None]
+            done |= run_in_turns(then, load, out, observers=observers, show=show)
+            for entry, records in done.items():
                 curves.setdefault((entry.label, entry.settings.method), []).append(Curve.of(records))
     return [LabelledRuns.of(label, method, runs, clock=True) for (label, method), runs in curves.items()]

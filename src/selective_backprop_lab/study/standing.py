@@ -4,15 +4,17 @@ Every method has a frontier of its own: error against compute, at each length th
 
     M(e) = (compute at which plain training reaches e) / (compute at which the method reaches e)
 
-and likewise against random subsets. All methods are compared at the same errors, the targets, which are errors of plain
-training: at its second length (cheap), at its middle length (middle), and within 2% of its best one (lossless).
+and likewise against random subsets, of one size and of the sizes that the method's own subsets had in each epoch: then
+only the choice of examples is left. A method's M is the lowest of the three. All methods are compared at the same
+errors, the targets, which are errors of plain training: at its second length (cheap), at its middle length (middle),
+and within 2% of its best one (lossless).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import stdev
 
 from selective_backprop_lab.study.curves import Curve
@@ -31,6 +33,8 @@ from selective_backprop_lab.study.frontier import (
 
 PLAIN, RANDOM = "traditional", "repeated_random"
 """Methods whose runs are the baselines."""
+AS = "random as "
+"""Begins the label of random subsets that have the sizes of a method's, epoch by epoch; the method's label follows."""
 TARGETS = {
     "lossless": "within 2% of plain training's best",
     "middle": "that of plain training at its middle length",
@@ -63,9 +67,10 @@ def multipliers(
     return {name: compute_multiplier(baseline, own, error, resamples=resamples) for name, error in targets.items()}
 
 
-def lower(plain: Interval, random: Interval) -> Interval:
-    """The lower of the multipliers against both baselines."""
-    return min((plain, random), key=sortable)
+def lowest(*against: Interval | None) -> Interval | None:
+    """The lowest of the multipliers that are known."""
+    known = [interval for interval in against if interval is not None]
+    return min(known, key=sortable) if known else None
 
 
 def sortable(interval: Interval | None) -> tuple[bool, float]:
@@ -77,7 +82,7 @@ def sortable(interval: Interval | None) -> tuple[bool, float]:
 
 @dataclass(frozen=True)
 class Standing:
-    """A method at all its lengths, against both baselines."""
+    """A method at all its lengths, against the baselines."""
 
     name: str
     """Name that tables show."""
@@ -89,6 +94,8 @@ class Standing:
     """Multiplier against plain training by target; empty for plain training itself, and where it was not run."""
     random: Mapping[str, Interval]
     """As `plain`, against random subsets."""
+    matched: Mapping[str, Interval] = field(default_factory=dict)
+    """As `plain`, against random subsets of the method's own sizes; empty where they were not run."""
 
     @property
     def is_plain(self) -> bool:
@@ -99,16 +106,19 @@ class Standing:
         return self.name == RANDOM
 
     def multiplier(self, target: str) -> Interval | None:
-        """The lower of both multipliers; for random subsets the one against plain training, for plain training none."""
-        plain, random = self.plain.get(target), self.random.get(target)
-        return plain if plain is None or random is None else lower(plain, random)
+        """The lowest multiplier; for random subsets the one against plain training, for plain training none."""
+        return lowest(self.plain.get(target), self.against_random(target))
+
+    def against_random(self, target: str) -> Interval | None:
+        """The lower of the multipliers against random subsets: of one size, and of the method's own sizes."""
+        return lowest(self.random.get(target), self.matched.get(target))
 
     def verdict(self, target: str) -> Verdict:
-        """Verdict against both baselines; for random subsets against plain training, for plain training none."""
+        """Verdict against all baselines; for random subsets against plain training, for plain training none."""
         if self.is_plain:
             return Verdict.NOT_CHECKED
         against = [self.plain.get(target)] if self.is_random else [self.plain.get(target), self.random.get(target)]
-        return verdict(against)
+        return verdict([*against, *([self.matched[target]] if self.matched else [])])
 
     def reaches(self, error: float) -> bool:
         """Whether the mean error got as low as this at any length."""
@@ -198,6 +208,7 @@ def standings(found: Sequence[LabelledRuns], *, seconds: bool = False) -> Standi
             full_names[name] = runs.method
     by_name = {name: _usable(budgets) for name, budgets in by_name.items()}
     plain, random = by_name.get(PLAIN), by_name.get(RANDOM)
+    matched = {name.removeprefix(AS): by_name.pop(name) for name in list(by_name) if name.startswith(AS)}
     targets = {}
     if plain:
         errors = targets_of(plain)
@@ -212,6 +223,7 @@ def standings(found: Sequence[LabelledRuns], *, seconds: bool = False) -> Standi
                 budgets=tuple(budgets),
                 plain=multipliers(plain, budgets, targets) if plain and name != PLAIN else {},
                 random=multipliers(dense, budgets, targets) if dense and name not in (PLAIN, RANDOM) else {},
+                matched=multipliers(matched[name], budgets, targets) if name in matched else {},
             )
             for name, budgets in sorted(by_name.items(), key=lambda item: (item[0] != PLAIN, item[0] != RANDOM))
         ),
@@ -258,7 +270,8 @@ def _error(found: Standings, target: str) -> str:
 
 def _needs(found: Standings, one: Standing, target: str) -> str:
     """How much more the baselines need than a method for the error of a target."""
-    random = f", and random subsets need {_times(one.random[target])}" if target in one.random else ""
+    against = one.against_random(target)
+    random = "" if against is None else f", and random subsets need {_times(against)}"
     plain = f"plain training needs **{_times(one.plain[target])} as much compute**"
     return f"for {_error(found, target)} {plain}{random}"
 
@@ -369,7 +382,7 @@ def alerts(found: Standings) -> list[str]:
         sentences.append(f"{fewest} seed{'s' if fewest > 1 else ''} only: differences may be chance.")
     for one in found.others:
         for target in found.targets:
-            against = one.random.get(target)
+            against = one.against_random(target)
             if against is None or against.low is None or verdict([one.plain[target]]) is not Verdict.BETTER:
                 continue
             if (judged := verdict([against])) in (Verdict.SAME, Verdict.WORSE):

@@ -81,7 +81,8 @@ READING = (
     "Error on the {split} of {size:,} examples after the last epoch, mean and standard deviation over {seeds} "
     "seed{plural}. Compute is in epochs of plain training (forward 1, backward 2). Both are those of a method's "
     "longest runs. M, the compute multiplier, is how many times more compute is needed for the same error without the "
-    "method: by plain training or by random subsets, whichever needs less, with the learning rate fully decayed. Above "
-    "1 the method is cheaper; “>” and “<” are bounds; in brackets the 95% interval of a bootstrap over seeds."
+    "method: by plain training, by random subsets, or by random subsets of the method's own sizes, whichever needs "
+    "least, with the learning rate fully decayed. Above 1 the method is cheaper; “>” and “<” are bounds; in brackets "
+    "the 95% interval of a bootstrap over seeds."
 )
 """How to read the table of a comparison."""

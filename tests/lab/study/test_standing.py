@@ -53,6 +53,18 @@ def test_the_multiplier_is_the_lower_of_both():
     assert found.verdict("middle") is Verdict.BETTER
 
 
+def test_random_subsets_of_the_methods_own_sizes_are_a_baseline_of_that_method_alone():
+    """They do as well as the ledger: what looks like its choice of examples is its falling number of them."""
+    matched = method("random as ledger", "repeated_random", (0.4, 1), (0.3, 2), (0.2, 4), spread=0.001)
+    found = standings([*PLAIN, *RANDOM, *LEDGER, *method("sb", "selective_backprop", (0.3, 2), (0.2, 4)), *matched])
+    assert [standing.name for standing in found.others] == ["ledger", "sb"]
+    ledger, sb = one(found, "ledger"), one(found, "sb")
+    assert ledger.matched["middle"].multiple.value == pytest.approx(1)
+    assert ledger.multiplier("middle") is ledger.matched["middle"]
+    assert ledger.verdict("middle") is Verdict.SAME and sb.verdict("middle") is Verdict.BETTER
+    assert sb.matched == {} and "Random subsets do as well as ledger." in alerts(found)
+
+
 def test_a_method_that_beats_both_wins():
     found = standings([*PLAIN, *RANDOM, *LEDGER])
     assert found.others[0].verdict("lossless") is Verdict.BETTER
