@@ -63,7 +63,9 @@ def main() -> None:
     if args.backup:
         callbacks.append(keras.callbacks.BackupAndRestore(args.backup, save_freq=10))
     # Without selection: model.fit(x_train, y_train, batch_size=32, ...)
-    model.fit(dataset, epochs=args.epochs, validation_data=(x_test, y_test), callbacks=callbacks, verbose=2)
+    model.fit(
+        dataset, shuffle=False, epochs=args.epochs, validation_data=(x_test, y_test), callbacks=callbacks, verbose=2
+    )
 
     accuracy = model.evaluate(x_test, y_test, verbose=0, return_dict=True)["accuracy"]
     print(f"test error {1 - accuracy:.2%} after {int(model.optimizer.iterations)} steps")

@@ -144,7 +144,7 @@ def fit(method, *, epochs=3, callbacks=(), learning_rate=None, model=None, data=
     watch = Watch(dataset)
     # Watch first, so that it sees a step before the selection for the next one could begin.
     callbacks = [watch, *callbacks, SelectionCallback(dataset, learning_rate)]
-    model.fit(dataset, epochs=epochs, callbacks=callbacks, verbose=0, **(fit_options or {}))
+    model.fit(dataset, shuffle=False, epochs=epochs, callbacks=callbacks, verbose=0, **(fit_options or {}))
     return model, dataset, watch
 
 

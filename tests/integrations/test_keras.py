@@ -61,7 +61,7 @@ def test_on_stats_tells_what_every_epoch_did():
     dataset = SelectiveDataset(
         model := small_model(), x, y, method=sb.ledger_backprop(), num_epochs=3, batch_size=8, on_stats=told.append
     )
-    model.fit(dataset, epochs=3, callbacks=[SelectionCallback(dataset)], verbose=0)
+    model.fit(dataset, shuffle=False, epochs=3, callbacks=[SelectionCallback(dataset)], verbose=0)
     assert [numbers["epoch"] for numbers in told] == [1, 2, 3]
     assert sum(numbers["trained"] for numbers in told) == dataset.loader.stats.trained
 
@@ -134,7 +134,7 @@ def test_what_known_scores_reject_is_never_loaded(method):
     note = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: trained.extend(dataset.batch.ids.tolist())
     )
-    model.fit(dataset, epochs=2, callbacks=[note, SelectionCallback(dataset)], verbose=0)
+    model.fit(dataset, shuffle=False, epochs=2, callbacks=[note, SelectionCallback(dataset)], verbose=0)
     stats = dataset.loader.stats
     assert stats.offered == 406 and stats.scored == (203 if method == "stale" else 0)
     assert len(loaded) == 406 - stats.skipped_before_loading
@@ -172,9 +172,8 @@ def test_scoring_leaves_no_trace():
     before, metrics = state_of(model), {name: float(value) for name, value in model.get_metrics_result().items()}
     flags = [module.training for module in model.modules()]
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    dataset.announce_epoch(1)
-    dataset.on_epoch_begin()
-    assert dataset.has_batch_for(0) and dataset.loader.stats.scored >= 32
+    SelectionCallback(dataset).on_epoch_begin(0)
+    assert dataset.loader.stats.scored >= 32
     assert same_state(before, model)
     assert metrics == {name: float(value) for name, value in model.get_metrics_result().items()}
     assert flags == [module.training for module in model.modules()]
@@ -223,7 +222,7 @@ def test_any_checkpoint_of_keras_resumes_exactly(save_freq, name, method, tmp_pa
             on_train_batch_end=lambda batch, logs, d=dataset, i=ids: i.append(d.batch.ids)
         )
         options = {"epochs": 4, "initial_epoch": dataset.epoch, "verbose": 0}
-        model.fit(dataset, callbacks=[SelectionCallback(dataset), note], **options)
+        model.fit(dataset, shuffle=False, callbacks=[SelectionCallback(dataset), note], **options)
         assert same_state(model, undisturbed), path
         assert [batch.tolist() for batch in ids] == watch.ids[len(watch.ids) - len(ids) :]
     if name.endswith("keras"):
@@ -255,7 +254,7 @@ def test_fit_again_after_a_stop_goes_on_where_it_was():
     watch = Watch(dataset)
     for _ in range(3):
         options = {"epochs": 3, "initial_epoch": dataset.epoch, "verbose": 0}
-        model.fit(dataset, callbacks=[watch, Stop(), SelectionCallback(dataset)], **options)
+        model.fit(dataset, shuffle=False, callbacks=[watch, Stop(), SelectionCallback(dataset)], **options)
     assert watch.ids == expected.ids
     assert same_state(model, undisturbed)
 
@@ -264,7 +263,7 @@ def test_with_a_progress_bar(capsys):
     undisturbed, *_ = fit("sb")
     model = make_model()
     dataset = SelectiveDataset(model, *arrays(), method=METHODS["sb"], batch_size=16, num_epochs=3)
-    model.fit(dataset, epochs=3, callbacks=[SelectionCallback(dataset)])
+    model.fit(dataset, shuffle=False, epochs=3, callbacks=[SelectionCallback(dataset)])
     assert same_state(model, undisturbed)
     assert "Epoch 3/3" in capsys.readouterr().out
 
@@ -298,10 +297,10 @@ def test_an_epoch_in_which_nothing_is_selected_goes_together_with_the_next():
         method = sb.Method("now and then", sb.scorers.ForwardScorer(), NowAndThen(*epochs))
         return fit(method, data=arrays(20), epochs=4)
 
-    _, dataset, watch = fit_with(1, 2)
+    _, dataset, watch = fit_with(1, 3)
     assert dataset.loader.stats.offered == 80 and dataset.epoch == 4
-    assert [sum(sizes) for sizes in watch.sizes] == [20, 20, 0]
-    with pytest.raises(ValueError, match="nothing was selected in the whole run"):
+    assert [sum(sizes) for sizes in watch.sizes] == [20, 20]
+    with pytest.raises(RuntimeError, match="nothing was selected in the whole run"):
         fit_with()
 
 
@@ -365,7 +364,7 @@ def test_a_plain_fit_and_evaluations_in_between_change_nothing():
     model.fit(*arrays(), batch_size=64, verbose=0)
     model.set_weights(weights)
     watch = Watch(dataset)
-    model.fit(dataset, epochs=3, callbacks=[Evaluate(), SelectionCallback(dataset), watch], verbose=0)
+    model.fit(dataset, shuffle=False, epochs=3, callbacks=[Evaluate(), SelectionCallback(dataset), watch], verbose=0)
     assert watch.ids == expected
     assert len(model.metrics) == 2  # the loss and one more, although there were two data sets
     SelectiveDataset(model, *arrays(), method=METHODS["sb"], num_epochs=1)
@@ -377,7 +376,7 @@ def test_the_loss_of_the_last_compile_counts():
     dataset = SelectiveDataset(model, *arrays(), method=METHODS["ledger"], batch_size=16, num_epochs=3)
     model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     watch = Watch(dataset)
-    model.fit(dataset, epochs=3, callbacks=[watch, SelectionCallback(dataset)], verbose=0)
+    model.fit(dataset, shuffle=False, epochs=3, callbacks=[watch, SelectionCallback(dataset)], verbose=0)
     assert watch.ids == fit("ledger", model=small_model())[2].ids
 
 
@@ -526,12 +525,9 @@ def test_weights_of_classes_are_keras_own_to_the_bit_and_count_in_scores():
     assert np.mean(np.equal(trained, 3)) > 2 * np.mean(y == 3)
 
 
-def test_class_weight_of_fit_weights_training_but_not_scores():
-    ids = fit("sb", epochs=1)[2].ids
-    _, dataset, watch = fit("sb", epochs=1, fit_options={"class_weight": {3: 2.0}})
-    assert watch.ids[0] == ids[0] and dataset.loader.stats.offered == 203
-    _, dataset, _ = fit("ledger", model=small_model(optimizer="sgd"), epochs=1, fit_options={"class_weight": {3: 0.0}})
-    assert (dataset.loader.ledger.loss > 0).all()
+def test_class_weight_of_fit_is_refused_by_keras():
+    with pytest.raises(ValueError, match="`class_weight` is not supported for torch DataLoader"):
+        fit("sb", epochs=1, fit_options={"class_weight": {3: 2.0}})
 
 
 def test_random_subsets_train_models_with_several_outputs():
@@ -733,23 +729,19 @@ def test_models_and_fits_that_cannot_work_are_refused():
     model = make_model()
     dataset = dataset_for(model)
     callbacks = [SelectionCallback(dataset)]
-    dataset.workers = 2
-    with pytest.raises(RuntimeError, match=r"one at a time, .* with steps_per_execution or workers above 1"):
-        model.fit(dataset, callbacks=callbacks, verbose=0)
-    dataset.workers = 1
     with pytest.raises(ValueError, match="made for another model"):
-        make_model().fit(dataset, callbacks=callbacks, verbose=0)
+        make_model().fit(dataset, shuffle=False, callbacks=callbacks, verbose=0)
     with pytest.raises(ValueError, match="leave out steps_per_epoch=4"):
-        model.fit(dataset, steps_per_epoch=4, callbacks=callbacks, verbose=0)
+        model.fit(dataset, shuffle=False, steps_per_epoch=4, callbacks=callbacks, verbose=0)
     with pytest.raises(ValueError, match="num_epochs=1"):
-        model.fit(dataset, epochs=2, callbacks=callbacks, verbose=0)
+        model.fit(dataset, shuffle=False, epochs=2, callbacks=callbacks, verbose=0)
     dataset_for(model)
     with pytest.raises(ValueError, match="another SelectiveDataset was made for this model"):
-        model.fit(dataset, callbacks=callbacks, verbose=0)
+        model.fit(dataset, shuffle=False, callbacks=callbacks, verbose=0)
     with pytest.raises(ValueError, match="mean_with_sample_weight"):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
         fit("infobatch", model=small_model(loss=loss))
-    with pytest.raises(RuntimeError, match="steps_per_execution or workers above 1"):
+    with pytest.raises(RuntimeError, match="steps_per_execution above 1"):
         fit("sb", model=small_model(steps_per_execution=2))
 
 
@@ -770,26 +762,40 @@ def test_the_data_set_is_for_fit_alone(loaded):
     offered, callbacks = dataset.loader.stats.offered, [SelectionCallback(dataset)]
     for act in (
         lambda: model.evaluate(dataset, verbose=0),
-        lambda: model.evaluate(dataset, steps=1, verbose=0),
         lambda: model.predict(dataset, verbose=0),
         lambda: list(dataset),
-        lambda: model.fit(dataset, epochs=2, initial_epoch=1, verbose=0),
+        lambda: model.fit(dataset, shuffle=False, epochs=2, initial_epoch=1, verbose=0),
     ):
-        with pytest.raises(RuntimeError, match=r"for model.fit\(dataset, callbacks=\[Sel.* your own data"):
+        with pytest.raises(
+            RuntimeError, match=r"for model.fit\(dataset, shuffle=False, callbacks=\[Sel.* your own data"
+        ):
             act()
     assert dataset.loader.stats.offered == offered, "they cost nothing"
     with pytest.raises(RuntimeError, match=r"Pass evaluate, predict and validation_data= your own data"):
-        model.fit(dataset, validation_data=dataset, epochs=2, initial_epoch=1, callbacks=callbacks, verbose=0)
+        model.fit(
+            dataset, shuffle=False, validation_data=dataset, epochs=2, initial_epoch=1, callbacks=callbacks, verbose=0
+        )
     assert dataset.loader.stats.offered == offered + 203
 
 
-@pytest.mark.parametrize("num_epochs", [2, 3, 4])
-def test_a_second_fit_has_as_many_epochs_as_asked_for(num_epochs):
-    model, dataset, watch = fit("sb", num_epochs=num_epochs, epochs=2)
+def test_a_second_fit_goes_on_until_the_run_is_over():
+    model, dataset, watch = fit("sb", num_epochs=4, epochs=2)
     callbacks = [SelectionCallback(dataset), watch]
-    history = model.fit(dataset, epochs=2, callbacks=callbacks, verbose=0)
+    history = model.fit(dataset, shuffle=False, epochs=2, callbacks=callbacks, verbose=0)
     assert len(history.epoch) == 2 and len(watch.sizes) == dataset.epoch == 4
     assert dataset.loader.stats.offered == 4 * 203
+    with pytest.raises(RuntimeError, match=r"all 4 epochs of the run are over.*larger num_epochs"):
+        model.fit(dataset, shuffle=False, callbacks=callbacks, verbose=0)
+
+
+def test_other_callbacks_can_end_the_run_wherever_they_are():
+    for place in (0, 1):
+        model = make_model()
+        dataset = SelectiveDataset(model, *arrays(), method=METHODS["sb"], batch_size=16, num_epochs=4)
+        callbacks = [SelectionCallback(dataset)]
+        callbacks.insert(place, keras.callbacks.EarlyStopping("loss", mode="max", patience=0, start_from_epoch=1))
+        history = model.fit(dataset, shuffle=False, epochs=4, callbacks=callbacks, verbose=0)
+        assert len(history.epoch) == dataset.epoch == 3
 
 
 def test_other_backends_are_refused(monkeypatch):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from selective_backprop.integrations import is_missing
-from selective_backprop.integrations.keras.steps import SelectedSteps
 from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.method import Method
@@ -23,26 +24,30 @@ except ImportError as error:
         raise
     raise ImportError(f"{error}: pip install 'selective-backprop[keras]', and set KERAS_BACKEND") from error
 
-from selective_backprop.integrations.keras.data import candidates_of, example, to_numpy
-from selective_backprop.integrations.keras.hooks import EpochLength, Saved, SelectionCallback, load_seeds, random_state
-from selective_backprop.integrations.keras.methods import check_method
-from selective_backprop.integrations.keras.scoring import PerExampleLosses, StandIn, check_takes_weights
-from selective_backprop.integrations.keras.training_losses import WatchedLoss, give_back_compute_loss
+from selective_backprop.integrations.keras.data import candidates_of, example
+from selective_backprop.integrations.keras.fitting import SelectionCallback, load_seeds, random_state
+from selective_backprop.integrations.keras.scoring import PerExampleLosses, check_method, check_takes_weights
+from selective_backprop.integrations.keras.watching import LossWatch, Watched
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
 
 BACKENDS = ("torch", "jax")
+FOR_FIT_ALONE = (
+    "a SelectiveDataset is for model.fit(dataset, shuffle=False, callbacks=[SelectionCallback(dataset)]) alone: it "
+    "gives out selected examples only, in a new order. Pass evaluate, predict and validation_data= your own data"
+)
 ONE_AT_A_TIME = (
     "batches are given out one at a time, in fit(): selection goes by the weights after the step before. Keras asks "
-    "for more at once with steps_per_execution or workers above 1"
+    "for more at once with steps_per_execution above 1"
 )
 
 
-class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
+class SelectiveDataset(DataLoader[Any]):
     """Scores candidates with the model as it is now, and gives `model.fit` full batches of those selected.
 
     An epoch of Keras is an epoch of candidates, with as many steps as batches were selected. All are full, except the
     last two, which share what does not fill a batch. An epoch in which nothing is selected is joined with the next one.
+    `fit` ends when `num_epochs` epochs are over. To Keras this is a DataLoader, which wants `fit(shuffle=False)`.
 
     The state of the selection is saved with the model: it is in every file of weights that Keras writes
     (`BackupAndRestore`, `ModelCheckpoint`, `save_weights`, `save`), and `load_weights` restores it.
@@ -68,7 +73,7 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
     >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 2
     >>> dataset = SelectiveDataset(model, x, y, method=sb.selective_backprop(0.5), batch_size=8, num_epochs=2)
-    >>> history = model.fit(dataset, epochs=2, callbacks=[SelectionCallback(dataset)], verbose=0)
+    >>> history = model.fit(dataset, shuffle=False, epochs=2, callbacks=[SelectionCallback(dataset)], verbose=0)
     >>> dataset.loader.stats.offered, sorted(history.history)[:3]
     (128, ['loss', 'selection/seconds_loading', 'selection/seconds_scoring'])
     """
@@ -90,7 +95,6 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         drop_last: bool = False,
         on_stats: OnStats | None = None,
     ) -> None:
-        super().__init__(workers=1, use_multiprocessing=False)
         if (backend := keras.backend.backend()) not in BACKENDS:
             raise ValueError(
                 f"selection works with Keras on {' or '.join(BACKENDS)}, this is {backend}: see docs/guides/keras.md"
@@ -110,14 +114,14 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
             seed=seed,
             drop_last=drop_last,
         )
-        needs, schedule, weighted = method.scorer.needs, method.schedule, method.policy.weighting != "none"
-        learns = needs.training_losses or schedule.observes_losses
+        needs, weighted = method.scorer.needs, method.policy.weighting != "none"
+        learns = needs.training_losses or method.schedule.observes_losses
         losses = PerExampleLosses(model, loss_fn) if needs.selection_pass or learns else None
         if weighted:
             check_takes_weights(model)
         self.loader = SelectiveLoader(
             source,
-            model if isinstance(model, nn.Module) else StandIn(),
+            model if isinstance(model, nn.Module) else nn.Module(),  # a stand-in, for parts that expect a module
             lambda scores, _: scores,
             method,
             batch_size=batch_size,
@@ -129,50 +133,43 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
         )
         """The SelectiveLoader inside, with its stats, ledger and progress."""
         self.model = model
-        self._most_batches = len(self.loader)  # in a planned epoch, the loader's own length is the number planned
+        # In a planned epoch, the loader's own length is the number planned. This is the most that an epoch can have.
+        super().__init__(_Batches(self, len(self.loader)), batch_size=None, collate_fn=lambda batch: batch)
         self._example = example(source)
         self._weighted = weighted
-        self._watched: WatchedLoss | None = None
-        give_back_compute_loss(model)
         learns = learns and isinstance(source, DataLoader)  # a PyDataset's batches may have any size
-        if learns or weighted:
-            self._watched = WatchedLoss(
-                model,
-                method.name,
-                losses if learns else None,
-                self.loader.batch_size or 0,  # known from the start with rows
-                gives_weights=weighted,
-                has_weights=len(self._example.data) == 3,
-                example=self._example.data,
-            )
-        self._learned = True  # from the training step that is under way or was the last one
-        # Keras on JAX fails after an epoch without a step, if it is the first of fit().
-        self._steps = SelectedSteps(self.loader, may_be_empty=backend != "jax")
-        self._random: Tensor | None = None  # to go on with
-        self._loaded = self._loaded_in_mid_epoch = self._begins = False
+        if (earlier := vars(model).pop("_selective_backprop", None)) is not None:
+            earlier.give_back()
+        watch = LossWatch(method.name, losses if learns else None, gives_weights=weighted, example=self._example.data)
+        self._watched = Watched(self, watch, size=self.loader.batch_size or 0)
+        self._ahead = batches_ahead()
+        self._waiting: deque[tuple[Batch, float]] = deque()  # selected for the next steps, with the progress before
+        self._taken = 0  # how many of these Keras has
+        self._current: tuple[Batch, float] | None = None  # of the step that is under way, or was the last one
+        self._in_step = False
         self._announced = False  # whether the next iteration that Keras begins is an epoch of training
-        self._trains = False  # whether the current one is
-        self._num_looks = 0  # batches given out in the current one, if it is not
+        self._random: Tensor | None = None  # torch's random state to go on with
         self._epoch_began_with = Stats()
-        model._selective_backprop = Saved(self)
 
     # ---- what Keras asks for
 
-    @property
-    def num_batches(self) -> EpochLength:
-        """The most batches that an epoch can have. It compares as reached as soon as the epoch has no more batches."""
-        return EpochLength(self, self._most_batches)
+    def iterate(self) -> Iterator[Any]:
+        """Give out an epoch of training if one was announced, else one batch, at which Keras looks to build metrics."""
+        trains, self._announced, self._taken = self._announced, False, 0
+        if not trains:
+            yield from [self._arrays(self._example)] * (1 + self._ahead)
+            raise RuntimeError(FOR_FIT_ALONE if self.model.steps_per_execution == 1 else ONE_AT_A_TIME)
+        for _ in range(len(self)):
+            if self._taken < len(self._waiting):
+                batch = self._waiting[self._taken][0]
+                self._taken += 1
+            elif self._waiting and self._ahead:
+                batch = self._waiting[-1][0]  # taken ahead beyond the end of the epoch, and never trained on
+            else:
+                raise RuntimeError(ONE_AT_A_TIME)
+            yield self._arrays(batch)
 
-    def __getitem__(self, index: int) -> Any:
-        """Return the batch of the step that begins. The index does not matter, because there is only this batch."""
-        if not self._trains:
-            self._refuse_to_evaluate(self._num_looks - self._steps.ahead)
-            self._num_looks += 1
-            batch = self._example
-        elif (taken := self._steps.take()) is not None:
-            batch = taken
-        else:
-            raise RuntimeError(ONE_AT_A_TIME)
+    def _arrays(self, batch: Batch) -> Any:
         data = batch.data
         if self._weighted:
             weights = self.loader.weights(batch)
@@ -182,88 +179,81 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 f"{self.loader.policy!r} gave weights other than 1, which Keras is not told of: declare "
                 '`weighting = "biased"` or "unbiased" in that class'
             )
-        return keras.tree.map_structure(to_numpy, data)
+        return data
 
-    def on_epoch_begin(self) -> None:
-        self._trains, self._announced, self._num_looks = self._announced, False, 0
-        self._steps.ahead = batches_ahead()
-        if not self._loaded_in_mid_epoch:
-            self._restore_random()
-
-    def on_epoch_end(self) -> None:
-        self._trains = False
-        self._learned = True
-        self._steps.restart()
-
-    # ---- what callbacks ask for
-
-    def has_batch_for(self, step: int) -> bool:
-        """Whether this step of Keras' epoch has a batch. It is selected now, with the weights after the step before."""
-        if not self._trains:
-            self._refuse_to_evaluate(step)
-            return True
-        if step > 0:
-            self._random = None
-        elif self._loaded_in_mid_epoch:
-            self._restore_random()  # Keras begins an epoch by a draw of its own, which this one had long before
-        begins = self._steps.begins(step)
-        if begins and step > 0:
-            self._learn()
-        has_batch = self._steps.has_batch_for(step)
-        if begins:
-            self._learned = not has_batch
-        if has_batch:
-            return True
-        self._random = None
-        if self._steps.run_is_over:
-            # After a resume, Keras may count an epoch more than there are left. Epochs without a step are joined.
-            self.model.stop_training = True
-        return False
-
-    def _refuse_to_evaluate(self, step: int) -> None:
-        """Raise if a second batch is asked for outside an epoch of training. Keras looks at one to build metrics."""
-        if step > 0 and max(self.model.steps_per_execution, self.workers) > 1:
-            raise RuntimeError(ONE_AT_A_TIME)
-        if step > 0:
-            raise RuntimeError(
-                "a SelectiveDataset is for model.fit(dataset, callbacks=[SelectionCallback(dataset)]) alone: it gives "
-                "out selected examples only, in a new order. Pass evaluate, predict and validation_data= your own data"
-            )
+    # ---- what SelectionCallback tells
 
     def begin_run(self) -> None:
         """Begin a call of fit."""
-        if self.model._selective_backprop.dataset is not self:
+        if self._watched is not vars(self.model)["_selective_backprop"]:
             raise ValueError(
                 "another SelectiveDataset was made for this model after this one, and files of the model save that "
                 "one's state: pass the newest to fit()"
             )
-        self._begins = True
+        self._in_step = False
 
-    def announce_epoch(self, num_left: int) -> None:
-        """Take note that an epoch of training begins, and no evaluation. num_left: epochs left in this call of fit."""
+    def begin_epoch(self) -> None:
+        """Select the first batch of an epoch of training."""
         self._announced = True
-        if self._begins:
-            self._steps.end_after(num_left, resumed=self._loaded)
-            self._begins = self._loaded = False
+        if not self._waiting:
+            self._restore_random()
+        while not self._waiting:
+            if self.run_is_over:
+                raise RuntimeError(
+                    f"all {self.loader.num_epochs} epochs of the run are over, so there is no step left: the model is "
+                    "trained. To train for longer, make the data set with a larger num_epochs"
+                    if self.loader.stats.batches
+                    else "nothing was selected in the whole run: there is too little data, or selectivity"
+                )
+            self._select()
+
+    def begin_step(self) -> None:
+        """Begin the training step on the first batch that waits."""
+        self._restore_random()  # in mid-epoch: Keras begins an epoch by a draw of its own, which this one had before
+        self._current, self._in_step = self._waiting[0], True
 
     def end_step(self) -> None:
-        """End the training step on the current batch."""
-        self._learn()
-        self._steps.end_step()
-
-    def _learn(self) -> None:
-        """Hand the losses of the last training step to the loader, for methods that select by them."""
-        if self._watched is None or self._learned:
+        """Learn the losses of the step, and select the next batch. Has no effect between steps."""
+        if not self._in_step:
             return
-        batch = self._steps.batch
+        self._in_step = False
+        batch = self.batch
         losses = self._watched.take(len(batch))
-        if losses is None:
-            return
-        if self._weighted and len(batch.data) == 3:
-            losses = losses / batch.weights  # Keras was given these times the user's own, which alone should count
-        self.loader.weights(batch)  # which Keras applied
-        self.loader.loss(losses, None, batch)
-        self._learned = True
+        if losses is not None:
+            if self._weighted and len(batch.data) == 3:
+                losses = losses / batch.weights  # Keras was given these times the user's own, which alone should count
+            self.loader.loss(losses, None, batch)
+        self._waiting.popleft()
+        self._taken -= 1
+        if self.loader.stepper.in_epoch:
+            self._select()
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Whether the epoch of candidates is over, and all its batches were trained on."""
+        return not self._waiting
+
+    @property
+    def run_is_over(self) -> bool:
+        """Whether all epochs of the run are over."""
+        return self.loader.epoch >= (self.loader.num_epochs or 0)
+
+    def _select(self) -> None:
+        """Select batches of the epoch until as many wait as Keras takes, or it has no more."""
+        stepper = self.loader.stepper
+        if not stepper.in_epoch or stepper.epoch is None:
+            stepper.begin()
+        while len(self._waiting) <= self._ahead:
+            progress = self.loader.progress
+            if (batch := stepper.next()) is None:
+                stepper.end_epoch()
+                stepper.report_stats()
+                return
+            stepper.expect_later()  # its losses come when it has been trained on, perhaps after the next one was taken
+            stepper.end_step()
+            self._waiting.append((batch, progress))
+
+    # ---- for callbacks
 
     @property
     def epoch(self) -> int:
@@ -272,13 +262,15 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def batch(self) -> Batch:
-        """The current batch, with its ids, weights and probabilities."""
-        return self._steps.batch
+        """The batch of the current step, or of the last one, with its ids, weights and probabilities."""
+        if self._current is None:
+            raise RuntimeError("no step has begun")
+        return self._current[0]
 
     @property
     def progress(self) -> float:
         """Fraction of the run's candidates offered before the current step. A learning rate should follow it."""
-        return self._steps.progress
+        return self.loader.progress if self._current is None else self._current[1]
 
     def epoch_values(self) -> dict[str, float]:
         """Return what selection did since the last call, which is one epoch if it is called after each."""
@@ -290,27 +282,54 @@ class SelectiveDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly, between two steps. Keras' own files of the model contain it."""
-        if self._watched is not None and self._watched.is_new:
-            self._learn()  # a callback may save before SelectionCallback ends the step
+        self.end_step()  # a callback may save before SelectionCallback ends the step
         return {
-            "steps": self._steps.state_dict(),
+            "loader": self.loader.state_dict(),
+            "waiting": [_saved(batch) | {"progress": progress} for batch, progress in self._waiting],
             "epoch_began_with": self._epoch_began_with.state_dict(),
             "random": random_state(self.model),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved, also in the middle of an epoch."""
-        self._steps.load_state_dict(state["steps"])
-        self._loaded = self._learned = True
-        self._loaded_in_mid_epoch = self.loader.stepper.in_epoch
+        self.loader.load_state_dict(state["loader"])
+        self._waiting = deque((self._loaded(one), one["progress"]) for one in state["waiting"])
+        self._taken, self._in_step, self._current = 0, False, None
         self._epoch_began_with.load_state_dict(state["epoch_began_with"])
         load_seeds(self.model, state["random"])
         self._random = state["random"]["torch"] if keras.backend.backend() == "torch" else None
 
+    def _loaded(self, state: dict[str, Any]) -> Batch:
+        data = keras.tree.pack_sequence_as(self._example.data, state["columns"])
+        return Batch(data, state["ids"], state["weights"], state["probabilities"])
+
     def _restore_random(self) -> None:
-        # Again and again until the first step: to build metrics, Keras may look at a batch before it begins.
         if self._random is not None:
             torch.set_rng_state(self._random)
+            self._random = None
+
+
+class _Batches(IterableDataset[Any]):
+    """What the data set gives out, in the form that torch's DataLoader takes."""
+
+    def __init__(self, owner: SelectiveDataset, length: int) -> None:
+        self._owner, self._length = owner, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._owner.iterate()
+
+
+def _saved(batch: Batch) -> dict[str, Any]:
+    columns = keras.tree.flatten(batch.data)
+    return {
+        "columns": columns,
+        "ids": batch.ids,
+        "weights": batch.weights,
+        "probabilities": batch.probabilities,
+    }
 
 
 def _times(sample_weight: Tensor, weights: Tensor) -> Tensor:

@@ -13,9 +13,12 @@ import keras
 import numpy as np
 import torch
 from keras.src.losses.losses import LossFunctionWrapper  # what compile() wraps functions in; has no public name
-from torch import Tensor, nn
+from torch import Tensor
 
 from selective_backprop.integrations.keras.data import to_numpy
+from selective_backprop.method import require_method
+from selective_backprop.scorers import ForwardScorer
+from selective_backprop.scorers.base import Wrapping
 
 SEVERAL_OUTPUTS = (
     "a model with several outputs has no one loss per example: train a model with a single output, such as their "
@@ -136,5 +139,19 @@ def _padded(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
     return np.concatenate([array, np.repeat(array[:1], missing, axis=0)]) if missing else array
 
 
-class StandIn(nn.Module):
-    """In place of a model that is no torch module, for parts of the loader that expect one."""
+def check_method(method: Any) -> None:
+    """Raise if parts of the method cannot work with a Keras model."""
+    require_method(method)
+    scorer, name = method.scorer, method.name
+    while isinstance(scorer, Wrapping):
+        scorer = scorer.fresh
+    if isinstance(scorer, ForwardScorer):
+        exact = scorer.mode == "eval" and scorer.scale_factor == 1
+        if not exact or scorer.measure is not None:
+            what = "scoring='eval'" if not exact else "the loss for a score"
+            raise ValueError(f"{name} in Keras works with {what} only: other selection passes are written in torch")
+    elif scorer.needs.selection_pass:
+        raise ValueError(
+            f"{type(scorer).__name__} runs torch modules, so this {name} does not work in Keras: use a method with "
+            "scoring='eval', such as selective_backprop, or ledger_backprop"
+        )
