@@ -149,3 +149,13 @@ def test_nothing_is_cut_off(browser, site):
         assert wide.evaluate("document.documentElement.scrollHeight") <= 4 * 900, "the rest is folded"
     wide.close()
     phone.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)], ids=["laptop", "phone"])
+def test_home_shows_the_code_and_where_to_go_on_the_first_screen(browser, site, width, height):
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.goto((site / "index.html").as_uri())
+    for seen in (page.locator("article pre").first, page.locator("article .md-button").first):
+        box = seen.bounding_box()
+        assert box["y"] + box["height"] <= height
+    page.close()
