@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -85,6 +86,12 @@ def test_every_page_has_a_place(site):
     """In the nav of mkdocs.yml, by which readers find it."""
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert written == set(_leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) - {SOURCE}
+
+
+def test_the_links_for_agents_lead_to_pages(site):
+    address = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["site_url"]
+    pages = re.findall(rf"\({address}([^)]+)\)", (site / "llms.txt").read_text())
+    assert len(pages) > 5 and all((site / page).is_file() for page in pages)
 
 
 def _leaves(nav):
