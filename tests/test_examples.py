@@ -1,14 +1,11 @@
 """The examples, run as a user would."""
 
 import functools
-import io
 import re
 import sys
 
 import pytest
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.integrations import forked
 from tests.lab.command_line import run_script
@@ -43,12 +40,7 @@ def counts(printed):
     ("script", "missing", "extras"),
     [
         ("pytorch_loop.py", "sklearn", "lab"),
-        ("lightning_digits.py", "lightning", "lightning,lab"),
         ("keras_digits.py", "keras", "keras,lab"),
-        ("accelerate_loop.py", "accelerate", "transformers"),
-        ("transformers_text.py", "transformers", "transformers"),
-        ("trl_sft.py", "trl", "trl"),
-        ("trl_grpo.py", "trl", "trl"),
     ],
 )
 def test_a_missing_package_is_one_sentence_with_its_pip_line(script, missing, extras):
@@ -72,24 +64,6 @@ def test_pytorch_loop_with_everything_else_that_loops_have():
     assert 0.2 < trained / offered < 0.7
 
 
-def test_pytorch_loop_with_weights_cutmix_and_parquet_files(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    digits = load_digits()
-    folder = tmp_path / "cifar10"
-    folder.mkdir()
-    for part, rows in {"train": slice(0, 300), "test": slice(300, 400)}.items():
-        encoded = []
-        for digit in digits.images[rows]:
-            Image.fromarray((digit * 15).astype("uint8")).convert("RGB").resize((32, 32)).save(
-                file := io.BytesIO(), "png"
-            )
-            encoded.append({"bytes": file.getvalue(), "path": None})
-        table = datasets.Dataset.from_dict({"img": encoded, "label": [int(label) for label in digits.target[rows]]})
-        table.to_parquet(folder / f"{part}.parquet")
-    options = ["--data", "cifar10", "--data-dir", tmp_path, "--method", "unbiased", "--mix", "cutmix", "--epochs", 1]
-    assert counts(run("pytorch_loop.py", *options))[0] == 300
-
-
 def test_lightning_digits(tmp_path):
     pytest.importorskip("lightning", reason="needs the extra lightning")
     printed = run_here(tmp_path, "lightning_digits.py", "--epochs", 3, "--out", tmp_path)
@@ -100,12 +74,6 @@ def test_lightning_digits(tmp_path):
     resumed = run_here(tmp_path, "lightning_digits.py", "--epochs", 3, "--out", tmp_path, "--checkpoint", last)
     assert counts(resumed) == [offered, trained, batches]
     assert re.search(r"test error .* steps", resumed)[0] == re.search(r"test error .* steps", printed)[0]
-
-
-def test_lightning_digits_on_two_devices(tmp_path):
-    pytest.importorskip("lightning", reason="needs the extra lightning")
-    offered, _, batches = counts(run("lightning_digits.py", "--epochs", 1, "--out", tmp_path, "--devices", 2))
-    assert offered == 719 and batches > 2
 
 
 def test_keras_digits(tmp_path):

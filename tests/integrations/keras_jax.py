@@ -10,10 +10,8 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable
 
 import jax
 import keras
-import numpy as np
 
 from selective_backprop.integrations.keras import SelectionCallback, SelectiveDataset
-from selective_backprop.integrations.keras.scoring import PerExampleLosses
 from tests.integrations.keras_run import (
     METHODS,
     Watch,
@@ -22,7 +20,6 @@ from tests.integrations.keras_run import (
     fit,
     make_model,
     same_state,
-    small_model,
     state_of,
 )
 
@@ -46,27 +43,6 @@ def check_recorded_losses_leave_no_trace():
     assert not dataset.loader.ledger.loss.isnan().any()
 
 
-def check_weights():
-    """As on torch, to the bit: weights of classes, and own weights times the method's."""
-    plain = small_model()
-    options = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
-    history = plain.fit(*DATA, class_weight={3: 4.0}, **options).history
-    model, *_ = fit(
-        "everything",
-        model=small_model(),
-        data=(*DATA, np.where(DATA[1] == 3, 4.0, 1.0).astype(np.float32)),
-        epochs=2,
-        shuffle=False,
-    )
-    assert same_state(model, plain)
-    assert {name: model.history.history[name] for name in history} == history
-    own = np.linspace(0.5, 2, 208, dtype=np.float32)
-    still = small_model(optimizer=keras.optimizers.SGD(0.0))
-    _, dataset, watch = fit("infobatch", model=still, data=(*DATA, own), epochs=2)
-    assert any((weights > 1).any() for weights in watch.weights)
-    np.testing.assert_allclose(dataset.loader.ledger.loss, PerExampleLosses(still)((*DATA, own)), rtol=1e-5)
-
-
 def check_resume(folder, method, *, ahead):
     name = str(folder / "{epoch}-{batch}.weights.h5")
     # By training losses, more steps are taken.
@@ -81,7 +57,7 @@ def check_resume(folder, method, *, ahead):
         assert ahead or max(watch.queued) < 24
     paths = sorted(folder.iterdir())
     assert len(paths) >= 4
-    for path in paths[1::3]:  # on torch all of them are tested
+    for path in paths[1:2]:  # on torch all of them are tested
         resumed = make_model()
         dataset = SelectiveDataset(resumed, *DATA, method=METHODS[method], batch_size=16, num_epochs=3)
         resumed.optimizer.build(resumed.trainable_variables)
@@ -130,15 +106,12 @@ def main():
     check_no_trace()
     check_refused()
     check_recorded_losses_leave_no_trace()
-    check_weights()
-    for ahead in (0, 1):
-        for method in ("sb", "infobatch"):
-            (folder / f"{method}{ahead}").mkdir()
-            check_resume(folder / f"{method}{ahead}", method, ahead=ahead)
-        check_same_as_torch("ledger")
+    for ahead, method in ((0, "sb"), (1, "infobatch")):
+        (folder / f"{method}{ahead}").mkdir()
+        check_resume(folder / f"{method}{ahead}", method, ahead=ahead)
         # Keras asks this to decide on loading a batch ahead, as it does on a GPU.
         jax.default_backend = lambda: "gpu"
-    check_selectivity_1()
+    check_same_as_torch("ledger")
 
 
 if __name__ == "__main__":

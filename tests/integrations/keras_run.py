@@ -1,7 +1,6 @@
 """A Keras model on digits that the tests train, in their own process or as a script in another one, on any backend."""
 
 import os
-import signal
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
@@ -122,19 +121,6 @@ class Watch(keras.callbacks.Callback):
         return all(set(sizes[:-2]) <= {16} and min(sizes) >= 8 for sizes in self.sizes)
 
 
-class Killer(keras.callbacks.Callback):
-    """Ends the process for good in a training step."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.step -= 1
-        if self.step < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def fit(method, *, epochs=3, callbacks=(), learning_rate=None, model=None, data=None, fit_options=None, **options):
     """Train; returns the model, the data set and what was seen."""
     model = model or make_model()
@@ -175,11 +161,3 @@ def same_state(a, b):
     a, b = (model if isinstance(model, list) else state_of(model) for model in (a, b))
     # Two layers of the same kind in one process have different names, but the same order.
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def run_with_backups(folder, die_at=10**9):
-    """A run that may be killed in a training step, and goes on from its backup."""
-    backup = keras.callbacks.BackupAndRestore(str(folder / "backup"), save_freq=2, delete_checkpoint=False)
-    model, dataset, _ = fit("sb", epochs=4, callbacks=[Killer(die_at), backup])
-    assert dataset.loader.stats.offered == 4 * 203
-    np.savez(folder / "result.npz", *state_of(model))

@@ -1,10 +1,7 @@
 """Lightning's own Trainer on real digits: equal to it without selection, exact after a kill, two ranks in step."""
 
 import importlib
-import signal
 import sys
-import warnings
-from collections import Counter
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 pytest.importorskip("lightning", reason="needs the extra lightning")
 
 import lightning as L
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -22,8 +19,8 @@ import selective_backprop as sb
 from selective_backprop.integrations.lightning import SelectiveBackprop
 from selective_backprop.testing import same
 from tests.helpers import Noisy, digits
-from tests.integrations.forked import fork, ranks
-from tests.integrations.lightning_run import METHODS, Digits, fit, killed_in_step_7, on_two_ranks
+from tests.integrations.forked import ranks
+from tests.integrations.lightning_run import METHODS, Digits, fit, on_two_ranks
 
 # Lightning's own: what it says of torch 2.13, of few workers, and of the frozen BatchNorm of the tests' model.
 pytestmark = [
@@ -45,9 +42,10 @@ def stateful(*args, **options):
     return StatefulDataLoader(*args, generator=torch.Generator().manual_seed(5), **options)
 
 
-@pytest.mark.parametrize("count", [203, 192])  # of these, the second fills the last batch
-@pytest.mark.parametrize("make_loader", [DataLoader, with_generator, stateful])
-@pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.parametrize(
+    ("manual", "make_loader", "count"),
+    [(False, DataLoader, 203), (True, with_generator, 192), (False, stateful, 203)],  # 192 fill the last batch
+)
 def test_selectivity_1_is_lightnings_own_run_to_the_bit(manual, make_loader, count):
     options = {"make_loader": make_loader, "dataset": Subset(Noisy(), range(count))}
     plain, plain_trainer, _ = fit(module=Digits(manual=manual), **options)
@@ -94,14 +92,6 @@ def test_methods_that_need_the_selected_loss(method):
         fit(method, module=Digits(selected_loss=False))
 
 
-def test_no_filter_of_warnings_is_left_behind():
-    fit("sb")
-    assert not any("yielded None" in str(one) or "lr_scheduler" in str(one) for one in warnings.filters)
-    with pytest.raises(RuntimeError):  # also when training fails
-        fit("ledger", module=Digits(selected_loss=False))
-    assert not any("yielded None" in str(one) or "lr_scheduler" in str(one) for one in warnings.filters)
-
-
 class Linear(L.LightningModule):
     """Compares the gradient of every optimizer step with that of the batches since the step before."""
 
@@ -142,12 +132,6 @@ def test_accumulation_steps_on_whole_windows(window):
     for epoch, window_idx in windows:
         end = min(13, window * (window_idx + 1)) - 1
         assert (epoch, end) in module.slots, "a step is made after the last slot of a window"
-
-
-def test_accumulation_that_changes_at_an_epoch_has_whole_windows():
-    module, _, _ = fit("sb", callbacks=[GradientAccumulationScheduler({0: 1, 1: 3})], epochs=6)
-    sizes = Counter((epoch, slot // 3) for epoch, slot in module.slots if epoch and slot < 9)
-    assert set(sizes.values()) == {3}
 
 
 def test_a_run_after_another_one_begins_anew():
@@ -192,8 +176,7 @@ def test_scoring_has_the_precision_of_training(precision):
     ("where", "options"),
     [
         ({"every_n_train_steps": 2}, {}),
-        ({"every_n_epochs": 1}, {"method": "ledger"}),
-        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"accumulate_grad_batches": 2}),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"method": "ledger", "accumulate_grad_batches": 2}),
         ({"every_n_epochs": 1}, {"limit_train_batches": 9}),
     ],
 )
@@ -207,14 +190,6 @@ def test_any_checkpoint_of_lightning_resumes_exactly(where, options, tmp_path):
         assert same(module.state_dict(), undisturbed.state_dict()), path
         assert module.ids == undisturbed.ids[len(undisturbed.ids) - len(module.ids) :]
         assert resumed.global_step == trainer.global_step
-
-
-def test_killed_for_real_and_resumed_from_lightnings_checkpoint(tmp_path):
-    assert fork(killed_in_step_7, tmp_path) == [-signal.SIGKILL]
-    resumed, *_ = fit("sb", ckpt_path=tmp_path / "last.ckpt", epochs=4)
-    undisturbed, *_ = fit("sb", epochs=4)
-    assert 0 < len(resumed.ids) < len(undisturbed.ids)
-    assert same(resumed.state_dict(), undisturbed.state_dict())
 
 
 def test_two_ranks(tmp_path):
@@ -260,9 +235,7 @@ def test_what_cannot_work_is_refused_at_once():
             return iter(digits())
 
     selection, loader = make_selection(), DataLoader(digits(), 16)
-    with pytest.raises(TypeError, match="method must be a Method"):
-        SelectiveBackprop("sb", nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match="no length: Lightning would fetch a batch ahead"):
+    with pytest.raises(ValueError, match="length"):
         selection.wrap(DataLoader(Endless(), 16))
     with pytest.raises(RuntimeError, match=r"begins in Trainer\.fit"):
         selection.loss(torch.zeros(2, 10), torch.zeros(2, dtype=torch.int64))
@@ -273,21 +246,14 @@ def test_what_cannot_work_is_refused_at_once():
     with pytest.raises(ValueError, match=r"pass selection\.wrap\(loader\)"):
         trainer(callbacks=[selection]).fit(Digits(), {"a": selection.wrap(loader), "b": loader})
     for several in ([loader, loader], {"a": loader}, CombinedLoader([loader, loader])):
-        with pytest.raises(ValueError, match="one training loader, got several"):
+        with pytest.raises(ValueError, match="several"):
             selection.wrap(several)
-    with pytest.raises(ValueError, match="pass your own DataLoader to validation"):
+    with pytest.raises(ValueError, match="your own DataLoader"):
         trainer(callbacks=[selection]).fit(Digits(), wrapped := selection.wrap(loader), wrapped)
-    with pytest.raises(ValueError, match="not a dataloader_iter"):
+    with pytest.raises(ValueError, match="dataloader_iter"):
         trainer(callbacks=[selection]).fit(Fetching(), selection.wrap(loader))
     with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs=1"):
         trainer(callbacks=[selection], reload_dataloaders_every_n_epochs=1).fit(Digits(), selection.wrap(loader))
-
-
-def test_a_checkpoint_of_other_ranks_is_refused():
-    selection = make_selection()
-    selection.setup(trainer(), Digits(), "fit")
-    with pytest.raises(ValueError, match="saved by 2 ranks"):
-        selection.load_state_dict({"ranks": [{}, {}]})
 
 
 def import_anew(monkeypatch):
@@ -296,16 +262,6 @@ def import_anew(monkeypatch):
     for module in [one for one in sys.modules if one.startswith("lightning.") or one == name]:
         monkeypatch.delitem(sys.modules, module)
     importlib.import_module(name)
-
-
-def test_a_fault_inside_lightning_is_not_told_as_a_missing_extra(tmp_path, monkeypatch):
-    package = tmp_path / "lightning"
-    package.mkdir()
-    (package / "__init__.py").write_text("import a_dependency_of_lightning")
-    monkeypatch.delitem(sys.modules, "lightning")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"No module named 'a_dependency_of_lightning'$"):
-        import_anew(monkeypatch)
 
 
 def test_a_missing_extra_names_its_pip_line(monkeypatch):
@@ -318,6 +274,6 @@ def test_a_loader_that_fabric_wrapped_is_refused_by_methods_that_need_ids():
     fabric = L.Fabric(accelerator="cpu", devices=1)
     model = torch.nn.Linear(64, 10)
     loader, own = DataLoader(digits(), 16), (model, torch.nn.CrossEntropyLoss(), sb.ledger_backprop())
-    with pytest.raises(ValueError, match="setup_dataloaders does, pass the DataLoader itself"):
+    with pytest.raises(ValueError, match="pass the DataLoader itself"):
         sb.SelectiveLoader(fabric.setup_dataloaders(loader), *own)
     assert len(next(iter(sb.SelectiveLoader(loader, *own)))[0]) == 16

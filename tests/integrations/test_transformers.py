@@ -3,7 +3,6 @@
 import functools
 import importlib
 import os
-import random
 import signal
 import sys
 
@@ -119,12 +118,10 @@ class Spy(TrainerCallback):
 @pytest.mark.parametrize(
     ("task", "options"),
     [
-        ("classification", {}),
         ("language", {"gradient_accumulation_steps": 4, "num_train_epochs": 1.5}),
-        ("classification", {"gradient_accumulation_steps": 3, "label_smoothing_factor": 0.1}),
-        ("language", {"max_steps": 40, "lr_scheduler_type": "cosine"}),
+        ("classification", {"label_smoothing_factor": 0.1, "max_steps": 30, "lr_scheduler_type": "cosine"}),
     ],
-    ids=["plain", "accumulation and part of an epoch", "accumulation and label smoothing", "max_steps"],
+    ids=["accumulation and part of an epoch", "label smoothing and max_steps"],
 )
 def test_2_selectivity_1_is_trainer_itself_to_the_bit(task, options, tmp_path):
     options = {"warmup_steps": 3} | options
@@ -183,8 +180,7 @@ def test_a_loader_of_the_users_own(tmp_path):
     assert trainer.selective_loader.stats.offered == 406 and trainer.selective_loader.stats.selectivity < 0.8
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(("task", "accumulation"), [("language", 3), ("classification", 1)])
 def test_a_step_is_that_of_trainer_on_the_selected_alone(task, accumulation, tmp_path):
     options = {"gradient_accumulation_steps": accumulation, "max_steps": 1, "max_grad_norm": 0}
     trainer = without_dropout(make(tmp_path, sb.selective_backprop(0.4), task=task, options=options))
@@ -278,8 +274,8 @@ class OwnReportedLoss(SelectiveTrainer):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (sb.ledger_backprop(), r"selects by training losses, but got none from this batch: compute the loss with Trai"),
-        (sb.selective_backprop(0.5, unbiased=True), r"gives examples weights, .* self\.selective_loader\.weights"),
+        (sb.ledger_backprop(), r"training losses"),
+        (sb.selective_backprop(0.5, unbiased=True), r"self\.selective_loader\.weights"),
     ],
 )
 def test_a_compute_loss_that_reports_no_losses_is_an_error_in_the_first_step(method, message, tmp_path):
@@ -312,17 +308,6 @@ def test_class_weights_by_compute_loss_func_or_by_a_compute_loss_that_reports(ep
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_a_term_that_weighted_methods_do_not_train_on_is_named(tmp_path, caplog):
-    def with_penalty(outputs, labels, num_items_in_batch=None):
-        return weighted_losses(outputs, {"labels": labels}).mean() + outputs.logits.square().mean() + 1
-
-    options = {"num_train_epochs": 1}
-    for method in (sb.infobatch(), sb.ledger_backprop()):
-        make(tmp_path, method, compute_loss_func=with_penalty, loss_fn=weighted_losses, options=options).train()
-    told = [record.message for record in caplog.records if "other terms have no gradient there" in record.message]
-    assert len(told) == 1 and "in which infobatch gives weights" in told[0]
-
-
 class WeighsClasses(BertForSequenceClassification):
     def forward(self, input_ids, attention_mask=None, labels=None):
         outputs = super().forward(input_ids, attention_mask)
@@ -337,7 +322,7 @@ def test_a_model_whose_own_loss_is_another_one_is_told_once_and_refused_with_wei
 
     make(tmp_path, sb.ledger_backprop(), model=model, options={"max_steps": 4}).train()
     assert sum("which examples are scored by" in record.message for record in caplog.records) == 1
-    with pytest.raises(ValueError, match=r"by your model, but .* infobatch gives examples weights"):
+    with pytest.raises(ValueError, match="infobatch"):
         make(tmp_path, sb.infobatch(), model=model).train()
     caplog.clear()
     options = {"num_train_epochs": 1, "gradient_accumulation_steps": 2}
@@ -406,8 +391,7 @@ def test_a_fused_loss_without_logits_takes_a_second_pass_and_says_so_once(tmp_pa
         assert sum("without logits (a fused loss" in record.message for record in caplog.records) == told
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(task, tmp_path):
+def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(tmp_path, task="language"):
     options = {"gradient_accumulation_steps": 6, "num_train_epochs": 4, "include_num_input_tokens_seen": "non_padding"}
     trainer = make(tmp_path, sb.selective_backprop(0.4, fixed_size=True), task=task, options=options)
     spy = Spy(trainer)
@@ -419,8 +403,7 @@ def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(task, tmp_path)
     assert trainer.state.num_input_tokens_seen == tokens
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_step_with_fewer_batches_than_usual_has_the_gradient_of_these_alone(task, tmp_path):
+def test_a_step_with_fewer_batches_than_usual_has_the_gradient_of_these_alone(tmp_path, task="language"):
     options = {"gradient_accumulation_steps": 5, "num_train_epochs": 1, "max_grad_norm": 0, "learning_rate": 0.0}
     trainer = without_dropout(
         make(tmp_path, sb.selective_backprop(0.5, fixed_size=True), task=task, options=options, count=40)
@@ -448,21 +431,12 @@ def test_an_epoch_that_selects_less_than_a_batch_does_not_end_the_run(tmp_path):
         assert trainer.selective_loader.stats.offered == 12 * 80
 
 
-@pytest.mark.parametrize("method", [sb.selective_backprop(0.5), sb.traditional()], ids=lambda method: method.name)
-def test_on_stats_is_told_of_every_epoch(method, tmp_path):
+def test_on_stats_is_told_of_every_epoch(tmp_path):
     told = []
-    trainer = make(tmp_path, method, on_stats=told.append)
+    trainer = make(tmp_path, sb.selective_backprop(0.5), on_stats=told.append)
     trainer.train()
     assert [numbers["epoch"] for numbers in told] == [1, 2]
     assert sum(numbers["trained"] for numbers in told) == trainer.selective_loader.stats.trained
-
-
-def test_max_steps_are_optimizer_steps(tmp_path):
-    trainer = make(tmp_path, sb.selective_backprop(0.3), options={"max_steps": 30})
-    spy = Spy(trainer)
-    trainer.train()
-    assert trainer.state.global_step == 30 and trainer.state.epoch > 30 * 8 / 203
-    assert spy.rates[-1] == 0
 
 
 class LeavesEpochs(TrainerCallback):
@@ -471,32 +445,10 @@ class LeavesEpochs(TrainerCallback):
 
 
 def test_an_epoch_that_a_callback_ends_early_counts_as_one(tmp_path):
-    trainer = make(tmp_path, sb.ledger_backprop(), callbacks=[LeavesEpochs()], options={"num_train_epochs": 3})
+    trainer = make(tmp_path, sb.traditional(), callbacks=[LeavesEpochs()], options={"num_train_epochs": 3})
     trainer.train()
     assert trainer.state.global_step == 12 and trainer.selective_loader.stats.offered == 3 * 32
     assert trainer.selective_loader.epoch == 3
-
-
-class Stops(TrainerCallback):
-    def __init__(self, at):
-        self.at = at
-
-    def on_step_end(self, args, state, control, **rest):
-        control.should_training_stop = state.global_step == self.at
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("at", [3, 8])
-def test_stopped_in_an_epoch_and_resumed_from_the_checkpoint_at_its_end(at, accumulation, tmp_path):
-    options = {"num_train_epochs": 3, "save_strategy": "epoch", "gradient_accumulation_steps": accumulation}
-    settings = {"count": 64 * accumulation, "options": options}
-    whole = make(tmp_path / "whole", sb.selective_backprop(1.0), **settings)
-    whole.train()
-    make(tmp_path / "part", sb.selective_backprop(1.0), callbacks=[Stops(at)], **settings).train()
-    part = make(tmp_path / "part", sb.selective_backprop(1.0), **settings)
-    part.train(resume_from_checkpoint=str(tmp_path / "part" / f"checkpoint-{at}"))
-    assert part.state.global_step == 24 and part.selective_loader.progress == 1
-    assert same(whole.model.state_dict(), part.model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -525,18 +477,7 @@ def test_evaluation_is_untouched(tmp_path):
     assert own.selective_loader.stats.offered == offered
 
 
-def test_an_evaluation_in_training_does_not_warn_of_eval_mode(tmp_path, caplog):
-    options = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 1}
-    make(tmp_path, sb.selective_backprop(0.5), count=64, options=options, eval_dataset=texts.classification(16)).train()
-    assert not any("in eval mode" in record.message for record in caplog.records)
-
-
-RESUMED = {
-    "sb": sb.selective_backprop(0.5),
-    "ledger": sb.methods.ledger_percentile(selectivity=0.5),
-    "window": sb.selective_backprop(0.5, start=0.3, end=0.6),
-    "everything": sb.traditional(),
-}
+RESUMED = {"sb": sb.selective_backprop(0.5), "ledger": sb.methods.ledger_percentile(selectivity=0.5)}
 SAVING = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 3, "gradient_accumulation_steps": 3}
 
 
@@ -563,19 +504,6 @@ def killed_at(folder, step, rank=0):
     trainer.train()
 
 
-def test_5_killed_and_resumed_from_trainers_checkpoint(tmp_path):
-    assert fork(functools.partial(killed_at, step=8), tmp_path) == [-signal.SIGKILL]
-    assert sorted(os.listdir(tmp_path / "killed")) == ["checkpoint-3", "checkpoint-6"]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        settings = {"collator": texts.collate_noisily, "options": SAVING}
-        killed = finished(make(tmp_path / "killed", RESUMED["sb"], **settings), resume_from_checkpoint=True)
-        assert same(killed, finished(make(tmp_path / "undisturbed", RESUMED["sb"], **settings)))
-    finally:
-        torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("kind", RESUMED)
 def test_5_resumed_from_any_checkpoint(kind, tmp_path):
     settings = {"collator": texts.collate_noisily, "options": SAVING | {"save_steps": 2}, "count": 91}
@@ -586,52 +514,16 @@ def test_5_resumed_from_any_checkpoint(kind, tmp_path):
         assert same(expected, found), name
 
 
-class DrawnOneByOne(torch.utils.data.Sampler):
-    def __len__(self):
-        return 91
-
-    def __iter__(self):
-        return (random.randrange(91) for _ in range(91))
-
-
-class DrawsOneByOne(SelectiveTrainer):
-    def _get_train_sampler(self, *_):
-        return DrawnOneByOne()
-
-
-def test_5_a_sampler_that_draws_while_the_epoch_runs_resumes_exactly(tmp_path):
-    """Saving lets it draw the rest of the epoch, so the random states must be those after it."""
-    options = SAVING | {"save_steps": 2, "gradient_accumulation_steps": 1}
-    settings = {"options": options, "count": 91, "kind": DrawsOneByOne}
-    expected = finished(make(tmp_path / "whole", RESUMED["sb"], **settings))
-    part = make(tmp_path / "part", RESUMED["sb"], **settings)
-    found = finished(part, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert same(expected, found)
-
-
-def test_resuming_from_the_end_of_an_epoch(tmp_path):
-    method, options = sb.selective_backprop(0.5), {"save_strategy": "epoch", "num_train_epochs": 3}
-    whole = make(tmp_path / "whole", method, options=options)
-    whole.train()
-    first = sorted(os.listdir(tmp_path / "whole"), key=lambda name: int(name.split("-")[1]))[0]
-    part = make(tmp_path / "part", method, options=options)
-    part.train(resume_from_checkpoint=str(tmp_path / "whole" / first))
-    assert same(whole.model.state_dict(), part.model.state_dict())
-    assert same(whole.selective_loader.stats.trained, part.selective_loader.stats.trained)
-
-
 def test_a_checkpoint_of_trainer_itself_is_refused(tmp_path):
     make(tmp_path, options={"max_steps": 3, "save_strategy": "steps", "save_steps": 3}).train()
-    with pytest.raises(
-        FileNotFoundError, match=r"has no selective_backprop\.pt: a trainer that selects did not save it"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"selective_backprop\.pt"):
         make(tmp_path, sb.top_k(0.5)).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize(
     ("method", "options", "settings", "error", "message"),
     [
-        ("sb", {}, {}, TypeError, "method must be a Method"),
+        ("sb", {}, {}, TypeError, "method"),
         (sb.top_k(0.5), {}, {"compute_loss_func": print}, ValueError, "pass loss_fn= too"),
         (sb.methods.composer_backprop(), {"max_steps": 5}, {}, ValueError, "use num_train_epochs"),
     ],
@@ -642,14 +534,11 @@ def test_what_cannot_work_is_refused_at_construction(method, options, settings, 
 
 
 def test_a_collator_that_joins_examples_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"joins the examples .* or SelectiveSFTTrainer with packing=True"):
+    with pytest.raises(ValueError, match="SelectiveSFTTrainer"):
         make(tmp_path, sb.ledger_backprop(), task="language", collator=DataCollatorWithFlattening())
 
 
-@pytest.mark.parametrize(
-    ("method", "epochs"),
-    [(sb.ledger_backprop(skip_at_least=0.01), 3), (sb.repeated_random(0.5), 2.5), (sb.top_k(0.5), 2)],
-)
+@pytest.mark.parametrize(("method", "epochs"), [(sb.repeated_random(0.5), 2.5), (sb.top_k(0.5), 2)])
 def test_trainers_progress_bar_ends_full(method, epochs, tmp_path):
     trainer = make(tmp_path, method, options={"disable_tqdm": False, "num_train_epochs": epochs})
     seen = []
@@ -669,7 +558,7 @@ def test_trainers_progress_bar_ends_full(method, epochs, tmp_path):
 def test_sequences_longer_than_the_model_are_refused(tmp_path):
     trainer = make(tmp_path, sb.ledger_backprop(), task="language", model=texts.gpt2)
     trainer.train_dataset = [{"input_ids": list(range(1, 101))}] * 20
-    with pytest.raises(ValueError, match=r"sequences of 100 tokens, but the model takes 64 .*: truncate them"):
+    with pytest.raises(ValueError, match=r"100 .*64"):
         trainer.train()
 
 
@@ -677,16 +566,7 @@ def test_batches_without_labels_are_refused(tmp_path):
     def collate(examples):
         return {key: value for key, value in texts.collate(examples).items() if key != "labels"}
 
-    with pytest.raises(ValueError, match="the batches have no labels, only input_ids, attention_mask"):
-        make(tmp_path, sb.top_k(0.5), collator=collate).train()
-
-
-def test_labels_that_are_no_tensor_need_another_loss(tmp_path):
-    def collate(examples):
-        batch = texts.collate(examples)
-        return {**batch, "labels": batch["labels"].tolist()}
-
-    with pytest.raises(ValueError, match="which do not fit here: pass loss_fn="):
+    with pytest.raises(ValueError, match=r"labels.*input_ids"):
         make(tmp_path, sb.top_k(0.5), collator=collate).train()
 
 
@@ -694,11 +574,11 @@ def test_labels_that_need_another_loss(tmp_path):
     data = [example | {"labels": float(example["labels"])} for example in texts.classification(40)]
     trainer = make(tmp_path, sb.top_k(0.5))
     trainer.model.num_labels, trainer.model.classifier = 1, torch.nn.Linear(16, 1)  # regression to whole numbers
-    with pytest.raises(ValueError, match="which do not fit here: pass loss_fn="):
+    with pytest.raises(ValueError, match="pass loss_fn="):
         trainer.train()
     trainer = make(tmp_path, sb.top_k(0.5))
     trainer.train_dataset = data
-    with pytest.raises(ValueError, match="which do not fit here: pass loss_fn="):
+    with pytest.raises(ValueError, match="pass loss_fn="):
         trainer.train()
     trainer = make(
         tmp_path,
