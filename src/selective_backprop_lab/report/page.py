@@ -111,7 +111,7 @@ def build_report(
     comparisons = compare_runs(runs)
     methods: dict[str, str] = {}
     for run in sorted((run for one in comparisons for run in one.runs), key=lambda run: order_of(run.label)):
-        methods.setdefault(method_and_budget(run.label)[0], run.method)
+        methods.setdefault(method_and_budget(run.label)[0], "matched_random" if run.is_matched else run.method)
     material = Material(methods, load, images, scores)
     for run in (run for run in runs if run.problem):
         material.leave_out(f"environment of {run.label}, seed {run.seed}", run.problem)

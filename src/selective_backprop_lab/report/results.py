@@ -15,7 +15,16 @@ from selective_backprop_lab.report.parts import Cell, Figure, Material, Notes, P
 from selective_backprop_lab.report.runs import PHASES, Comparison, Frame, Run, method_and_budget, table_of
 from selective_backprop_lab.study.curves import FACTORS, Curve
 from selective_backprop_lab.study.frontier import Frontier
-from selective_backprop_lab.study.standing import PLAIN, RANDOM, TARGETS, Standings, alerts, error_of, standings, winner
+from selective_backprop_lab.study.standing import (
+    PLAIN,
+    RANDOM,
+    TARGETS,
+    Standings,
+    alerts,
+    error_of,
+    standings,
+    winner,
+)
 from selective_backprop_lab.study.tables import arms_table, multiplier_cell, speed_up_table
 
 ERROR, SECONDS = Axis("error", "test error", log=True, percent=True), Axis("", "seconds")

@@ -18,7 +18,7 @@ from selective_backprop_lab.files.reading import read_json, visible
 from selective_backprop_lab.runs.records import read_records, require_number
 from selective_backprop_lab.runs.training import Record
 from selective_backprop_lab.study.curves import Curve
-from selective_backprop_lab.study.standing import PLAIN, LabelledRuns, Standings, standings
+from selective_backprop_lab.study.standing import AS, PLAIN, LabelledRuns, Standings, standings
 
 Frame = Any
 """A pandas DataFrame; pandas has no types of its own."""
@@ -49,7 +49,12 @@ class Run:
     @property
     def is_baseline(self) -> bool:
         """Whether the run is a baseline with the budget of another method."""
-        return self.label.partition(", ")[2].endswith("compute")
+        return self.label.partition(", ")[2].endswith("compute") or self.is_matched
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether it trains on random subsets of another method's sizes."""
+        return self.label.startswith(AS)
 
     @property
     def test_examples(self) -> int | None:
@@ -218,11 +223,12 @@ class Comparison:
 
     @cached_property
     def epochs(self) -> Frame:
-        """A row for every epoch of every label: sums from the beginning of the run, and errors, as means over seeds.
+        """A row for every epoch of every label, without random subsets of a method's sizes: means over seeds.
 
-        The columns `lowest` and `highest` are the seeds' lowest and highest errors.
+        Costs are sums from the beginning of the run. `lowest` and `highest` are the lowest and highest errors.
         """
-        groups = table_of([run for runs in self.by_label.values() for run in runs]).groupby(
+        every = [run for runs in self.by_label.values() for run in runs]
+        groups = table_of([run for run in every if not run.is_matched] or every).groupby(
             ["run", "method", "budget", "epoch"], sort=False
         )
         errors = groups["error"].agg(lowest="min", highest="max", seeds="count")

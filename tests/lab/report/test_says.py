@@ -334,3 +334,14 @@ def test_images_of_a_strangers_size_are_decoded_only_if_asked_for(tmp_path, monk
     assert not (tmp_path / "cache").exists()
     for paths in (True, False):  # once it is decoded, it may be used
         assert data_of(tmp_path / "data", paths=paths)(of_stranger).image_shape == (3, 30, 30)
+
+
+def test_random_subsets_of_the_methods_own_sizes_count_as_a_baseline():
+    ledger = lengths("ledger", "ledger_backprop", trained=50)
+    matched = lengths("random as ledger", "repeated_random", trained=50)
+    page = page_of([*PLAIN, *RANDOM, *ledger, *matched])
+    cell = page.row("multipliers", "ledger")[0]
+    assert cell.startswith("1.00x") and cell.endswith("[same]")
+    assert "wins" not in page.notes["findings"][0]
+    assert "Random subsets do as well as ledger" in page.notes["alerts"][0]
+    assert any(row["method"] == "random as ledger" for row in page.data["frontier-c0"])
