@@ -134,22 +134,6 @@ def test_regression_has_statistics_of_losses():
         found.by_class()
 
 
-def test_sequences_have_statistics_of_losses():
-    """Sequences: logits (N, C, T) and labels (N, T)."""
-    inputs = torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(0))
-    targets = torch.zeros(20, 3, dtype=torch.int64)
-    model, batches = nn.Conv1d(4, 5, 1), DataLoader(TensorDataset(inputs, targets), 5)
-    loader = sb.SelectiveLoader(
-        batches, model, sb.losses.PerExampleLoss(nn.CrossEntropyLoss(), "mean"), sb.traditional(), audit=True
-    )
-    for _ in range(2):
-        for batch in loader:
-            loader.loss(model(batch[0]), batch[1]).backward()
-    found = sb.audit(loader, features=inputs.flatten(1))
-    assert "sequences" in found.notes[0]
-    assert torch.equal(found.diet_scores(), torch.from_numpy(found.mean_loss).float())
-
-
 def test_other_data_are_refused(noisy, tmp_path):
     images, labels, *_ = noisy
     dynamics = trained(sb.traditional(), labels, images, epochs=1).dynamics
@@ -176,14 +160,6 @@ def test_the_file_holds_every_column(full, tmp_path):
     for name, column in full.columns().items():
         kind = str if name == "kind" else type(column[0].item())
         assert [kind(row[name]) for row in rows] == column.tolist()
-
-
-def test_what_is_not_known_is_empty(tmp_path):
-    dynamics = Dynamics(2)
-    dynamics.record(torch.tensor([0]), torch.tensor([0.5]), 0)
-    sb.audit(dynamics).save(tmp_path / "audit.csv")
-    first, second = csv.DictReader((tmp_path / "audit.csv").read_text().splitlines())
-    assert (first["last_loss"], first["wrong"], second["last_loss"]) == ("0.5", "", "")
 
 
 @pytest.mark.parametrize("name", ["audit.jsonl", "audit.parquet", "audit"])
