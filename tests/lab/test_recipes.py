@@ -76,7 +76,7 @@ def test_the_nearest_name_is_suggested():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RECIPES["digits"].with_(epochs=0), "epochs must be at least 1, got 0"),
+        (lambda: RECIPES["digits"].with_(epochs=0), "epochs must be a whole number, at least 1, got 0"),
         (lambda: RECIPES["digits"].with_(lr=-1), "lr must be positive, got -1"),
         (lambda: RECIPES["digits"].with_(selectivity=2), r"selectivity must be in \(0, 1\], got 2"),
     ],

@@ -179,7 +179,7 @@ def test_every_named_method_can_be_made():
         ("xyz", {}, "there is no method 'xyz': there are composer_backprop, diet, "),
         ("top_k", {"every": 3}, "top_k has no option 'every'.* Its options are selectivity, scoring"),
         ("top_k", {"proxy": "small_cn"}, "there is no model 'small_cn': did you mean small_cnn"),
-        ("top_k", {"proxy": 3}, "proxy must be a word, got 3"),
+        ("top_k", {"proxy": 3}, "there is no model '3'"),
         ("top_k", {"proxy": "small_cnn", "train_every": -1}, "train_every must be a whole number .* got -1"),
         ("top_k", {"train_every": 2}, "train_every needs a proxy to learn: give proxy=MODEL too"),
         ("ledger", {"proxy": "small_cnn"}, "ledger_backprop has no option 'proxy'"),

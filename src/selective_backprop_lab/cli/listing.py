@@ -70,26 +70,25 @@ def list_names(
 
 
 def _method(screen: Screen, name: str) -> None:
-    from selective_backprop_lab.runs.methods import recipe_settings
+    from selective_backprop_lab.runs.methods import RECIPE_SETTINGS
 
     about = _about(name)
     screen.say(f"{name}{'[@SELECTIVITY]' if about['selectivity'] else ''}[:OPTION=VALUE,...]\n\n{about['about']}\n")
     told = (key if value is None else f"{key}={value}" for key, value in about["options"].items())
     screen.say(f"options and their defaults: {', '.join(told)}\n")
-    settings = sorted(recipe_settings())
+    settings = sorted(RECIPE_SETTINGS)
     screen.say(f"settings of the recipe that an option may change: {', '.join(settings)}")
     screen.result(about | {"recipe_settings": settings})
 
 
 def _about(name: str) -> dict[str, Any]:
     """What a method does, and its options with their defaults."""
-    from selective_backprop_lab.runs.methods import defaults_of, function_of, has_selectivity, options_of, short_name
+    from selective_backprop_lab.runs.methods import function_of, has_selectivity, options_of, short_name
 
-    defaults = defaults_of(name)
     return {
         "name": name,
         "short": short_name(name),
         "about": (inspect.getdoc(function_of(name)) or "").partition("\n")[0],
         "selectivity": has_selectivity(name),
-        "options": {option: defaults.get(option) for option in options_of(name) if option != "selectivity"},
+        "options": {key: value for key, value in options_of(name).items() if key != "selectivity"},
     }

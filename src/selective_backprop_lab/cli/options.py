@@ -34,7 +34,7 @@ class DataOptions:
     data_dir: DataDir = None
     image_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Height and width to resize images to. Default: the recipe's, or none."),
+        typer.Option(min=1, metavar="N", help="Height and width to resize images to. Default: the recipe's, or none."),
     ] = None
     validation: Annotated[
         float, typer.Option(help="Test on this fraction of the training data, not on the test set: to choose settings.")

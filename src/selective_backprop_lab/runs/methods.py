@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from torch import nn
 
@@ -74,43 +73,38 @@ def function_of(name: str) -> Callable[..., sb.Method]:
 
 # ---- options
 
-_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word", type(None): "None"}
-_OF_PROXY: dict[str, Any] = {"proxy": str, "train_every": int, "train_share": float}
+_OF_PROXY = ("proxy", "train_every", "train_share")
 """Options of every method with a selection pass: a smaller network scores for the one being trained."""
-_BY_NAME: dict[str, dict[str, Any]] = {
+_BY_NAME = {
+    "diet": ("selectivity",),
     "proxy_backprop": _OF_PROXY,
-    "recorded_backprop": {"run": str},
-    "repeated_random": {"shares": Any},
-    "diet": {"selectivity": float, "scores": str, "method": str},
+    "recorded_backprop": ("run",),
+    "repeated_random": ("shares",),
 }
-"""Options that name a run, a network, a file or a method, where the library takes an object."""
+"""Options that name a run or a network, where the library takes an object."""
+RECIPE_SETTINGS = tuple(
+    item.name
+    for item in dataclasses.fields(Recipe)
+    if item.name not in ("method", "selectivity", "options", "decay", "source")
+)
+"""Settings of a recipe that an option may change for one method, such as lr."""
 
 
 @cache
 def options_of(name: str) -> dict[str, Any]:
-    """Annotations of a method's options by their names, read from its signature.
+    """Defaults of a method's options by their names, read from its signature; None for those without one.
 
-    Options that take tensors or models, such as classes, are for Python only and left out.
-
-    >>> "warmup_epochs" in options_of("top_k"), "classes" in options_of("selective_backprop")
-    (True, False)
+    >>> options_of("infobatch")["prune"], "warmup_epochs" in options_of("top_k")
+    (0.5, True)
     """
-    function, found = function_of(name), dict[str, Any]()
-    hints = get_type_hints(function, include_extras=True)
-    for parameter in inspect.signature(function).parameters.values():
+    found = dict[str, Any]()
+    for parameter in inspect.signature(function_of(name), eval_str=True).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            for shared in get_args(hints.get(parameter.name)):  # of Unpack[...]
-                found |= get_type_hints(shared)
+            for shared in get_args(parameter.annotation):  # of Unpack[...]
+                found |= dict.fromkeys(get_type_hints(shared))
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            found[parameter.name] = hints.get(parameter.name, Any)
-    found = {key: kind for key, kind in found.items() if any(_is_plain(part) for part in _parts(kind))}
-    return found | _BY_NAME.get(name, {}) | (_OF_PROXY if "scoring" in found else {})
-
-
-def defaults_of(name: str) -> dict[str, Any]:
-    """Defaults of a method's options, as far as its signature has them."""
-    parameters = inspect.signature(function_of(name)).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+            found[parameter.name] = None if parameter.default is parameter.empty else parameter.default
+    return found | dict.fromkeys((*_BY_NAME.get(name, ()), *(_OF_PROXY if "scoring" in found else ())))
 
 
 def has_selectivity(name: str) -> bool:
@@ -127,57 +121,15 @@ def has_beta(name: str, options: dict[str, Any]) -> bool:
     return "beta" in options and name in METHODS and "beta" in options_of(name)
 
 
-def recipe_settings() -> dict[str, Any]:
-    """Settings of a recipe that an option may change for one method, such as lr: their annotations by name."""
-    hints = get_type_hints(Recipe)
-    return {name: hints[name] for name in hints if name not in ("method", "selectivity", "options", "decay", "source")}
-
-
-def check_type(name: str, value: Any, kind: Any) -> None:
-    """Raise a ValueError that says what `name` must be, if the value does not fit the annotation.
-
-    >>> check_type("max_age", None, int | None), check_type("loss_share", 1, float | None)
-    (None, None)
-    >>> check_type("score", "los", Literal["loss", "gradient_norm"])
-    Traceback (most recent call last):
-    ValueError: score must be loss or gradient_norm, got 'los': did you mean loss?
-    """
-    wanted = [part for part in _parts(kind) if _is_plain(part) or part is type(None)]
-    if Any in wanted or any(_fits(value, part) for part in wanted):
+def _require_known(name: str, options: Iterable[str]) -> None:
+    """Raise for an option that the method does not have."""
+    parameters = inspect.signature(function_of(name)).parameters.values()
+    if ":" in name and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    choices = [str(choice) for part in wanted for choice in get_args(part)]
-    words = [*choices, *(_WORDS[part] for part in wanted if part in _WORDS)]
-    raise ValueError(f"{name} must be {' or '.join(words)}, got {value!r}{suggestion(str(value), choices)}")
-
-
-def _parts(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _is_plain(part: Any) -> bool:
-    return part in (bool, int, float, str, Any) or get_origin(part) is Literal
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if isinstance(value, bool):  # which Python counts as a whole number
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _check_options(name: str, options: dict[str, Any]) -> None:
-    """Raise for an option that the method does not have, or that has a wrong type."""
-    known, function = options_of(name), function_of(name)
-    takes_any = ":" in name and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    for key, value in options.items():
-        if key in known:
-            check_type(key, value, known[key])
-        elif name == "diet" and isinstance(inner := options.get("method", "sb"), str):
-            _check_options(full_name(inner), {key: value})
-        elif not takes_any:
-            hint = suggestion(key, [*known, *recipe_settings()]) or "."
-            raise ValueError(f"{name} has no option {key!r}{hint} Its options are {', '.join(known)}")
+    for key in options:
+        if key not in options_of(name):
+            hint = suggestion(key, [*options_of(name), *RECIPE_SETTINGS]) or "."
+            raise ValueError(f"{name} has no option {key!r}{hint} Its options are {', '.join(options_of(name))}")
 
 
 # ---- making a method
@@ -208,7 +160,8 @@ def make_method(
     2
     """
     name, given = full_name(name), dict(options or {})
-    _check_options(name, given)
+    inner = {key: given.pop(key) for key in given.keys() - options_of(name)} if name == "diet" else {}
+    _require_known(name, given)
     told = ",".join(f"{key}={value}" for key, value in given.items()) or "its defaults"
     of_proxy = {key: given.pop(key) for key in _OF_PROXY if key in given}
     if name == "proxy_backprop":
@@ -217,7 +170,7 @@ def make_method(
     elif "proxy" in of_proxy:
         if "scoring" in given:
             raise ValueError(f"a proxy scores in a way of its own: leave out scoring={given['scoring']}")
-        given["scoring"] = sb.scorers.proxy(make_network(of_proxy.pop("proxy")), **of_run, **of_proxy)
+        given["scoring"] = sb.scorers.proxy(make_network(str(of_proxy.pop("proxy"))), **of_run, **of_proxy)
     elif of_proxy:
         raise ValueError(f"{' and '.join(of_proxy)} needs a proxy to learn: give proxy=MODEL too")
     if "shares" in given:  # one per epoch, as another method trained on them
@@ -227,8 +180,7 @@ def make_method(
         given["record"] = read_selections(Path(run))
     elif name == "diet":
         scores = _needed(name, given, "scores", "FILE, a file of scores as `diet score` writes it")
-        inner = {key: given.pop(key) for key in given.keys() - options_of(name)}
-        inner_name, share = given.pop("method", "sb"), given.pop("selectivity", selectivity)
+        inner_name, share = str(given.pop("method", "sb")), given.pop("selectivity", selectivity)
         method = make_method(inner_name, share, inner, make_network, of_run)
         given |= {"method": method, "scores": sb.pruning.load_scores(scores)}
     if has_selectivity(name) and name != "diet" and not has_beta(name, given):

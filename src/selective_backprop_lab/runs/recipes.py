@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from selective_backprop.options import require_numbers
 from selective_backprop_lab.names import unknown
 
 
@@ -81,9 +82,11 @@ class Recipe:
     """Other options that the source uses with the method."""
 
     def __post_init__(self) -> None:
+        names = ("lr", "momentum", "weight_decay", "padding", "cutout")
+        require_numbers(**{name: getattr(self, name) for name in names})
         for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number, at least 1, got {getattr(self, name)!r}")
         if self.optimizer not in ("sgd", "adamw"):
             raise ValueError(f"optimizer must be sgd or adamw, got {self.optimizer!r}")
         if self.lr <= 0:

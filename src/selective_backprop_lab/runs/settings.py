@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from selective_backprop.options import require_numbers
 from selective_backprop.sampler.checks import check_seed
 from selective_backprop_lab.runs.recipes import Recipe
 
@@ -29,6 +30,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        require_numbers(label_noise=self.label_noise, validation=self.validation)
         for name in ("label_noise", "validation"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from selective_backprop.functional import selectivity_from_beta
 from selective_backprop_lab.data.datasets import ImageSet
 from selective_backprop_lab.runs.experiment import Entry, Show, run_in_turns
-from selective_backprop_lab.runs.methods import MethodSpec, check_type, has_beta, recipe_settings
+from selective_backprop_lab.runs.methods import RECIPE_SETTINGS, MethodSpec, has_beta
 from selective_backprop_lab.runs.recipes import Recipe
 from selective_backprop_lab.runs.training import Observer, Settings
 from selective_backprop_lab.study.curves import Curve
@@ -27,11 +27,8 @@ def settings_for(spec: MethodSpec, recipe: Recipe, **more: object) -> Settings:
     >>> settings.recipe.lr, settings.options
     (0.2, {'loss_share': 0.8})
     """
-    of_recipe = recipe_settings()
-    changes = {name: value for name, value in spec.options.items() if name in of_recipe}
-    for name, value in changes.items():
-        check_type(name, value, of_recipe[name])
-    options = {name: value for name, value in spec.options.items() if name not in of_recipe}
+    changes = {name: value for name, value in spec.options.items() if name in RECIPE_SETTINGS}
+    options = {name: value for name, value in spec.options.items() if name not in RECIPE_SETTINGS}
     if spec.method == recipe.method:
         options = recipe.options | options
     selectivity = recipe.selectivity if spec.selectivity is None else spec.selectivity

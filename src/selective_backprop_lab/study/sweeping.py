@@ -5,18 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
+from selective_backprop.options import require_numbers
 from selective_backprop_lab.names import suggestion
 from selective_backprop_lab.runs.experiment import Entry
-from selective_backprop_lab.runs.methods import (
-    MethodSpec,
-    check_type,
-    has_selectivity,
-    options_of,
-    parse_value,
-    recipe_settings,
-)
+from selective_backprop_lab.runs.methods import RECIPE_SETTINGS, MethodSpec, has_selectivity, options_of, parse_value
 from selective_backprop_lab.runs.recipes import RECIPES, Decay, Recipe
 from selective_backprop_lab.runs.training import Settings
 from selective_backprop_lab.study.comparison import settings_for
@@ -61,14 +54,10 @@ def sweep_entries(
             entries.setdefault(label, Entry(label, settings))
     for name in combinations[0].keys() - used:
         options = {option for spec in specs for option in options_of(spec.method)}
-        known = sorted({*recipe_settings(), *options, "selectivity", "label_noise", "schedule"})
+        known = sorted({*RECIPE_SETTINGS, *options, "selectivity", "label_noise", "schedule"})
         hint = suggestion(name, known) or f". What can be varied here: {', '.join(known)}"
         raise ValueError(f"none of the methods has {name!r}, nor has the recipe{hint}")
     return list(entries.values())
-
-
-_KINDS: dict[str, Any] = recipe_settings() | {"label_noise": float, "selectivity": float, "schedule": str}
-"""Annotations of what can be varied for all methods."""
 
 
 def _at(
@@ -77,15 +66,14 @@ def _at(
     """Settings of a method at a combination, and the part of it that applies to the method."""
     kept: Combination = {}
     for name, value in combination.items():
-        if name in _KINDS:
-            check_type(name, value, _KINDS[name])
         if name == "label_noise":
             more = more | {name: value}
         elif name == "schedule":
             recipe = recipe.with_(decay=_decay(str(value)))
         elif name == "selectivity" and has_selectivity(spec.method):
+            require_numbers(selectivity=value)
             spec = spec.at(float(str(value)))
-        elif name in recipe_settings():
+        elif name in RECIPE_SETTINGS:
             recipe = recipe.with_(**{name: value})
         elif name in options_of(spec.method):
             spec = dataclasses.replace(spec, options=spec.options | {name: value})
