@@ -61,11 +61,6 @@ def test_scoring_sees_the_smaller_input():
     assert seen == [(6, 3, 4, 4)]
 
 
-def test_at_least_one_is_kept():
-    x, _ = select_using_loss(torch.randn(3, 4), torch.zeros(3).long(), nn.Linear(4, 2), F.cross_entropy, keep=0.1)
-    assert len(x) == 1
-
-
 def test_leaves_no_trace():
     model = conv_net(4)
     trace, states = model_trace(model), global_random_states()
@@ -100,17 +95,7 @@ def test_scaling_needs_3_to_5_dimensions(shape):
         select_using_loss(torch.randn(shape), torch.zeros(4).long(), nn.Flatten(), F.cross_entropy, scale_factor=0.5)
 
 
-def test_scale_factor_above_1():
-    with pytest.raises(ValueError, match=r"scale_factor must be <= 1"):
-        select_using_loss(torch.randn(4, 2, 2), torch.zeros(4).long(), nn.Flatten(), F.cross_entropy, scale_factor=1.5)
-
-
 @pytest.mark.parametrize("loss", [lambda outputs, targets: outputs.sum(), copy.copy])
 def test_loss_without_reduction(loss):
     with pytest.raises(TypeError, match="must take a keyword argument `reduction`"):
         select_using_loss(torch.randn(4, 2), torch.zeros(4).long(), nn.Linear(2, 2), loss)
-
-
-def test_loss_that_is_not_callable():
-    with pytest.raises(TypeError, match="Loss function must be callable, got str"):
-        select_using_loss(torch.randn(4, 2), torch.zeros(4).long(), nn.Linear(2, 2), "cross_entropy")

@@ -127,12 +127,6 @@ def test_weights_where_the_ignored_target_is_no_class_and_classes_have_weights(i
     torch.testing.assert_close(loss.for_training(outputs, labels, weights)[0], wanted)
 
 
-def test_weights_that_are_all_the_same_multiply_any_mean():
-    for loss_fn in (nn.CrossEntropyLoss(weight=class_weights), nn.CrossEntropyLoss(ignore_index=2)):
-        got, _ = PerExampleLoss(loss_fn).for_training(outputs, targets, torch.full((6,), 3.0))
-        torch.testing.assert_close(got, 3 * loss_fn(outputs, targets))
-
-
 def own_class_weights(outputs, targets, reduction="mean"):
     return F.cross_entropy(outputs, targets, class_weights, reduction=reduction)
 
@@ -173,19 +167,6 @@ def test_weights_of_a_mean_of_sequence_means():
     logits, labels = torch.randn(2, 3, 4), torch.tensor([[1, 2, 3], [1, -100, -100]])
     got, losses = PerExampleLoss(mean_of_sequences, "mean").for_training(logits, labels, torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(got, (losses[0] + 2 * losses[1]) / 2)
-
-
-def test_weights_of_a_mean_that_half_precision_hardly_tells_from_another():
-    logits, labels = torch.linspace(-0.2, 0.2, 24).view(2, 3, 4).bfloat16(), torch.tensor([[1, 2, 3], [1, -100, -100]])
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    of_tokens, of_sequences = losses.sum() / 4, mean_of_sequences(logits, labels)
-    assert 0 < abs(of_tokens - of_sequences) < 0.03 * of_sequences, "both are within rounding"
-    logits.requires_grad_()
-    PerExampleLoss(mean_of_sequences, "mean").for_training(logits, labels, torch.tensor([1.0, 2.0]))[0].backward()
-    got, logits.grad = logits.grad, None
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
-    (losses[0] / 3 / 2 + losses[1]).backward()
-    torch.testing.assert_close(got, logits.grad, rtol=0.02, atol=1e-3)
 
 
 def test_weights_when_all_losses_are_zero():
@@ -241,66 +222,41 @@ def test_one_value_per_example_needs_no_reducer():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: PerExampleLoss("mse"), TypeError, "loss_fn must be callable, got str"),
-        (
-            lambda: PerExampleLoss(F.mse_loss, "median"),
-            ValueError,
-            "must be one of mean, sum, max or a function, got 'm",
-        ),
+        (lambda: PerExampleLoss("mse"), TypeError, "str"),
+        (lambda: PerExampleLoss(F.mse_loss, "median"), ValueError, "mean, sum, max"),
         (
             lambda: PerExampleLoss(lambda o, t: F.cross_entropy(o, t)).per_example(outputs, targets),
             ValueError,
-            "returned a single number for the whole batch, but one loss per example is needed.* A contrastive loss",
+            "single number",
         ),
         (
             lambda: PerExampleLoss(nn.MSELoss(reduction="sum")).per_example(torch.ones(3, 2), torch.ones(3, 2)),
             ValueError,
-            r"shape \(3, 2\) for 3 examples: .*PerExampleLoss\(loss_fn, reducer\).*'mean', 'sum', 'max'",
+            r"\(3, 2\) for 3 .*PerExampleLoss\(loss_fn, reducer\)",
         ),
         (
             lambda: PerExampleLoss(nn.CrossEntropyLoss()).per_example(token_logits.transpose(1, 2), token_labels),
             ValueError,
-            r"shape \(3, 4\) for 3 examples",
+            r"\(3, 4\) for 3 examples",
         ),
         (
             lambda: PerExampleLoss(lambda o, t, reduction="mean": o - t).per_example(torch.ones(3, 1), torch.ones(3)),
             ValueError,
-            r"outputs are \(3, 1\) and targets \(3,\), make their shapes equal",
+            r"\(3, 1\) .*\(3,\)",
         ),
         (
             lambda: PerExampleLoss(nn.MSELoss()).per_example(torch.ones(3), torch.ones(3), 4),
             ValueError,
-            r"shape \(3,\) for 4 examples",
+            r"\(3,\) for 4 examples",
         ),
-        (
-            lambda: PerExampleLoss(lambda o, t: o.flatten() - t.flatten()).per_example(
-                torch.ones(3, 2), torch.ones(3, 2), 3
-            ),
-            ValueError,
-            r"shape \(6,\) for 3 examples, maybe one per token: let it return them in the shape of the targets",
-        ),
-        (
-            lambda: PerExampleLoss(lambda o, t: o - t).per_example(torch.ones(3, 1), torch.ones(3)),
-            ValueError,
-            r"shape \(3, 3\) for 3 examples: .* if outputs are \(3, 1\) and targets \(3,\), make their shapes equal",
-        ),
-        (
-            lambda: PerExampleLoss(nn.CTCLoss()),
-            TypeError,
-            r"two arguments, .* but CTCLoss\(log_probs.*'input_lengths'\): put what else it needs into the targets",
-        ),
-        (lambda: PerExampleLoss(lambda o, t, mask: o), TypeError, r"<lambda>\(o, t, mask\) does not take these"),
-        (lambda: PerExampleLoss(lambda o: o), TypeError, r"<lambda>\(o\) does not take these \(too many positional"),
+        (lambda: PerExampleLoss(nn.CTCLoss()), TypeError, "CTCLoss"),
+        (lambda: PerExampleLoss(lambda o: o), TypeError, "positional"),
         (
             lambda: PerExampleLoss(token_cross_entropy).per_example((outputs, None), targets),
             TypeError,
-            r"takes logits, a tensor, and got a tuple: .* pass forward= to the loader",
+            "pass forward=",
         ),
-        (
-            lambda: PerExampleLoss(lambda o, t: 1.5).per_example(outputs, targets),
-            TypeError,
-            "must return a tensor with one loss per example, got float",
-        ),
+        (lambda: PerExampleLoss(lambda o, t: 1.5).per_example(outputs, targets), TypeError, "float"),
     ],
 )
 def test_bad_losses(make, error, message):
@@ -380,12 +336,6 @@ def test_padding_does_not_count_beside_a_token_that_is_certain(ignored, pack):
     torch.testing.assert_close(found, torch.tensor([2.0, 3.0]))
 
 
-def test_what_a_mask_leaves_out_does_not_count_beside_a_token_that_is_certain():
-    losses, mask = torch.tensor([[0.0, 2.0, 4.0], [3.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
-    found = PerExampleLoss(lambda _, targets: losses, "mean").per_example(None, {"mask": mask})
-    torch.testing.assert_close(found, torch.tensor([2.0, 3.0]))
-
-
 def test_signs_are_no_marks():
     """A hinge loss of several labels, by which all negative ones are far enough away."""
     losses, signs = torch.tensor([[0.0, 2.0], [0.0, 4.0]]), torch.tensor([[-1, 1], [-1, 1]])
@@ -404,8 +354,3 @@ def test_weights_of_sequences_keep_the_scale_of_the_mean_over_tokens():
     loss, _ = PerExampleLoss(token_cross_entropy, "mean").for_training(token_logits, token_labels, weights)
     tokens = weights @ torch.tensor([4.0, 2.0, 0.0])
     torch.testing.assert_close(loss, weights.mean() * (by_token.sum(1) * weights).sum() / tokens)
-
-
-def test_mean_of_largest_of_none():
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-        mean_of_largest(0)

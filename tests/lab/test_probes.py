@@ -104,20 +104,6 @@ def test_gradients_agree_with_those_of_plain_backward(tmp_path):
     assert not list(rows)
 
 
-def test_larger_parts_agree_better(tmp_path):
-    training = one_epoch(settings_for())
-    GradientProbe(tmp_path)(training, training.records[0])
-    found = read_gradients(tmp_path)
-    assert found.cosine.shape == (1, 8 * 2 * 6)
-    for highest in (True, False):
-        cosines = [
-            found.cosine[(found.highest == highest) & np.isclose(found.fraction, fraction)].mean()
-            for fraction in (0.05, 1 / 3, 0.75)
-        ]
-        assert cosines == sorted(cosines)
-        assert cosines[-1] > 0.6
-
-
 # ---- confidence
 
 
@@ -190,26 +176,4 @@ def test_by_default_first_middle_and_last(tmp_path):
     assert read_gradients(tmp_path).epochs == read_confidence(tmp_path).epochs == [0, 2, 4]
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["gradient"], r"there is no probe 'gradient': did you mean gradients\?"),
-        (["xyz"], "there is no probe 'xyz': there are gradients, confidence"),
-    ],
-)
-def test_what_cannot_be_probed(names, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        make_probes(names, tmp_path)
-
-
-def test_names_given_twice_are_probed_once(tmp_path):
-    assert len(make_probes(["confidence", "confidence"], tmp_path)) == 1
-
-
 # ---- files
-
-
-@pytest.mark.parametrize("read", [read_gradients, read_confidence])
-def test_what_was_not_probed(read, tmp_path):
-    with pytest.raises(ValueError, match=r"there is no .*probes.*: was it asked for when the run was made"):
-        read(tmp_path)
