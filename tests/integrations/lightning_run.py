@@ -43,7 +43,7 @@ class Digits(L.LightningModule):
         self.slots.append((self.current_epoch, batch_idx))
         loader = self.trainer.train_dataloader
         if hasattr(loader, "selection"):
-            given = loader.selection.loader.batch
+            given = loader.selection.batch
             assert given.data[1] is targets or torch.equal(given.data[1], targets), "fetched ahead of the step"
             self.ids.append(given.ids.tolist())
         self.learning_rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -15,14 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from selective_backprop.integrations import is_missing
-from selective_backprop.integrations.pacing import Slots
+from selective_backprop.integrations.steps import pull_step
 from selective_backprop.loader.checks import check_on_stats
 from selective_backprop.loader.reporting import OnStats
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.method import Method, require_method
 from selective_backprop.sampler.stats import Stats
-from selective_backprop.types import Forward
+from selective_backprop.types import Batch, Forward
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -86,7 +87,11 @@ class SelectiveBackprop(Callback):
         self.random_state = random_state
         self._options: dict[str, Any] = {"batch_size": batch_size, "transform": transform, "on_stats": on_stats}
         self.trainer: Trainer | None = None
-        self.slots: Slots | None = None
+        self._loader: SelectiveLoader | None = None
+        self._num_slots = self._given = 0  # slots of an epoch, and how many of this one were given out
+        self._window: deque[Batch | None] = deque()  # the next slots, up to the next optimizer step
+        self._is_over = False  # whether this epoch has no more batches
+        self._batch: Batch | None = None
         self._follows_empty_slot = False
         self._saved: dict[str, Any] | None = None
         self._epoch_began_with = Stats()
@@ -94,13 +99,16 @@ class SelectiveBackprop(Callback):
     @property
     def loader(self) -> SelectiveLoader:
         """The loader, with its stats, ledger and progress. It exists once `Trainer.fit` has begun."""
-        return self._begun.loader
+        if self._loader is None:
+            raise RuntimeError("selection begins in Trainer.fit, with callbacks=[selection] and selection.wrap(loader)")
+        return self._loader
 
     @property
-    def _begun(self) -> Slots:
-        if self.slots is None:
-            raise RuntimeError("selection begins in Trainer.fit, with callbacks=[selection] and selection.wrap(loader)")
-        return self.slots
+    def batch(self) -> Batch:
+        """The batch of the current training step, with its ids, weights and probabilities."""
+        if self._batch is None:
+            raise RuntimeError("no batch is trained on now")
+        return self._batch
 
     def wrap(self, loader: Iterable[Any]) -> SelectedBatches:
         """Wrap the training loader. Pass the result to `Trainer.fit`, or return it from `train_dataloader`."""
@@ -118,7 +126,11 @@ class SelectiveBackprop(Callback):
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Compute the weighted loss in `training_step`, and record it in the ledger. See `SelectiveLoader.loss`."""
-        return self.loader.loss(outputs, targets)
+        return self.loader.loss(outputs, targets, self.batch)
+
+    def weights(self) -> Tensor:
+        """Return the weights of the current batch, to apply them yourself. See `SelectiveLoader.weights`."""
+        return self.loader.weights(self.batch)
 
     # ---- Lightning's hooks
 
@@ -135,8 +147,8 @@ class SelectiveBackprop(Callback):
         for name in ("reload_dataloaders_every_n_epochs", "overfit_batches"):
             if getattr(trainer, name):
                 raise ValueError(f"selection does not go with {name}={getattr(trainer, name)}")
-        if trainer is not self.trainer or (self.slots is not None and self.slots.loader.model is not pl_module):
-            self.slots = None  # another run
+        if trainer is not self.trainer or (self._loader is not None and self._loader.model is not pl_module):
+            self._loader = None  # another run
         self.trainer = trainer
         self._during_fit.enter_context(warnings.catch_warnings())
         for message in _EXPECTED_WARNINGS:
@@ -165,10 +177,11 @@ class SelectiveBackprop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.loader.stepper.end_step()
+        if self._batch is not None:
+            self.loader.stepper.check(self._batch)
         self._follows_empty_slot = batch is None
         if trainer.is_last_batch:
-            self._begun.end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
+            self._end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
         if batch is None:
             # Lightning leaves this out, and could not tell from a checkpoint saved now where to go on.
             trainer.fit_loop.epoch_loop.batch_progress.increment_started()
@@ -185,9 +198,14 @@ class SelectiveBackprop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all ranks' states. It goes into every checkpoint. Lightning loads no loader's state between epochs."""
-        if self.slots is None or self.trainer is None:
+        if self._loader is None or self.trainer is None:
             return {"ranks": None}  # saved before training began, as by LearningRateFinder, which tries steps then
-        state = {"slots": self.slots.state_dict(), "epoch_began_with": self._epoch_began_with.state_dict()}
+        state: dict[str, Any] = {
+            "loader": self._loader.state_dict(),
+            "given": self._given,
+            "is_over": self._is_over,
+            "epoch_began_with": self._epoch_began_with.state_dict(),
+        }
         if self.random_state:
             state["random"] = _random_state(self.trainer.strategy.root_device)
         if self.trainer.world_size == 1:
@@ -202,7 +220,7 @@ class SelectiveBackprop(Callback):
         if not state_dict or self.trainer is None:
             return
         ranks, world_size = state_dict["ranks"], self.trainer.world_size
-        self.slots = None  # made anew, with the state, when batches are asked for
+        self._loader = None  # made anew, with the state, when batches are asked for
         if ranks is None:
             return
         if len(ranks) != world_size:
@@ -212,9 +230,49 @@ class SelectiveBackprop(Callback):
             )
         self._saved = ranks[self.trainer.global_rank]
 
+    # ---- slots
+
+    def uses(self, loader: SelectiveLoader) -> bool:
+        """Whether this is the loader of the current run."""
+        return loader is self._loader
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of an epoch: as many as plain training has batches."""
+        return self._num_slots
+
+    def slots(self) -> Iterator[Any]:
+        """Give out the slots of one epoch, or the rest of the one that was under way when the state was saved."""
+        if self.loader.stepper.epoch is not None:
+            self._end_epoch()  # the iteration before this one was left early
+        for _ in range(self._given, self._num_slots):
+            if not self._window:
+                self._window.extend(self._next_window())
+            self._given += 1
+            self._batch = self._window.popleft()
+            yield None if self._batch is None else self._batch.data
+
+    def _next_window(self) -> list[Batch | None]:
+        """Fill the slots up to the next optimizer step, or leave all of them empty."""
+        assert self.trainer is not None
+        size = min(self.trainer.accumulate_grad_batches, self._num_slots - self._given)
+        # Empty only if the slots after them suffice, even if all further candidates are selected, besides those that
+        # wait. The small number corrects the rounding of the fraction.
+        offered = self.loader.stepper.fraction * self._num_slots + 1e-6
+        if self._is_over or offered >= self._given + size + self._most_waiting:
+            return [None] * size
+        window, self._is_over = pull_step(self.loader, size)
+        return window
+
+    def _end_epoch(self) -> None:
+        """End the epoch. Slots that have not been given out are dropped."""
+        self.loader.stepper.end_epoch()
+        self._window.clear()
+        self._given, self._is_over = 0, False
+
     # ---- the loader inside
 
-    def select_from(self, loader: Iterable[Any]) -> Slots:
+    def select_from(self, loader: Iterable[Any]) -> SelectiveLoader:
         """Make the loader that selects, around the one that Lightning prepares. The trainer must have its devices."""
         if (trainer := self.trainer) is None:
             raise RuntimeError("selection begins in Trainer.fit, and the trainer needs callbacks=[selection]")
@@ -233,13 +291,18 @@ class SelectiveBackprop(Callback):
         )
         selective.stepper.call_in_errors(
             loss="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
-            weights="loader.weights() of your SelectiveBackprop",
+            weights="weights() of your SelectiveBackprop",
         )
-        self.slots, self._epoch_began_with = Slots(selective, trainer.accumulate_grad_batches), Stats()
+        self._loader, self._num_slots, self._epoch_began_with = selective, len(selective), Stats()
+        self._given, self._is_over, self._batch = 0, False, None
+        self._window.clear()
+        size = selective.batch_size or 1
+        self._most_waiting = 2 + -(-(getattr(inner, "batch_size", None) or size) // size)  # batches
         if self._saved is not None:
-            self.slots.load_state_dict(self._saved["slots"])
+            selective.load_state_dict(self._saved["loader"])
+            self._given, self._is_over = self._saved["given"], self._saved["is_over"]
             self._epoch_began_with.load_state_dict(self._saved["epoch_began_with"])
-        return self.slots
+        return selective
 
     def _forward(self, model: torch.nn.Module, batch: Any) -> tuple[Any, Any]:
         """Run the model in the precision of the training step, and return outputs in float32 for the loss."""
@@ -260,28 +323,28 @@ class SelectedBatches:
     def __init__(self, selection: SelectiveBackprop, loader: Iterable[Any]) -> None:
         self.selection = selection
         self._user_loader = loader
-        self._made: Slots | None = None
+        self._made: SelectiveLoader | None = None
 
     @property
-    def _slots(self) -> Slots:
+    def _loader(self) -> SelectiveLoader:
         # Made when Lightning first asks for batches, as ranks and devices are not known before, and anew for each run.
-        if self._made is None or self._made is not self.selection.slots:
+        if self._made is None or not self.selection.uses(self._made):
             self._made = self.selection.select_from(self._user_loader)
         return self._made
 
     def __len__(self) -> int:
-        return len(self._slots)
+        _ = self._loader
+        return self.selection.num_slots
 
     def __iter__(self) -> Iterator[Any]:
-        slots, trainer = self._slots, self.selection.trainer
+        trainer = self.selection.trainer
         if trainer is not None and not trainer.training:
             raise ValueError(
                 "selection.wrap(loader) gives out selected examples, for training: pass your own DataLoader to "
                 "validation"
             )
-        if trainer is not None:
-            slots.window = trainer.accumulate_grad_batches  # a callback may change it at the beginning of an epoch
-        yield from slots
+        _ = self._loader
+        return self.selection.slots()
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Do the same as the callback's `loss`, for modules without it: `self.trainer.train_dataloader.loss(...)`."""
@@ -290,7 +353,7 @@ class SelectedBatches:
     @property
     def sampler(self) -> Any:
         """The user's sampler, so that Lightning can tell it the epoch."""
-        return getattr(self._slots.loader, "sampler", None)
+        return getattr(self._loader, "sampler", None)
 
     batch_sampler = None  # Lightning asks for it where there is a sampler
 

@@ -1,21 +1,48 @@
-"""Gives out a loader's batches by optimizer steps, for trainers that count the batches of an epoch beforehand."""
+"""Pulls a loader's batches for frameworks that count the batches of an epoch beforehand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from selective_backprop.loader.selective_loader import SelectiveLoader
 from selective_backprop.types import Batch
 
 
-class OptimizerSteps:
-    """Gives out the batches over which gradients are accumulated for one optimizer step.
+def pull(loader: SelectiveLoader) -> Batch | None:
+    """Return the next training batch of the epoch, which begins if none is under way. None when it is over.
 
-    The number of batches that an epoch selects is not known beforehand, and rarely a multiple of the accumulation
-    steps. The last step of an epoch has the batches that are left, as in plain training. But a trainer that counts
-    batches makes a step only after as many as it asked for. So each step is a list of that many slots: a slot has a
-    batch or None, and those without a batch come first.
+    Losses may come later: `loader.loss(outputs, targets, batch)`.
+    """
+    stepper = loader.stepper
+    if stepper.epoch is None:
+        stepper.begin()
+    batch = stepper.next()
+    if batch is None:
+        stepper.end_epoch()
+        stepper.report_stats()
+        return None
+    stepper.expect_later()
+    stepper.end_step()
+    return batch
+
+
+def pull_step(loader: SelectiveLoader, count: int) -> tuple[list[Batch | None], bool]:
+    """Pull the batches over which gradients are accumulated for one optimizer step, and say whether the epoch is over.
+
+    Its last step has the batches that are left. But a framework makes a step only after as many as it counts. So there
+    are always `count` slots: a slot has a batch or None, and those without a batch come first.
+    """
+    step: list[Batch] = []
+    while len(step) < count:
+        if (batch := pull(loader)) is None:
+            return [*[None] * (count - len(step)), *step], True
+        step.append(batch)
+    return [*step], False
+
+
+class OptimizerSteps:
+    """Gives out the batches of an epoch by optimizer steps. An epoch without a batch is joined with the next one.
 
     Args:
         loader: the loader that selects.
@@ -30,7 +57,6 @@ class OptimizerSteps:
         """Number of slots given out in the trainer's epoch."""
         self._begin_epoch = begin_epoch
         self._epoch_over = False
-        self._batches: Iterator[Batch] = iter(())
 
     @property
     def run_over(self) -> bool:
@@ -40,27 +66,22 @@ class OptimizerSteps:
     def end_epoch(self, *, left: bool = False) -> None:
         """End the trainer's epoch. left: whether it was left early, so that its other candidates are dropped."""
         if left:
-            self.loader.stepper.end_step()
             self.loader.stepper.end_epoch()
-            self._batches = iter(())
         self.epoch, self.taken, self._epoch_over = self.epoch + 1, 0, False
 
     def take(self, count: int) -> list[Batch | None]:
         """Return `count` slots for the next step; an empty list when the trainer's epoch is over."""
-        step: list[Batch] = []
-        while len(step) < count and not self._epoch_over:
-            if (batch := next(self._batches, None)) is not None:
-                step.append(batch)
-            elif step or self.taken or self.run_over:
-                self._epoch_over = True
-            else:
-                # Also after an epoch without a batch, because trainers end the run when an epoch has no step.
+        # Trainers end the run when an epoch has no step.
+        while not self._epoch_over and not (self.run_over and not self.loader.stepper.in_epoch):
+            if not self.loader.stepper.in_epoch:
                 self._begin_epoch(self.loader.epoch)
-                self._batches = self.loader.batches()
-        if not step:
-            return []
-        self.taken += count
-        return [*[None] * (count - len(step)), *step]
+            step, is_over = pull_step(self.loader, count)
+            has_batches = step[-1] is not None
+            self._epoch_over = is_over and (has_batches or self.taken > 0)
+            if has_batches:
+                self.taken += count
+                return step
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """The state to save. Call it between steps."""
@@ -70,4 +91,3 @@ class OptimizerSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.taken, self._epoch_over = state["epoch"], state["taken"], state["epoch_over"]
         self.loader.load_state_dict(state["loader"])
-        self._batches = self.loader.batches() if self.loader.stepper.in_epoch else iter(())

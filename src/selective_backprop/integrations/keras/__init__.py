@@ -28,6 +28,7 @@ from selective_backprop.integrations.keras.data import candidates_of, example
 from selective_backprop.integrations.keras.fitting import SelectionCallback, load_seeds, random_state
 from selective_backprop.integrations.keras.scoring import PerExampleLosses, check_method, check_takes_weights
 from selective_backprop.integrations.keras.watching import LossWatch, Watched
+from selective_backprop.integrations.steps import pull
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
 
@@ -240,17 +241,10 @@ class SelectiveDataset(DataLoader[Any]):
 
     def _select(self) -> None:
         """Select batches of the epoch until as many wait as Keras takes, or it has no more."""
-        stepper = self.loader.stepper
-        if not stepper.in_epoch or stepper.epoch is None:
-            stepper.begin()
         while len(self._waiting) <= self._ahead:
             progress = self.loader.progress
-            if (batch := stepper.next()) is None:
-                stepper.end_epoch()
-                stepper.report_stats()
+            if (batch := pull(self.loader)) is None:
                 return
-            stepper.expect_later()  # its losses come when it has been trained on, perhaps after the next one was taken
-            stepper.end_step()
             self._waiting.append((batch, progress))
 
     # ---- for callbacks
