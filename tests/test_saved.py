@@ -14,12 +14,6 @@ def write_scores(file):
     sb.pruning.save_scores(torch.arange(50) / 50, file)
 
 
-def write_record(file):
-    record = sb.pruning.SelectionRecord(50)
-    record.add_ids(torch.arange(20))
-    record.save(file)
-
-
 def write_dynamics(file):
     dynamics = Dynamics(50)
     dynamics.record(torch.arange(50), torch.arange(50) / 50, epoch=0)
@@ -28,7 +22,6 @@ def write_dynamics(file):
 
 KINDS = {
     "scores": (write_scores, sb.pruning.load_scores),
-    "record": (write_record, sb.pruning.SelectionRecord.load),
     "dynamics": (write_dynamics, Dynamics.load),
 }
 

@@ -33,15 +33,6 @@ def ledger() -> sb.Method:
     return methods.ledger_backprop(skip_at_least=0, most_rise=None)
 
 
-def recorded() -> sb.Method:
-    """A record of a run with Selective-Backprop."""
-    record, generator = sb.pruning.SelectionRecord(EXAMPLES), torch.Generator().manual_seed(1)
-    percentiles = (torch.arange(EXAMPLES) + 0.5) / EXAMPLES
-    for _ in range(EPOCHS):
-        record.add_ids((torch.rand(EXAMPLES, generator=generator) < percentiles**2).nonzero().flatten())
-    return methods.recorded_backprop(record=record)
-
-
 # Methods that cannot be made without arguments, or that show more with other ones.
 MADE: dict[str, Callable[[], sb.Method]] = {
     "diet": lambda: methods.diet(method=ledger(), scores=LOSSES, prune=0.25),
@@ -49,7 +40,6 @@ MADE: dict[str, Callable[[], sb.Method]] = {
     "ledger_backprop": lambda: ledger(),
     "predicted_selective_backprop": lambda: methods.predicted_selective_backprop(every=3),
     "proxy_backprop": lambda: methods.proxy_backprop(proxy=nn.Identity(), train_every=0),
-    "recorded_backprop": recorded,
 }
 POOLS = {"kath18": 3 * BATCH, "proxy_backprop": 3 * BATCH, "top_k": 3 * BATCH}
 """Methods that choose within a candidate batch want large ones."""

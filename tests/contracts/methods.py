@@ -8,7 +8,6 @@ from selective_backprop import methods
 from selective_backprop.method import Method
 from selective_backprop.scorers import PipelinedScorer
 from selective_backprop.scorers.proxies import proxy
-from selective_backprop.scorers.selection_record import SelectionRecord
 from tests.helpers import NUM_DIGITS, by_class, make_model
 
 CLASSES = torch.arange(NUM_DIGITS) % 3
@@ -18,15 +17,6 @@ SCORES = torch.rand(NUM_DIGITS, generator=torch.Generator().manual_seed(0))
 def some(name, **options):
     """A method that takes its selectivity as its first argument."""
     return lambda selectivity: getattr(methods, name)(selectivity, **options)
-
-
-def recorded(selectivity, epochs=30):
-    """By chance, for as long as the longest run of the tests."""
-    record, generator = SelectionRecord(NUM_DIGITS), torch.Generator().manual_seed(0)
-    for _ in range(epochs):
-        chosen = torch.rand(NUM_DIGITS, generator=generator) < selectivity
-        record.add_ids(chosen.nonzero().flatten())
-    return methods.recorded_backprop(record=record)
 
 
 METHODS = {
@@ -67,7 +57,6 @@ METHODS = {
     "random_backprop": some("random_backprop"),
     "random_backprop, window and interrupt": some("random_backprop", start=0.2, end=0.7, interrupt=4),
     "repeated_random": some("repeated_random"),
-    "recorded_backprop": recorded,
     "diet": lambda selectivity: methods.diet(
         method=methods.selective_backprop(selectivity), scores=SCORES, prune=0.25 if selectivity < 1 else 0
     ),

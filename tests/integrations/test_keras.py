@@ -517,13 +517,6 @@ def test_methods_that_cannot_work_are_refused(method, message):
         SelectiveDataset(make_model(), *arrays(), method=method, num_epochs=1)
 
 
-def record():
-    found = sb.pruning.SelectionRecord(203)
-    for epoch in range(3):
-        found.add_ids(torch.arange(epoch, 203, 3))
-    return found
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -533,7 +526,6 @@ def record():
         sb.methods.composer_backprop(),
         sb.top_k(0.4),
         sb.repeated_random(0.4),
-        sb.methods.recorded_backprop(record=record()),
         by_class(sb.selective_backprop(0.4), torch.arange(203) % 2),
         sb.diet(method=sb.selective_backprop(0.4), scores=torch.arange(203.0), prune=0.5),
     ],

@@ -32,24 +32,12 @@ def test_train_records_every_epoch(tmp_path):
     assert config["recipe"]["epochs"] == 3
 
 
-def test_a_proxy_by_name_and_its_selection_repeated(tmp_path):
-    proxy = ("--method", "top_k@0.5:proxy=strided_cnn_tiny,train_every=2")
+def test_a_proxy_by_name(tmp_path):
+    proxy = ("--method", "proxy@0.5:proxy=strided_cnn_tiny,train_every=2")
     result = run("train", "--epochs", 2, "--model", "strided_cnn", *proxy, "--out", tmp_path / "proxy")
     assert result.returncode == 0, text_of(result)
-    again = ("--method", f"recorded:run={tmp_path / 'proxy'}")
-    result = run("train", "--epochs", 2, "--model", "strided_cnn", *again, "--out", tmp_path / "again")
-    assert result.returncode == 0, text_of(result)
-    scored = [record["scored"] for record in records(tmp_path / "proxy")]
-    assert scored[0] == FULL
-    assert all(FULL - 31 <= number <= FULL for number in scored), "all but those that wait when an epoch begins"
-    assert [record["scored"] for record in records(tmp_path / "again")] == [0] * 2
-    skipped, trained = (
-        [r[name] for r in records(tmp_path / "again")] for name in ("skipped_before_loading", "trained")
-    )
-    assert trained == [record["trained"] for record in records(tmp_path / "proxy")]
-    selected = [read_ledger_log(tmp_path / name).selected for name in ("proxy", "again")]
-    assert (selected[0] == selected[1]).all()
-    assert skipped == (FULL - selected[0].sum(1)).tolist()
+    for record in records(tmp_path / "proxy"):
+        assert FULL - 31 <= record["scored"] <= FULL and abs(record["trained"] - FULL / 2) <= 32
 
 
 def test_traditional_learns_digits(tmp_path):

@@ -1,8 +1,6 @@
 """Readers of files on any content: a value, or an error that names the file. Never another exception."""
 
 import json
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,14 +29,6 @@ def lines_of(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def record_file():
-    record = sb.pruning.SelectionRecord(9)
-    record.add_ids(torch.tensor([1, 2]))
-    with tempfile.TemporaryDirectory() as folder:
-        record.save(f"{folder}/selected.pt")
-        return Path(folder, "selected.pt").read_bytes()
-
-
 HALVES, COUNTS = torch.zeros(3, dtype=torch.float16), torch.zeros(3, dtype=torch.uint8)
 LEDGER = seal({"kind": "arrays 1", "loss": HALVES, "probability": HALVES, "selected": COUNTS})
 # A good content, and what reads it from a folder; the name it has there.
@@ -51,7 +41,6 @@ READERS = {
         seal({"kind": "scores 1", "scores": torch.ones(4)}),
         lambda folder: sb.pruning.load_scores(folder / "scores.pt"),
     ),
-    "selected.pt": (record_file(), lambda folder: sb.pruning.SelectionRecord.load(folder / "selected.pt").mask(0)),
     "checkpoint.pt": (seal({"kind": "run 1", "records": RECORDS}), lambda folder: _checkpoint(folder)),
 }
 

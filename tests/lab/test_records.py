@@ -165,7 +165,7 @@ def test_damaged_settings(tmp_path):
 
 
 def test_every_named_method_can_be_made():
-    for name in METHODS.keys() - {"diet", "recorded_backprop", "proxy_backprop"}:  # which need a file or a network
+    for name in METHODS.keys() - {"diet", "proxy_backprop"}:  # which need a file or a network
         assert make_method(name, 0.25).name == name
     assert make_method("kath18", 0.25).policy.selectivity == 0.25
     assert make_method("composer_backprop", 0.25).policy.selectivity == 0.25
@@ -183,8 +183,6 @@ def test_every_named_method_can_be_made():
         ("top_k", {"proxy": "small_cnn", "train_every": -1}, "train_every must be a whole number .* got -1"),
         ("top_k", {"train_every": 2}, "train_every needs a proxy to learn: give proxy=MODEL too"),
         ("ledger", {"proxy": "small_cnn"}, "ledger_backprop has no option 'proxy'"),
-        ("recorded", {}, "recorded_backprop needs run=FOLDER, the earlier run whose selection it repeats"),
-        ("recorded", {"run": "no/run"}, r"there is no no/run/ledger/epoch-\*.pt"),
     ],
 )
 def test_what_cannot_be_made(name, options, message):

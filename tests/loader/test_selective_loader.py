@@ -299,15 +299,6 @@ def test_selection_passes_need_less_memory_than_training():
     assert 0 < selection.peak < training.peak / 3
 
 
-def test_a_planned_epoch_that_selects_nothing_gives_one_batch():
-    record = sb.pruning.SelectionRecord(203)
-    for _ in range(2):
-        record.add_ids(torch.empty(0, dtype=torch.int64))
-    loader = make_loader(sb.methods.recorded_backprop(record=record), num_epochs=2)
-    assert [len(inputs) for _ in range(2) for inputs, _ in loader] == [16, 16]
-    assert loader.stats.offered == 406
-
-
 @pytest.mark.parametrize("method", [sb.ledger_backprop(), sb.selective_backprop(0.5)], ids=lambda method: method.name)
 def test_the_ledger_is_up_to_date_whenever_it_is_read(method):
     """The loader writes to it every few steps only."""

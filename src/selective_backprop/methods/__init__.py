@@ -17,7 +17,6 @@
 | proxy_backprop | loss of a small network that learns alongside | the highest of each candidate batch |
 | random_backprop | | the same chance for all |
 | repeated_random | | a new random subset each epoch |
-| recorded_backprop | | what an earlier run selected, epoch by epoch |
 | diet | any of these | what a pruning before training left |
 
 The first argument of a method is `selectivity`, the share that is kept, or there is none; everything else is given by
@@ -30,7 +29,6 @@ from selective_backprop.methods.passless import (
     ledger_backprop,
     ledger_percentile,
     random_backprop,
-    recorded_backprop,
     repeated_random,
     traditional,
 )
@@ -55,7 +53,6 @@ __all__ = [
     "predicted_selective_backprop",
     "proxy_backprop",
     "random_backprop",
-    "recorded_backprop",
     "repeated_random",
     "selective_backprop",
     "stale_selective_backprop",

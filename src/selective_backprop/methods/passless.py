@@ -12,7 +12,6 @@ from selective_backprop.methods.options import PercentileOptions, ScheduleOption
 from selective_backprop.options import require_flags, require_numbers
 from selective_backprop.policies import (
     BelowMeanPolicy,
-    ClippedScorePolicy,
     GroupedPolicy,
     LossSharePolicy,
     TopKPolicy,
@@ -24,10 +23,8 @@ from selective_backprop.scorers import (
     AuditedLossScorer,
     ConstantScorer,
     LeastSelectedScorer,
-    RecordedScorer,
     TrainingLossScorer,
 )
-from selective_backprop.scorers.selection_record import SelectionRecord
 
 
 def traditional() -> Method:
@@ -70,26 +67,6 @@ def repeated_random(selectivity: float | Sequence[float] = 1 / 3, **schedule: Un
     """
     policy = TopKPolicy(selectivity=selectivity)
     return Method("repeated_random", LeastSelectedScorer(), policy, Schedule(**schedule))
-
-
-def recorded_backprop(*, record: SelectionRecord, **schedule: Unpack[ScheduleOptions]) -> Method:
-    """Train in each epoch on what an earlier run selected in it, for example a run with a small proxy model.
-
-    Other examples are not loaded. If candidates come in the same order, training batches are the same as in the earlier
-    run, except for weights and for examples that it drew more than once in an epoch.
-
-    Args:
-        record: the record of a run on the same data set that was at least as long.
-        schedule: as for `selective_backprop`.
-
-    >>> import torch
-    >>> record = SelectionRecord(3)
-    >>> record.add_ids(torch.tensor([0, 2]))
-    >>> recorded_backprop(record=record).scorer.recall(torch.tensor([2, 1]), rows=None, epoch=0).tolist()
-    [1.0, 0.0]
-    """
-    policy = ClippedScorePolicy(minimum=0)
-    return Method("recorded_backprop", RecordedScorer(record), policy, Schedule(**schedule))
 
 
 def ledger_backprop(

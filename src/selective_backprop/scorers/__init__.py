@@ -7,7 +7,6 @@ from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.scorers.names import Scoring, scorer_from
 from selective_backprop.scorers.pipelined import PipelinedScorer
 from selective_backprop.scorers.proxies import ProxyScorer, proxy
-from selective_backprop.scorers.recorded import RecordedScorer
 from selective_backprop.scorers.stored import StoredScorer
 from selective_backprop.scorers.training import LeastSelectedScorer, TrainingLossScorer
 from selective_backprop.types import Scorer
@@ -20,7 +19,6 @@ __all__ = [
     "LeastSelectedScorer",
     "PipelinedScorer",
     "ProxyScorer",
-    "RecordedScorer",
     "Scorer",
     "Scoring",
     "StoredScorer",

@@ -27,7 +27,6 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "distance_backprop": ("#223366", "#227799", "triangle-up"),
     "expected_selective_backprop": ("#775588", "#bbccff", "triangle-down"),
     "predicted_selective_backprop": ("#998855", "#bbee88", "circle"),
-    "recorded_backprop": ("#3311ff", "#3388ff", "cross"),
     "top_k": ("#9988bb", "#44bb00", "triangle-right"),
     "proxy_backprop": ("#aa0033", "#eeff66", "triangle-up"),
     "matched_random": ("#33aa33", "#bbffcc", "square"),

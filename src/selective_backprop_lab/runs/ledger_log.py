@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import selective_backprop as sb
 from selective_backprop.ledger import Ledger
 from selective_backprop_lab.probes.files import Array, epoch_file, read_epochs, write_arrays
 
@@ -84,12 +83,3 @@ def read_ledger_log(folder: Path) -> LedgerHistory:
     if epochs != list(range(len(epochs))):
         raise ValueError(f"{folder} has the epochs {epochs}, and not all from 0 on")
     return LedgerHistory(*arrays)
-
-
-def read_selections(folder: Path) -> sb.pruning.SelectionRecord:
-    """Read what the run in this folder selected in each epoch, for `recorded_backprop`."""
-    selected = torch.from_numpy(read_ledger_log(folder).selected.astype(bool))
-    record = sb.pruning.SelectionRecord(selected.shape[1])
-    for mask in selected:
-        record.add_ids(mask.nonzero().flatten())
-    return record

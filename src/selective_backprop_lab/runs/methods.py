@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
@@ -20,7 +19,6 @@ from selective_backprop import methods
 from selective_backprop_lab.models import find_model
 from selective_backprop_lab.names import suggestion, unknown
 from selective_backprop_lab.plugins import load_function
-from selective_backprop_lab.runs.ledger_log import read_selections
 from selective_backprop_lab.runs.recipes import Recipe
 
 MakeNetwork = Callable[[str], nn.Module]
@@ -40,7 +38,6 @@ SHORT_NAMES = {
     "composer": "composer_backprop",
     "proxy": "proxy_backprop",
     "random": "random_backprop",
-    "recorded": "recorded_backprop",
 }
 
 
@@ -78,7 +75,6 @@ _OF_PROXY = ("proxy", "train_every", "train_share")
 _BY_NAME = {
     "diet": ("selectivity",),
     "proxy_backprop": _OF_PROXY,
-    "recorded_backprop": ("run",),
     "repeated_random": ("shares",),
 }
 """Options that name a run or a network, where the library takes an object."""
@@ -151,10 +147,10 @@ def make_method(
     """Make a method from its name, its selectivity (if it has one) and its other options.
 
     Methods with a selection pass also take proxy=MODEL, the name of a network that scores for the one being trained,
-    train_every=, how often that network learns, and train_share=, from how much of a batch. recorded_backprop
-    takes run=FOLDER, the run whose selection it repeats. diet takes scores=FILE, method=, the method for the examples
-    that are left, and the options of that method. A run passes make_network, which knows its data, and how a proxy
-    learns: its optimizer and rate. Without them, the call only checks that the method can be made.
+    train_every=, how often that network learns, and train_share=, from how much of a batch. diet takes scores=FILE,
+    method=, the method for the examples that are left, and the options of that method. A run passes make_network, which
+    knows its data, and how a proxy learns: its optimizer and rate. Without them, the call only checks that the method
+    can be made.
 
     >>> make_method("stale", 0.25, {"every": 2}).scorer.every
     2
@@ -175,10 +171,7 @@ def make_method(
         raise ValueError(f"{' and '.join(of_proxy)} needs a proxy to learn: give proxy=MODEL too")
     if "shares" in given:  # one per epoch, as another method trained on them
         given["selectivity"] = given.pop("shares")
-    if name == "recorded_backprop":
-        run = _needed(name, given, "run", "FOLDER, the earlier run whose selection it repeats")
-        given["record"] = read_selections(Path(run))
-    elif name == "diet":
+    if name == "diet":
         scores = _needed(name, given, "scores", "FILE, a file of scores as `diet score` writes it")
         inner_name, share = str(given.pop("method", "sb")), given.pop("selectivity", selectivity)
         method = make_method(inner_name, share, inner, make_network, of_run)
