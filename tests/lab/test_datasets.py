@@ -215,6 +215,14 @@ def test_image_folders(tmp_path, mode, channels):
     assert np.array_equal(images.train_images[4].permute(1, 2, 0).squeeze(), np.asarray(first))
 
 
+def test_a_class_without_test_images_keeps_the_others_in_place(tmp_path):
+    write_folders(tmp_path / "images")
+    first = min((tmp_path / "images" / "test").iterdir())
+    shutil.rmtree(first)
+    found = load_images(tmp_path / "images", cache_dir=tmp_path / "cache")
+    assert first.name in found.classes and found.test_labels.min() == 1
+
+
 def test_folders_of_different_sizes_are_resized_if_asked(tmp_path):
     folder = write_folders(tmp_path / "insects", sizes=[(6, 5), (9, 12)])
     with pytest.raises(ValueError, match="such as 5x6 and 12x9: pass --image-size"):

@@ -177,10 +177,15 @@ def _each(part: Part, read: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _classes(looks: list[_Look]) -> tuple[str, ...]:
-    labels, classes = {label for look in looks for label in look.labels}, {look.classes for look in looks}
-    if len(classes) > 1:
-        raise ValueError(f"the parts to train and to test on differ in classes: {' and '.join(map(str, classes))}")
-    names = classes.pop() or tuple(str(label) for label in range(max(labels) + 1))
+    known = looks[0].classes
+    for look in looks[1:]:
+        if look.classes == known:
+            continue
+        if not known or not look.classes or not set(look.classes) <= set(known):
+            raise ValueError(f"the parts to train and to test on differ in classes: {known} and {look.classes}")
+        look.labels[:] = [known.index(look.classes[label]) for label in look.labels]  # some have no test images
+    labels = {label for look in looks for label in look.labels}
+    names = known or tuple(str(label) for label in range(max(labels) + 1))
     if wrong := [label for label in labels if not 0 <= label < len(names)]:
         raise ValueError(f"labels must be in [0, {len(names)}), got {wrong[0]}")
     return names
