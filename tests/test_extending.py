@@ -64,18 +64,17 @@ def test_everything_on_the_page_works(tmp_path):
             (tmp_path / new[1]).write_text(block[new.end() :])
         else:
             scripts.append(block)
-    assert len(scripts) >= 3 and len(commands) >= 2
+    assert len(scripts) >= 2 and commands
 
     # In one process: each would import torch anew.
     (tmp_path / "page.json").write_text(json.dumps({"script": "\n".join(scripts), "commands": commands}))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     done = subprocess.run([sys.executable, "-c", ALL], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "How long the runs are" in (tmp_path / "report.html").read_text()
 
 
 def test_each_addition_touches_three_source_files_at_most():
-    assert len(SECTIONS) == 6
+    assert len(SECTIONS) == 4
     for section in SECTIONS:
         files = set(re.findall(r"^[# ] ?(src/\S+\.py)$", section, flags=re.MULTILINE))
         assert 1 <= len(files) <= 3, f"{section.splitlines()[0]} touches {sorted(files)}"
