@@ -11,8 +11,9 @@ A test runs each page from top to bottom, as a reader would. What each language 
 | toml, json | parsed |
 | text, bibtex | nothing: for output, pictures, and what cannot run on the machine of the tests |
 
-What a page takes for granted, such as the reader's own model, stands in a comment that is not shown:
-`<!-- python ... -->`. It is run like the other blocks.
+What a page takes for granted is `GRANTED`: the reader's own data and model. What it needs besides stands in a comment
+that is not shown, `<!-- python ... -->`, and is run like the other blocks. After the page of a method, `TRAIN` trains
+with it.
 """
 
 import re
@@ -28,6 +29,28 @@ from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted(DOCS.rglob("*.md"))]
+SELF_CONTAINED = ("README.md", "docs/index.md", "docs/quickstart.md")
+"""Pages that take nothing for granted, because readers copy them as a whole."""
+GRANTED = """
+import torch
+
+import selective_backprop as sb
+
+torch.manual_seed(0)
+inputs = torch.randn(512, 20)
+targets = (inputs @ torch.randn(20, 5)).argmax(dim=1)
+data = torch.utils.data.TensorDataset(inputs, targets)
+train_loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
+model, loss_fn, epochs = torch.nn.Linear(20, 5), torch.nn.CrossEntropyLoss(), 3
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+"""
+TRAIN = """
+loader = sb.SelectiveLoader(train_loader, model, loss_fn, method, num_epochs=3)
+for epoch in range(3):
+    for inputs, targets in loader:
+        loader.loss(model(inputs), targets).backward()
+assert loader.progress == 1 and loader.stats.trained > 0
+"""
 _BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$|^<!-- python\n(?P<hidden>.*?)^-->$",
     re.DOTALL | re.MULTILINE,

@@ -14,7 +14,7 @@ import selective_backprop as sb
 from selective_backprop import methods
 from tests.lab.command_line import run, text_of
 from tests.lab.leaderboard.small import shrink
-from tests.pages import DOCS, PAGES, blocks, commands, sides, smallest, write_images
+from tests.pages import DOCS, GRANTED, PAGES, SELF_CONTAINED, TRAIN, blocks, commands, sides, smallest, write_images
 from tests.processes import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -89,6 +89,8 @@ def test_every_block_runs(page, images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     try:
+        if name_of(page) not in SELF_CONTAINED:
+            exec(GRANTED, names)
         for block in found:
             match block.language:
                 case "python":
@@ -110,6 +112,8 @@ def test_every_block_runs(page, images, tmp_path, monkeypatch):
                     pass
                 case _:
                     pytest.fail(f"{name_of(page)}:{block.line}: a block of {block.language or 'no language'}")
+        if page.parent == DOCS / "methods" and page.stem in methods.__all__:
+            exec(TRAIN, names)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
