@@ -24,6 +24,9 @@ class Record:
     name: list[str]
 
 
+torch.export.register_dataclass(Record)  # as for any class that torch is to look into
+
+
 def names(labels):
     return [f"label {int(label)}" for label in labels]
 
