@@ -90,7 +90,9 @@ class SelectiveBackprop(Callback):
         self._loader: SelectiveLoader | None = None
         self._num_slots = self._given = 0  # slots of an epoch, and how many of this one were given out
         self._window: deque[Batch | None] = deque()  # the next slots, up to the next optimizer step
-        self._is_over = False  # whether this epoch has no more batches
+        self._is_over = self._is_under_way = (
+            False  # whether this epoch has no more batches; whether slots are given out
+        )
         self._batch: Batch | None = None
         self._follows_empty_slot = False
         self._saved: dict[str, Any] | None = None
@@ -243,8 +245,9 @@ class SelectiveBackprop(Callback):
 
     def slots(self) -> Iterator[Any]:
         """Give out the slots of one epoch, or the rest of the one that was under way when the state was saved."""
-        if self.loader.stepper.epoch is not None:
+        if self._is_under_way:
             self._end_epoch()  # the iteration before this one was left early
+        self._is_under_way = True
         for _ in range(self._given, self._num_slots):
             if not self._window:
                 self._window.extend(self._next_window())
@@ -268,7 +271,7 @@ class SelectiveBackprop(Callback):
         """End the epoch. Slots that have not been given out are dropped."""
         self.loader.stepper.end_epoch()
         self._window.clear()
-        self._given, self._is_over = 0, False
+        self._given, self._is_over, self._is_under_way = 0, False, False
 
     # ---- the loader inside
 
@@ -294,7 +297,7 @@ class SelectiveBackprop(Callback):
             weights="weights() of your SelectiveBackprop",
         )
         self._loader, self._num_slots, self._epoch_began_with = selective, len(selective), Stats()
-        self._given, self._is_over, self._batch = 0, False, None
+        self._given, self._is_over, self._is_under_way, self._batch = 0, False, False, None
         self._window.clear()
         size = selective.batch_size or 1
         self._most_waiting = 2 + -(-(getattr(inner, "batch_size", None) or size) // size)  # batches

@@ -20,7 +20,6 @@ from torch.utils.data import IterableDataset
 
 from selective_backprop.advice.advise import Advice, advise
 from selective_backprop.batches.padding import Pad, pad_to_longest
-from selective_backprop.inference import preserved_rng
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
 from selective_backprop.loader.checks import check_on_stats
@@ -100,7 +99,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         self._taken: deque[list[Pass]] = deque()  # batches that were taken and are not trained on yet
         self._batch: Batch | None = None
         self._resumed_from: str | None = None
-        self._told_of_second_pass = self._compared = False
+        self._compared = False
         self.add_callback(_ByProgress(self))
 
     @property
@@ -256,9 +255,12 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             # A fused loss, such as Liger's, which tells neither logits nor the loss of each example.
             if not (weighted or self.method.scorer.needs.training_losses or self.method.schedule.observes_losses):
                 return (loss, outputs) if return_outputs else loss
-            pair = self._second_pass(model, inputs, with_gradients=weighted)
-        else:
-            pair = self._outputs_and_targets(outputs, inputs)
+            raise ValueError(
+                f"{self.method.name} needs the loss of each example, and the model computes its loss without logits (a "
+                "fused loss, as Liger's): switch that off by use_liger_kernel=False, or liger_kernel_config="
+                "{'fused_linear_cross_entropy': False}"
+            )
+        pair = self._outputs_and_targets(outputs, inputs)
         with torch.set_grad_enabled(weighted):
             own = self.selective_loader.loss(*pair, batch=batch)  # tells the ledger, too
         if not self._compared and (self._by_labels or self.method.policy.weighting != "none"):
@@ -302,18 +304,6 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
         if self.method.policy.weighting != "none":
             raise ValueError(f"{message}. {self.method.name} gives examples weights, and would train on it, too")
         _logger.warning(message)
-
-    def _second_pass(self, model: nn.Module, inputs: Any, *, with_gradients: bool) -> tuple[Any, Any]:
-        """Compute logits by a forward pass without labels, because the training pass did not return any."""
-        if not self._told_of_second_pass:
-            self._told_of_second_pass = True
-            _logger.warning(
-                "the model computes its loss without logits (a fused loss, as Liger's), so the loss of each example "
-                "takes a second forward pass in every step. Switch the fused loss off: use_liger_kernel=False, or "
-                "liger_kernel_config={'fused_linear_cross_entropy': False}"
-            )
-        with torch.set_grad_enabled(with_gradients), preserved_rng(self.args.device):
-            return self.score(model, inputs)
 
     def check_length(self, examples: Any) -> None:
         """Raise if sequences of these examples are longer than the model can take."""
