@@ -46,7 +46,10 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _begin(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", metavar="", help="Print the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Options of the program itself."""

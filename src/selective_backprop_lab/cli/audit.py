@@ -48,7 +48,11 @@ def audit(
     for note in found.notes:
         screen.note(note)
     result: dict[str, Any] = {"examples": len(found), "epochs": found.num_epochs, "notes": list(found.notes)}
-    result |= _tell_labels(screen, found, show) if found.num_classes else _tell_losses(screen, found, show)
+    if found.num_classes:
+        result |= _tell_labels(screen, found, show, _classes(run, found.num_classes))
+    else:
+        rows = [[str(id), f"{found.mean_loss[id]:.3g}", f"{found.last_loss[id]:.3g}"] for id in found.ranked()[:show]]
+        screen.table("highest losses", ["id", "mean loss", "last loss"], rows)
     if out is not None:
         found.save(out)
         screen.say(f"{out}: one row per example")
@@ -59,14 +63,22 @@ def audit(
     screen.result(result | {"out": out, "diet": diet})
 
 
-def _tell_labels(screen: Screen, found: Audit, show: int) -> dict[str, Any]:
+def _classes(run: Path, count: int) -> list[str]:
+    """Names of the classes, where the run knows them."""
+    from selective_backprop_lab.files.reading import read_json
+
+    file = run / "data.json"
+    return (read_json(file).get("classes") if file.exists() else None) or [str(number) for number in range(count)]
+
+
+def _tell_labels(screen: Screen, found: Audit, show: int, names: list[str]) -> dict[str, Any]:
     import numpy as np
 
     shares = ", ".join(f"{(found.kind == kind).mean():.0%} {kind}" for kind in _KINDS)
     screen.say(f"{len(found):,} examples in {found.num_epochs} epochs: {shares}")
-    classes = found.by_class()
+    classes = [row | {"group": names[row["group"]]} for row in found.by_class()]
     rows = [
-        [str(row["group"]), f"{row['examples']:,}", f"{row['wrong']:.1%}", f"{row['confidence']:.2f}"]
+        [row["group"], f"{row['examples']:,}", f"{row['wrong']:.1%}", f"{row['confidence']:.2f}"]
         + [f"{row[kind]:.0%}" for kind in _KINDS]
         for row in classes
     ]
@@ -78,7 +90,7 @@ def _tell_labels(screen: Screen, found: Audit, show: int) -> dict[str, Any]:
             f"{expected:,.0f} are wrong"
         )
     cells = [
-        [str(id), str(found.label[id]), str(found.suggested[id]), f"{found.wrong[id]:.2f}", f"{found.aum[id]:.2f}"]
+        [str(id), names[found.label[id]], names[found.suggested[id]], f"{found.wrong[id]:.2f}", f"{found.aum[id]:.2f}"]
         for id in suspects[:show]
     ]
     if cells:
@@ -86,23 +98,12 @@ def _tell_labels(screen: Screen, found: Audit, show: int) -> dict[str, Any]:
     return {"expected_wrong": expected, "suspects": suspects.tolist(), "classes": classes}
 
 
-def _tell_losses(screen: Screen, found: Audit, show: int) -> dict[str, Any]:
-    cells = [[str(id), f"{found.mean_loss[id]:.3g}", f"{found.last_loss[id]:.3g}"] for id in found.ranked()[:show]]
-    screen.table("highest losses", ["id", "mean loss", "last loss"], cells)
-    return {}
-
-
-def _wrong_share(found: Audit) -> float:
-    """Share of the examples whose label is probably wrong, as `highest=` of diet takes it."""
-    scored = int((~found.diet_scores().isnan()).sum())
-    return len(found.suspects()) / scored if scored else 0.0
-
-
 def _suggest(screen: Screen, found: Audit, diet: Path | None) -> str | None:
     """Print the options that train without labels that are probably wrong, and return them."""
     if not found.num_classes:
         return None
-    highest = _wrong_share(found)
+    scored = int((~found.diet_scores().isnan()).sum())
+    highest = len(found.suspects()) / scored if scored else 0.0
     if not highest:
         screen.note("nothing to leave out is suggested: no label is probably wrong")
         return None

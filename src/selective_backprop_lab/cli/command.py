@@ -10,45 +10,22 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from selective_backprop_lab.cli.screen import warn
 
 _INTERRUPTED = 130  # exit code of a command that Ctrl-C ended, as in a shell
 
 
-class _PlainCommand(TyperCommand):
-    """Shows no type beside a flag, which takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-class _PlainGroup(TyperGroup):
-    """The same for a group of commands."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-def _without_types(options: list[Any]) -> list[Any]:
-    for option in options:
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
-    return options
-
-
 def make_app(about: str, **commands: Callable[..., None]) -> typer.Typer:
     """Make a group of commands from functions by name, which `command` has made ready."""
     app = typer.Typer(
-        cls=_PlainGroup,
         no_args_is_help=True,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,  # a fault of ours shows as Python shows it, without the values of all variables
         help=about,
     )
     for name, function in commands.items():
-        app.command(name, cls=_PlainCommand)(function)
+        app.command(name)(function)
     return app
 
 

@@ -46,6 +46,7 @@ def compare(
         bool,
         typer.Option(
             "--quick",
+            metavar="",
             help="Only look: ledger (or each --method), plain training and random subsets, one seed, one length.",
         ),
     ] = False,

@@ -137,7 +137,12 @@ def show(
     from selective_backprop_lab.leaderboard.page import tables
     from selective_backprop_lab.leaderboard.tuning import chosen_settings
 
-    screen, boards = Screen(output), read_boards(records)
+    screen = Screen(output)
+    if not records.is_dir():
+        screen.say(f"there are no records in {records} yet: `leaderboard run WORKLOAD` makes some")
+        screen.result({"workloads": []})
+        return
+    boards = read_boards(records)
     for one in boards:
         chosen = chosen_settings(one.workload, records)
         if lacking := [arm for arm in chosen if one.place(arm) is None]:

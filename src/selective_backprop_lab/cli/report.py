@@ -24,6 +24,7 @@ Images = Annotated[
     bool | None,
     typer.Option(
         "--images/--no-images",
+        metavar="",
         help="Show training images or texts, if the data are on this machine. Default: only for digits and wordnet. "
         "With --images, the folder of images that a run names is opened, too, and images are decoded if need be.",
     ),

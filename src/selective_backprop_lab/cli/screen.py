@@ -28,10 +28,14 @@ _NO_LIMIT = 100_000  # columns
 class OutputOptions:
     """Options of every command that prints results."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on stdout.")] = False
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print the results as one JSON object on stdout.")
+    ] = False
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", "-q", help="Print no progress and no notes on stderr, only results and errors."),
+        typer.Option(
+            "--quiet", "-q", metavar="", help="Print no progress and no notes on stderr, only results and errors."
+        ),
     ] = False
 
 

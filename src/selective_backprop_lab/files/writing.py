@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,9 @@ def append(path: Path, line: bytes) -> None:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
             line = line if file.read() == b"\n" else b"\n" + line
-        file.write(line)
+        if file.write(line) < len(line):  # half a line would be damage
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, "there is no room for another line", str(path))
 
 
 def make_subfolder(outer: Path, name: str) -> Path:

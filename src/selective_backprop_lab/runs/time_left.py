@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import fmean
 
 from selective_backprop_lab.runs.experiment import Entry
 from selective_backprop_lab.runs.settings import Settings
 from selective_backprop_lab.runs.training import Record
-
-_RECENT = 20  # epochs: a machine that becomes busy shows soon
 
 
 class TimeLeft:
@@ -24,43 +20,33 @@ class TimeLeft:
 
     def __init__(self, planned: Sequence[Entry], clock: Callable[[], float] = time.monotonic) -> None:
         self.planned = planned
-        self._clock, self._last = clock, None if not planned else clock()
+        self._clock, self._last = clock, clock()
         self._done: dict[tuple[str, int], int] = {}
-        self._seconds: dict[str, deque[float]] = {}
-        """Seconds of a method's last epochs, each divided by what it is expected to cost."""
+        self._seconds = self._expected = 0.0  # what measured epochs took, and what they were expected to cost
 
     def note(self, entry: Entry, record: Record) -> None:
         """Learn from an epoch that has just ended. Epochs of an earlier command are only counted."""
         key, now = (entry.label, entry.settings.seed), self._clock()
         before, self._done[key] = self._done.get(key, 0), record["epoch"] + 1
-        if self._last is not None and self._done[key] == before + 1:
+        if self._done[key] == before + 1:
             took = now - self._last
             if not self._seconds:  # before the first epoch, modules are imported and data are read: not so later
                 took = min(took, sum(record["seconds"].values()))
-            for name in (_method(entry), ""):
-                found = self._seconds.setdefault(name, deque(maxlen=_RECENT))
-                found.append(took / _expected(entry.settings))
+            self._seconds += took
+            self._expected += _expected(entry.settings)
         self._last = now
 
     @property
     def seconds(self) -> float | None:
         """Seconds until all runs are finished; None before the first epoch, if there is one to do."""
-        left = 0.0
-        for entry in self.planned:
-            to_do = entry.settings.epochs - self._done.get((entry.label, entry.settings.seed), 0)
-            if not to_do:
-                continue
-            if not self._seconds:
-                return None
-            left += to_do * _expected(entry.settings) * fmean(self._seconds.get(_method(entry)) or self._seconds[""])
-        return left
+        left = sum(
+            (entry.settings.epochs - self._done.get((entry.label, entry.settings.seed), 0)) * _expected(entry.settings)
+            for entry in self.planned
+        )
+        return left and (left * self._seconds / self._expected if self._seconds else None)
 
     def __str__(self) -> str:
         return "unknown" if self.seconds is None else in_words(self.seconds)
-
-
-def _method(entry: Entry) -> str:
-    return entry.label.partition(", ")[0]
 
 
 def _expected(settings: Settings) -> float:

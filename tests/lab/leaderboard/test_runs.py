@@ -168,7 +168,6 @@ def test_the_commands_tune_run_and_show(tmp_path):
     [
         (("tune", "mnst"), "did you mean mnist?"),
         (("run", "digits"), "leaderboard tune digits"),
-        (("show", "nowhere"), "nowhere"),
         (("tune", "digits", "--arm", "sb@0.5"), "mine=sb@0.5"),
     ],
 )
@@ -262,3 +261,8 @@ def test_records_are_checked(tmp_path):
     assert "seed 0 lacks SB at 150 epochs" in text
     (tmp_path / f"{name}.jsonl").write_text("")
     assert "holds no runs" in text_of(run("leaderboard", "check", tmp_path))
+
+
+def test_a_leaderboard_without_records_says_so():
+    result = run("leaderboard", "show", "nowhere")
+    assert result.returncode == 0 and "nowhere" in result.stdout
