@@ -87,3 +87,14 @@ def test_overhead_is_measured_against_the_plain_loader(capsys, monkeypatch):
 def test_the_scripts_that_make_runs_exist():
     named = re.findall(r"benchmarks/\w+\.py", (FOLDER.parent / "Makefile").read_text())
     assert len(named) > 5 and all((FOLDER.parent / name).exists() for name in named)
+
+
+def test_the_study_of_rare_classes_trains_every_arm():
+    benchmark = load("rare_classes")
+    images, labels = torch.randn(400, 1, 28, 28), torch.arange(400) % 10
+    train_set = benchmark.long_tailed(images, labels, common=16, rare=2)
+    assert len(train_set[1]) == 8 * 16 + 2 * 2
+    runs = [benchmark.train(arm, 0, 1, train_set, (images, labels)) for arm in benchmark.ARMS]
+    assert all(run["trained"]["all"] == 1 for run in runs), "the first epoch trains on everything"
+    table = list(benchmark.rows(runs + [run | {"seed": 1} for run in runs]))
+    assert len(table) == 1 + len(benchmark.ARMS)
