@@ -525,3 +525,13 @@ def test_ids_match_the_images_in_a_selective_loader(method, workers, monkeypatch
             loader.loss(model(images.float()), labels).backward()
             seen.update(ids.tolist())
     assert len(seen) > 25
+
+
+def test_a_test_part_may_lack_a_class(tmp_path):
+    """Labels are those of the training part's folders, whatever number the test part alone would give them."""
+    write_folders(tmp_path / "set")
+    for image in (tmp_path / "set" / "test" / "ant").iterdir():
+        image.unlink()
+    (tmp_path / "set" / "test" / "ant").rmdir()
+    whole = load_images(str(tmp_path / "set"))
+    assert whole.classes[0] == "ant" and 0 in whole.train_labels and whole.test_labels.min() > 0
