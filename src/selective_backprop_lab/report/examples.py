@@ -73,7 +73,8 @@ def selection(comparison: Comparison, material: Material) -> list[Part]:
         if runs[0].method == SELECTIVE:
             own.setdefault(beta_of(runs[0]), {})[method_and_budget(label)[0]] = None
     names = {beta: f"beta {beta:g}" + (f" ({', '.join(own[beta])})" if beta in own else "") for beta in {*_BETAS, *own}}
-    rows = [(names[beta], at / 40, (at / 40) ** beta, "") for beta in sorted(names) for at in range(41 if own else 0)]
+    places = [(i / 40) ** 2 for i in range(41)] if own else []  # most of them where lines with beta < 1 are steep
+    rows = [(names[beta], at, at**beta, "") for beta in sorted(names) for at in places]
     frame = pd.DataFrame(rows, columns=["beta", "percentile", "chance", "budget"])
     x, y = share("percentile", "percentile of the loss among recent losses"), share("chance", "chance of selection")
     note = "Lines are percentile ^ beta, by which a share of 1 / (beta + 1) is selected. Those of these runs are named."

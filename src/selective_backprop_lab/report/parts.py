@@ -175,7 +175,8 @@ class Material:
 
         groups = [] if frame.empty else frame.groupby(choose, sort=False) if choose else [("", frame)]
         pictures = {str(key): chart([*besides, *lines(part)], x, y) for key, part in groups}
-        shown = frame[[column for column in frame if column not in ("method", "budget") or "run" not in frame]]
+        names = [one for one in frame if one not in ("method", "budget") or "run" not in frame]
+        shown = frame[[one for one in names if set(frame[one]) != {""}]]
         return [Figure(id, title, pictures, shown, note, chosen or choose, first)] if pictures else []
 
 

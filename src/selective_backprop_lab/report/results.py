@@ -13,18 +13,10 @@ import pandas as pd
 from selective_backprop_lab.report.draw import Axis, Line, bars
 from selective_backprop_lab.report.parts import Cell, Figure, Material, Notes, Part, Section, Table
 from selective_backprop_lab.report.runs import PHASES, Comparison, Frame, Run, method_and_budget, table_of
+from selective_backprop_lab.study import standing
 from selective_backprop_lab.study.curves import FACTORS, Curve
 from selective_backprop_lab.study.frontier import Frontier
-from selective_backprop_lab.study.standing import (
-    PLAIN,
-    RANDOM,
-    TARGETS,
-    Standings,
-    alerts,
-    error_of,
-    standings,
-    winner,
-)
+from selective_backprop_lab.study.standing import PLAIN, RANDOM, Standings, error_of
 from selective_backprop_lab.study.tables import arms_table, multiplier_cell, speed_up_table
 
 ERROR, SECONDS = Axis("error", "test error", log=True, percent=True), Axis("", "seconds")
@@ -48,7 +40,7 @@ _MATRIX_NOTE = (
 def headline(comparisons: Sequence[Comparison]) -> Section:
     """The matrix, a sentence for each workload, and what keeps them from being convincing."""
     none = "Nothing can be said: no run is finished."
-    findings = [(one.id, one.title, winner(one.standings) if one.arms else none) for one in comparisons]
+    findings = [(one.id, one.title, standing.winner(one.standings) if one.arms else none) for one in comparisons]
     doubts = [(one.id, one.title, " ".join(alerts_of(one))) for one in comparisons if alerts_of(one)]
     parts: list[Part] = [Notes("findings", "Who won", findings), multipliers_table(comparisons)]
     parts += [Notes("alerts", "Before you believe it", doubts, "alerts")] if doubts else []
@@ -60,7 +52,7 @@ def multipliers_table(comparisons: Sequence[Comparison]) -> Table:
     columns: list[tuple[Comparison, Standings, str, str]] = []
     for one in comparisons:
         at = [(one.standings, target, f"at {error:.2%} error") for target, error in one.standings.targets.items()]
-        timed = standings(one.arms, seconds=True) if one.same_hardware else None
+        timed = standing.standings(one.arms, seconds=True) if one.same_hardware else None
         if timed is not None and timed.targets:
             target, error = next(iter(timed.targets.items()))
             at.append((timed, target, f"in seconds, at {error:.2%} error"))
@@ -78,29 +70,29 @@ _ALSO = {PLAIN: "plain training", RANDOM: "random subsets"}
 
 
 def _cell(name: str, found: Standings, target: str) -> Cell:
-    standing = next((one for one in found.methods if one.name == name), None)
-    if standing is None:
+    own = next((one for one in found.methods if one.name == name), None)
+    if own is None:
         return Cell("not run")
-    best = min(standing.budgets, key=lambda budget: budget.error)
+    best = min(own.budgets, key=lambda budget: budget.error)
     hint = f"lowest error {error_of(best)} with {best.cost:.2f} {found.unit}"
     if not target:
         return Cell("not checked", "plain training was not run", "not_checked", hint)
     error = found.targets[target]
-    if standing.is_plain:
-        spent = Frontier(standing.budgets).cost_of(error)[0]
-        return Cell(f"{spent:.2f} {found.unit.split()[0]}", TARGETS[target], "", hint)
-    kind = "" if standing.is_random else standing.verdict(target).name.lower()
-    value, _, span = multiplier_cell(standing, target, error).partition(" (")
-    if not standing.reaches(error):
+    if own.is_plain:
+        spent = Frontier(own.budgets).cost_of(error)[0]
+        return Cell(f"{spent:.2f} {found.unit.split()[0]}", standing.TARGETS[target], "", hint)
+    kind = "" if own.is_random else own.verdict(target).name.lower()
+    value, _, span = multiplier_cell(own, target, error).partition(" (")
+    if not own.reaches(error):
         span = f"at best {best.error:.2%}"
-    elif not standing.is_random and not standing.random:
+    elif not own.is_random and not own.random:
         span = "random subsets were not run"
     return Cell(value, span.removesuffix(")"), kind, hint)
 
 
 def alerts_of(comparison: Comparison) -> list[str]:
     """List the doubts about a comparison: first what its numbers show, then what its runs lack."""
-    sentences = alerts(comparison.standings) if comparison.arms else []
+    sentences = standing.alerts(comparison.standings) if comparison.arms else []
     idle = [label for label, runs in comparison.finished.items() if not any(map(_selected, runs))]
     if idle:
         sentences.append(f"{' and '.join(idle)} never switched on: trained on every candidate, as plain training does.")
@@ -340,7 +332,7 @@ def _all_settings(number: int, about: str, table: Frame, material: Material) -> 
         [f"{row['method']} {row['settings']}", str(row["epoch"]), f"{row[cost]:.3g}", f"{row['error']:.2%}"]
         for row in best.head(_LISTED).to_dict("records")
     ]
-    note = "A point per epoch, those of high errors left out. Dark ones, in the table: nothing cheaper is better."
+    note = "A point per epoch, those of high errors left out. Something cheaper is better than the pale ones."
     edge = Line(list(best[cost]), list(best["error"]), width=1)
     title, heading = f"{about}All settings, and those that no other beats", ["settings", "epoch", cost, "error"]
     looks: dict[str, Any] = {"note": note, "besides": [edge], "joined": False}

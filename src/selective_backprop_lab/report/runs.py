@@ -152,12 +152,12 @@ def _check_config(config: Mapping[str, Any]) -> None:
     recipe = config.get("recipe")
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe must be settings by name, got {recipe!r:.50}")
-    for name, value in (("method", config.get("method")), *((name, recipe.get(name)) for name in ("dataset", "model"))):
-        if not isinstance(value, str):
-            raise ValueError(f"{name} must be a word, got {value!r:.50}")
-    for name, value in (("options", config.get("options")), ("decay", recipe.get("decay"))):
-        if not isinstance(value or {}, dict):
-            raise ValueError(f"{name} must be settings by name, got {value!r:.50}")
+    for place, name in ((config, "method"), (recipe, "dataset"), (recipe, "model")):
+        if not isinstance(place.get(name), str):
+            raise ValueError(f"{name} must be a word, got {place.get(name)!r:.50}")
+    for place, name in ((config, "options"), (recipe, "decay")):
+        if not isinstance(place.get(name) or {}, dict):
+            raise ValueError(f"{name} must be settings by name, got {place[name]!r:.50}")
     require_number(config.get("seed"), "seed", least=-math.inf)
     for name in ("epochs", "batch_size"):
         require_number(recipe.get(name), name, least=1)
