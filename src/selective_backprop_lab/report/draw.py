@@ -83,12 +83,12 @@ class Axis:
             room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
             low, high = low - room, high + room
         ticks = log_ticks(low, high) if self.log else _ticks(low, high, 1 if self.whole else 0)
-        return low, high, [(tick, self.word(tick)) for tick in ticks]
+        return low, high, [(tick, self.word(tick, 4)) for tick in ticks]
 
-    def word(self, value: float) -> str:
+    def word(self, value: float, digits: int = 3) -> str:
         """A value as it stands at a tick."""
-        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-        return f"{100 * value:.3g}%" if self.percent else number
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+        return f"{100 * value:.{digits}g}%" if self.percent else number
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -177,6 +177,7 @@ class Material:
         pictures = {str(key): chart([*besides, *lines(part)], x, y) for key, part in groups}
         names = [one for one in frame if one not in ("method", "budget") or "run" not in frame]
         shown = frame[[one for one in names if set(frame[one]) != {""}]]
+        first = first if first in pictures else ""
         return [Figure(id, title, pictures, shown, note, chosen or choose, first)] if pictures else []
 
 
