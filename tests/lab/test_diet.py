@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import selective_backprop as sb
+from selective_backprop.functional import spearman
 from selective_backprop_lab.cli.diet import diet_app
 from selective_backprop_lab.data.datasets import ImageDataset, load_images
 from selective_backprop_lab.runs.methods import make_method
 from selective_backprop_lab.runs.recipes import find_recipe
 from selective_backprop_lab.runs.training import Settings, Training, start
-from selective_backprop_lab.study.agreement import rank_correlation
 
 DIGITS = load_images("digits")
 SMALL = "tests.torture.network:small"
@@ -55,7 +55,7 @@ def test_scores_are_the_mean_over_networks_cut_off_early(scored):
     out, printed = scored
     one, two = by_hand(0), by_hand(1)
     assert torch.allclose(sb.pruning.load_scores(out, 1437), (one + two) / 2, atol=1e-6)
-    assert f"mean {rank_correlation(one, two):.3f}, lowest {rank_correlation(one, two):.3f}" in printed
+    assert f"mean {spearman(one, two):.3f}, lowest {spearman(one, two):.3f}" in printed
     assert re.search(r"seed 1:? +epoch 2/2", printed)
     assert f"diet prune {out} --recipe digits" in printed
     assert f"train --recipe digits --method diet:scores={out},prune=0.25" in printed

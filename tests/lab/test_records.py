@@ -142,18 +142,12 @@ def test_records_of_a_finished_run_come_back_without_asking_for_the_checkpoint(t
             folder.records()
 
 
-@pytest.mark.parametrize(
-    ("now", "message"),
-    [
-        ({"train": {"examples": 9, "images": "a"}}, "10 train examples then, 9 now"),
-        ({"train": {"examples": 10, "images": "b"}}, "as many examples as now, but other ones"),
-    ],
-)
-def test_a_run_on_other_data(tmp_path, now, message):
+@pytest.mark.parametrize("now", [{"examples": 9, "images": "a"}, {"examples": 10, "images": "b"}])
+def test_a_run_on_other_data(tmp_path, now):
     RunFolder(tmp_path, SETTINGS, {"train": {"examples": 10, "images": "a"}}).close()
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=rf"holds a run on other data \({message}\).*put the data back"):
-        RunFolder(tmp_path, SETTINGS, now)
+    with pytest.raises(ValueError, match="holds a run on other data"):
+        RunFolder(tmp_path, SETTINGS, {"train": now})
     assert contents(tmp_path) == before
     RunFolder(tmp_path, SETTINGS, {"train": {"examples": 10, "images": "a"}}).close()
 

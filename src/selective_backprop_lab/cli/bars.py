@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from selective_backprop_lab.cli.command import stopping_says
 from selective_backprop_lab.cli.screen import Screen, console
 from selective_backprop_lab.files.reading import visible
 
 if TYPE_CHECKING:
+    from selective_backprop_lab.cli.options import RunOptions
+    from selective_backprop_lab.data.datasets import ImageSet
+    from selective_backprop_lab.report.live import LiveReport
     from selective_backprop_lab.runs.experiment import Entry
     from selective_backprop_lab.runs.time_left import TimeLeft
-    from selective_backprop_lab.runs.training import Record
+    from selective_backprop_lab.runs.training import Record, Settings
+    from selective_backprop_lab.study.standing import LabelledRuns
+
+    Load = Callable[[Settings], ImageSet]
 
 
 def describe(record: Record, epochs: int) -> str:
@@ -76,3 +85,19 @@ class Bars:
                 self._progress.remove_task(self._tasks.pop(""))
             self._tasks[label] = self._progress.add_task(label or "all runs", total=total, state="")
         self._progress.update(self._tasks[label], completed=done, state=state)
+
+
+def train_with_bars(
+    screen: Screen, options: RunOptions, by_seed: Sequence[Sequence[Entry]], load: Load, out: Path
+) -> tuple[list[LabelledRuns], LiveReport]:
+    """Train all runs of every seed into a folder, with bars and a report that grows with them."""
+    from selective_backprop_lab.report import data_of
+    from selective_backprop_lab.report.live import LiveReport
+    from selective_backprop_lab.runs.time_left import TimeLeft
+    from selective_backprop_lab.study.comparison import train_all
+
+    left = TimeLeft([entry for entries in by_seed for entry in entries])
+    live = LiveReport(out, left, data_of(options.data_dir))
+    with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
+        arms = train_all(by_seed, load, out, observers=options.observers(), show=live.after(bars.show))
+    return arms, live

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selective_backprop_lab.cli.command import command, stopping_says
+from selective_backprop_lab.cli.command import command
 from selective_backprop_lab.cli.options import (
     ComparisonOptions,
     LabelNoise,
@@ -70,13 +70,10 @@ def compare(
 
     `selective-backprop compare --recipe svhn_small --data-dir data --epochs 2,4,8 --out runs/svhn`
     """
-    from selective_backprop_lab.cli.bars import Bars
+    from selective_backprop_lab.cli.bars import train_with_bars
     from selective_backprop_lab.files.writing import write_whole
-    from selective_backprop_lab.report import data_of
-    from selective_backprop_lab.report.live import LiveReport
     from selective_backprop_lab.runs.records import epochs_done
-    from selective_backprop_lab.runs.time_left import TimeLeft
-    from selective_backprop_lab.study.comparison import Design, train_all
+    from selective_backprop_lab.study.comparison import Design
     from selective_backprop_lab.study.standing import alerts, standings, winner
     from selective_backprop_lab.study.tables import READING, arms_table, method_table
 
@@ -88,16 +85,13 @@ def compare(
     seeds = 1 if quick else seeds
     shares = (0.5, 1.0) if quick else Design.baselines
     design = Design(specs, chosen, lengths, shares, options.more_settings() | {"label_noise": label_noise})
-    observers, load = options.observers(), cached_loader(options.data_dir)
+    load = cached_loader(options.data_dir)
     by_seed = [design.entries(seed) for seed in range(seeds)]
     entries = [entry for entries in by_seed for entry in entries]
     num_test = len(load(entries[0].settings).test_labels)
     done = sum(epochs_done(out / entry.folder) for entry in entries)
     screen.note(f"{len(entries)} runs, {sum(entry.settings.epochs for entry in entries) - done} epochs are left to do")
-    left = TimeLeft(entries)
-    live = LiveReport(out, left, data_of(options.data_dir))
-    with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
-        arms = train_all(by_seed, load, out, observers=observers, show=live.after(bars.show))
+    arms, live = train_with_bars(screen, options, by_seed, load, out)
     split = "validation split" if options.validation else "test set"
     reading = READING.format(split=split, size=num_test, seeds=seeds, plural="" if seeds == 1 else "s")
     found = standings(arms)

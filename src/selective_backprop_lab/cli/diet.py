@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selective_backprop_lab.data.datasets import ImageSet
-    from selective_backprop_lab.runs.settings import Settings
-    from selective_backprop_lab.runs.training import Record, Training
     from selective_backprop_lab.study.diet import ClassScores
 
 _FRACTION = 0.25  # Diet-SB prunes this much
@@ -50,9 +48,13 @@ def score(
     import torch
 
     import selective_backprop as sb
+    from selective_backprop.functional import spearman
+    from selective_backprop_lab.cli.bars import Bars
     from selective_backprop_lab.files.writing import make_subfolder
+    from selective_backprop_lab.runs.experiment import Entry
+    from selective_backprop_lab.runs.time_left import TimeLeft
     from selective_backprop_lab.runs.training import check, load_data
-    from selective_backprop_lab.study.agreement import rank_correlation
+    from selective_backprop_lab.study.diet import score_by_network
 
     screen = Screen(output)
     require_new(out)
@@ -60,12 +62,20 @@ def score(
     data = load_data(settings, options.data_dir)
     check(settings, data)
     folder = make_subfolder(out.parent, f"{out.name}.networks")
-    found = _score_with_bars(screen, settings, data, folder, epochs=epochs, seeds=seeds)
+    # The bars end where the training is cut off.
+    short = dataclasses.replace(settings, recipe=settings.recipe.with_(epochs=max(1, epochs)))
+    entries, found = [Entry("el2n", dataclasses.replace(short, seed=seed)) for seed in range(seeds)], []
+    going_on = f"run the same command to go on after the last epoch that was finished: {folder}"
+    with Bars(screen, TimeLeft(entries)) as bars, stopping_says(going_on):
+        for seed, entry in enumerate(entries):
+            place, mine = make_subfolder(folder, f"seed-{seed}"), dataclasses.replace(settings, seed=seed)
+            show = lambda training, record, entry=entry: bars.show(entry, record)  # noqa: E731
+            found.append(score_by_network(mine, data, place, epochs=epochs, observers=[show]))
     scores = torch.stack(found).mean(0)
     sb.pruning.save_scores(scores, out)
     keep = sb.pruning.keep_after_pruning(scores, _FRACTION)
     classes = _show_classes(screen, scores, keep, data, f"left out at {_FRACTION:.0%}")
-    pairs = [rank_correlation(a, b) for a, b in itertools.combinations(found, 2)]
+    pairs = [spearman(a, b) for a, b in itertools.combinations(found, 2)]
     if pairs:
         screen.say(f"rank correlation between networks: mean {fmean(pairs):.3f}, lowest {min(pairs):.3f}")
     screen.say(
@@ -123,33 +133,6 @@ def prune(
 diet_app = make_app(
     "Leave out the easiest examples before training, by scores of briefly trained networks.", score=score, prune=prune
 )
-
-
-def _score_with_bars(
-    screen: Screen, settings: Settings, data: ImageSet, folder: Path, *, epochs: int, seeds: int
-) -> list[Tensor]:
-    from selective_backprop_lab.cli.bars import Bars
-    from selective_backprop_lab.files.writing import make_subfolder
-    from selective_backprop_lab.runs.experiment import Entry
-    from selective_backprop_lab.runs.time_left import TimeLeft
-    from selective_backprop_lab.study.diet import score_by_network
-
-    found = []
-    going_on = f"run the same command to go on after the last epoch that was finished: {folder}"
-    by_seed = [dataclasses.replace(settings, seed=seed) for seed in range(seeds)]
-    shown = []
-    if epochs:  # the bars end where the training is cut off
-        cut_off = settings.recipe.with_(epochs=epochs)
-        shown = [Entry("el2n", dataclasses.replace(mine, recipe=cut_off)) for mine in by_seed]
-    with Bars(screen, TimeLeft(shown)) as bars, stopping_says(going_on):
-
-        def show(training: Training, record: Record) -> None:
-            bars.show(shown[training.settings.seed], record)
-
-        for seed, mine in enumerate(by_seed):
-            place = make_subfolder(folder, f"seed-{seed}")
-            found.append(score_by_network(mine, data, place, epochs=epochs, observers=[show]))
-    return found
 
 
 def _show_classes(screen: Screen, scores: Tensor, keep: Tensor, data: ImageSet, last_heading: str) -> list[ClassScores]:

@@ -79,12 +79,6 @@ class RunOptions(ModelOptions):
         """Settings of all runs besides the recipe and the method."""
         return {"validation": self.validation, "record": self.record}
 
-    def require_folder(self, out: Path | None) -> None:
-        """Raise if an option was given that needs a folder to write to, and there is none."""
-        given = {"--probe": self.probe, "--record": self.record}
-        if out is None and (asked := " and ".join(name for name, value in given.items() if value)):
-            raise ValueError(f"{asked} needs --out, the folder to write to")
-
     def observers(self) -> Callable[[Path, Settings], Sequence[Observer]]:
         """A function that makes the observers of a run from its folder and settings. Wrong options fail at once."""
         from selective_backprop_lab.probes import make_probes

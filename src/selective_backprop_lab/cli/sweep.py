@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from selective_backprop_lab.cli.command import command, stopping_says
+from selective_backprop_lab.cli.command import command
 from selective_backprop_lab.cli.compare import Methods
 from selective_backprop_lab.cli.options import RunsFolder, Seeds, TrainingOptions, cached_loader, checked_methods
 from selective_backprop_lab.cli.report import finish_report
 from selective_backprop_lab.cli.screen import OutputOptions, Screen
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_METHODS = ["traditional", "sb", "stale", "ledger"]
 
@@ -48,12 +45,8 @@ def sweep(
 
     `selective-backprop sweep --recipe svhn_small --vary model=small_resnet,resnet20 --vary schedule=linear,svhn`
     """
-    from selective_backprop_lab.cli.bars import Bars
+    from selective_backprop_lab.cli.bars import train_with_bars
     from selective_backprop_lab.files.writing import write_whole
-    from selective_backprop_lab.report import data_of
-    from selective_backprop_lab.report.live import LiveReport
-    from selective_backprop_lab.runs.time_left import TimeLeft
-    from selective_backprop_lab.study.comparison import train_all
     from selective_backprop_lab.study.sweeping import grid, sweep_entries
     from selective_backprop_lab.study.tables import arms_table
 
@@ -63,11 +56,7 @@ def sweep(
     by_seed = [
         sweep_entries(specs, chosen, combinations, seed=seed, **options.more_settings()) for seed in range(seeds)
     ]
-    observers, load = options.observers(), cached_loader(options.data_dir)
-    left = TimeLeft([entry for entries in by_seed for entry in entries])
-    live = LiveReport(out, left, data_of(options.data_dir))
-    with Bars(screen, left) as bars, stopping_says(f"run the same command to go on: {out}"):
-        arms = train_all(by_seed, load, out, observers=observers, show=live.after(bars.show))
+    arms, live = train_with_bars(screen, options, by_seed, cached_loader(options.data_dir), out)
     table = arms_table(arms, {})
     write_whole({out / "tables.md": f"## Final errors\n\n{table.markdown()}\n".encode()})
     screen.table("Final errors", table.heading, table.rows)

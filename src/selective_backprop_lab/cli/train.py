@@ -60,7 +60,8 @@ def train(
     if out is not None and not resume and (out / "records.jsonl").exists():
         raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another folder")
     observers, load = options.observers(), cached_loader(options.data_dir)
-    options.require_folder(out)
+    if out is None and (options.probe or options.record):
+        raise ValueError("--probe and --record need --out, the folder to write to")
     entry = Entry(settings.method, settings, is_alone=True)
     left = TimeLeft([entry])
     live = LiveReport(out, left, data_of(options.data_dir)) if out is not None else None

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from selective_backprop_lab.files.forms import require_form
 from selective_backprop_lab.files.reading import parse_json, read_bytes
 from selective_backprop_lab.files.writing import append
 from selective_backprop_lab.runs.records import environment
@@ -86,12 +85,13 @@ _LARGEST = 1e9
 def _outcome(content: Any) -> Outcome:
     found: dict[str, Any] = content if isinstance(content, dict) else {}
     cell: Any = found.get("cell")
-    require_form(cell, _CELL, "cell")
+    if not isinstance(cell, dict) or {name: type(value) for name, value in cell.items()} != _CELL:
+        raise ValueError(f"its cell is {cell!r:.80}")
     for name in _NUMBERS:
-        require_form(found.get(name), float, name)
-        if abs(found[name]) > _LARGEST:
-            raise ValueError(f"{name} is {found[name]}, more than {_LARGEST:g}")
-    if not (cell["length"] and found["compute"] >= 1 / _LARGEST):
+        value: Any = found.get(name)
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+            raise ValueError(f"{name} is {value!r:.80}, not a number up to {_LARGEST:g}")
+    if not (cell["length"] >= 1 and found["compute"] >= 1 / _LARGEST):
         raise ValueError(f"{cell['length']} epochs and a compute of {found['compute']} cannot be")
     return Outcome(Cell(**cell), *(float(found[name]) for name in _NUMBERS))
 

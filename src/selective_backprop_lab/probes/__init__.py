@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 _PROBES: dict[str, Callable[[Path], Observer]] = {"gradients": GradientProbe, "confidence": ConfidenceProbe}
 
 
-class AtThreeEpochs:
-    """Calls an observer in the first, the middle and the last epoch of a run."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
-
-    def __call__(self, training: Training, record: Record) -> None:
-        length = training.settings.epochs
-        if record["epoch"] in (0, length // 2, length - 1):
-            self.observer(training, record)
-
-
 def make_probes(names: Sequence[str], folder: Path) -> list[Observer]:
     """Make probes by name. They look at three epochs, and write to `folder / "probes"`.
 
@@ -41,4 +29,14 @@ def make_probes(names: Sequence[str], folder: Path) -> list[Observer]:
     for name in names:
         if name not in _PROBES:
             raise unknown("probe", name, _PROBES)
-    return [AtThreeEpochs(_PROBES[name](folder)) for name in dict.fromkeys(names)]
+    return [_at_three_epochs(_PROBES[name](folder)) for name in dict.fromkeys(names)]
+
+
+def _at_three_epochs(observer: Observer) -> Observer:
+    """Call an observer in the first, the middle and the last epoch of a run."""
+
+    def look(training: Training, record: Record) -> None:
+        if record["epoch"] in (0, (length := training.settings.epochs) // 2, length - 1):
+            observer(training, record)
+
+    return look

@@ -52,10 +52,7 @@ def read_epochs(folder: Path, kind: str, **types: str) -> tuple[list[int], list[
         with read_sealed(epoch_file(folder, kind, epoch), _KIND) as state:
             for name in types:
                 columns[name].append(state[name].numpy())
-    shapes = {array.shape for arrays in columns.values() for array in arrays}
-    if len(shapes) > 1 or len(shape := shapes.pop()) != 1 or not shape[0]:
-        raise ValueError(f"files {kind}-*.pt in {folder} are damaged or of different runs: their arrays do not fit")
     for name, arrays in columns.items():
-        if any(array.dtype.kind not in types[name] for array in arrays):
-            raise ValueError(f"files {kind}-*.pt in {folder} are damaged: {name} holds no numbers of its kind")
+        if len({array.shape for array in arrays}) > 1 or any(array.dtype.kind not in types[name] for array in arrays):
+            raise ValueError(f"files {kind}-*.pt in {folder} are damaged or of different runs: {name} does not fit")
     return epochs, [np.stack(arrays) for arrays in columns.values()]

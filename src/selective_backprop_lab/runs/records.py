@@ -85,8 +85,8 @@ class RunFolder:
             self.write_json("data.json", data)
         elif saved != data:
             raise ValueError(
-                f"{self.path} holds a run on other data ({describe_change(saved, data)}), so it cannot continue: "
-                "choose another folder, or put the data back as they were"
+                f"{self.path} holds a run on other data, so it cannot continue: choose another folder, or put the data "
+                "back as they were"
             )
 
     def read_json(self, name: str) -> Any:
@@ -204,22 +204,6 @@ def require_number(value: object, what: str, *, least: float = 0) -> None:
     # Larger integers cannot be added to floats.
     if not least <= value <= 1e300:
         raise ValueError(f"{what} must be finite and at least {least}, got {value!r:.50}")
-
-
-def describe_change(before: Any, now: dict[str, Any]) -> str:
-    """Describe how data differ, for a message.
-
-    >>> describe_change({"train": {"examples": 3}}, {"train": {"examples": 4}})
-    '3 train examples then, 4 now'
-    """
-    if not isinstance(before, dict):
-        return "data.json is damaged"
-    for part, found in now.items():
-        then = before.get(part)
-        if not isinstance(then, dict) or then.get("examples") == found["examples"]:
-            continue
-        return f"{then.get('examples')} {part} examples then, {found['examples']} now"
-    return "as many examples as now, but other ones"
 
 
 _AGAIN = "continue the run, which writes it again from its checkpoint; without one, move it away to start the run again"

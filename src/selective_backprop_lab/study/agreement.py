@@ -5,21 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selective_backprop.functional import spearman
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Compute Spearman's correlation of two scores, over the ids that have both. Ties share the mean of their ranks.
-
-    >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0])), 6)
-    -1.0
-    """
-    a, b = _common(a, b)
-    for name, values in (("a", a), ("b", b)):
-        if not bool((values != values[:1]).any()):
-            raise ValueError(f"correlation needs scores that differ: {name} is constant over {len(values)} common ids")
-    return spearman(a, b)
-
 
 def overlap(a: Tensor, b: Tensor, fraction: float) -> float:
     """Compute which share of the lowest `fraction` of ids by one score is also among the lowest by the other.
@@ -31,16 +16,12 @@ def overlap(a: Tensor, b: Tensor, fraction: float) -> float:
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be in (0, 1], got {fraction}")
-    a, b = _common(a, b)
+    if len(a) != len(b):
+        raise ValueError(f"scores of the same examples are needed, got {len(a)} and {len(b)}")
+    both = ~(a.isnan() | b.isnan())
+    a, b = a[both], b[both]
     size = round(fraction * len(a))
     if size == 0:
         raise ValueError(f"the lowest {fraction} of {len(a)} common ids is not even one id: use a larger fraction")
     lowest_a, lowest_b = (values.argsort(stable=True)[:size] for values in (a, b))
     return int(torch.isin(lowest_a, lowest_b).sum()) / size
-
-
-def _common(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    if len(a) != len(b):
-        raise ValueError(f"scores of the same examples are needed, got {len(a)} and {len(b)}")
-    both = ~(a.isnan() | b.isnan())
-    return a[both], b[both]

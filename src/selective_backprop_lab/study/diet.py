@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.pruning.scores import Measure
 from selective_backprop_lab.data.datasets import ImageDataset, ImageSet
 from selective_backprop_lab.runs.records import RunFolder
 from selective_backprop_lab.runs.training import Observer, Settings, Training, advance, start
@@ -29,8 +28,6 @@ def score_by_network(
     folder: Path,
     *,
     epochs: int,
-    measure: Measure = "el2n",
-    device: torch.device | None = None,
     observers: Sequence[Observer] = (),
 ) -> Tensor:
     """Scores of all training examples by a network after the first `epochs` of a run; (M,).
@@ -49,24 +46,23 @@ def score_by_network(
     if not 0 <= epochs <= settings.epochs:
         raise ValueError(f"epochs must be from 0 to the recipe's {settings.epochs}, got {epochs}")
     with RunFolder(folder, settings.as_json(), data.fingerprint) as run:
-        file = folder / f"{measure}-{epochs}.pt"
+        file = folder / f"el2n-{epochs}.pt"
         if file.exists():
             return sb.pruning.load_scores(file, len(data.train_labels))
-        training = start(settings, data, run, device)
+        training = start(settings, data, run)
         if len(training.records) > epochs:
             raise ValueError(
                 f"the network in {folder} has been trained for {len(training.records)} epochs already, scores after "
                 f"{epochs} cannot be had from it: choose another folder"
             )
-        _score(training, data.train_images[:2], data.train_labels[:2], measure)  # so that errors appear before training
         while len(training.records) < epochs:
             advance(training, run, observers)
-        scores = _score(training, data.train_images, data.train_labels, measure)
+        scores = _score(training, data.train_images, data.train_labels)
         sb.pruning.save_scores(scores, file)
     return scores
 
 
-def _score(training: Training, images: Tensor, labels: Tensor, measure: Measure) -> Tensor:
+def _score(training: Training, images: Tensor, labels: Tensor) -> Tensor:
     """Score images as they are, without augmentation."""
     dataset = ImageDataset(images, labels)
     loader: DataLoader[Any] = DataLoader(dataset, _SCORING_BATCH, collate_fn=dataset.collate)
@@ -74,7 +70,7 @@ def _score(training: Training, images: Tensor, labels: Tensor, measure: Measure)
     def forward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return model(training.normalise(batch[0])), batch[1]
 
-    return sb.pruning.score_examples(training.model, loader, measure=measure, forward=forward)
+    return sb.pruning.score_examples(training.model, loader, forward=forward)
 
 
 @dataclass(frozen=True)
