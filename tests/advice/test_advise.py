@@ -156,29 +156,6 @@ def samplers(data, generator):
     yield 50, {"batch_sampler": BatchSampler(RandomSampler(data, generator=generator), 8, drop_last=False)}
 
 
-def test_it_counts_what_the_sampler_offers_and_draws_nothing_from_it(image_task):
-    model, data = image_task[0], image_task[1].dataset
-    generator = torch.Generator().manual_seed(5)
-    for count, options in samplers(data, generator):
-        before = generator.get_state(), global_random_states()
-        advice = sb.advise(model, nn.CrossEntropyLoss(), DataLoader(data, **options), seconds=0.01)
-        assert same(before, (generator.get_state(), global_random_states()))
-        assert advice.costs.num_candidates == count
-        assert advice.options[0].seconds == pytest.approx((advice.costs.loading + advice.costs.training) * count)
-
-
-def test_a_batch_sampler_without_a_length_is_predicted_per_candidate(image_task):
-    class Endless:
-        def __iter__(self):
-            while True:
-                yield [0, 1, 2, 3]
-
-    loader = DataLoader(image_task[1].dataset, batch_sampler=Endless())
-    advice = sb.advise(image_task[0], nn.CrossEntropyLoss(), loader, seconds=0.01)
-    assert advice.costs.num_candidates is None and "s per candidate" in str(advice)
-    assert any(option.method.startswith("ledger_backprop") for option in advice.options)
-
-
 def test_what_is_measured(image_task):
     model, loader = image_task
     found = measure_costs(model, nn.CrossEntropyLoss(), loader, seconds=0.01)

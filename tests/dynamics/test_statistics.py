@@ -84,17 +84,6 @@ def test_isotonic_is_the_least_squares_fit_of_scikit_learn(size):
     assert_allclose(statistics.isotonic(positions, values), reference().fit(positions, values).predict(positions))
 
 
-def test_isotonic_of_many_values_is_close_to_the_exact_fit():
-    reference = pytest.importorskip("sklearn.isotonic").IsotonicRegression
-    chance = np.random.default_rng(3)
-    positions = chance.random(20_000)
-    values = positions**2 + chance.normal(size=20_000)
-    fitted = statistics.isotonic(positions, values)
-    exact = reference().fit(positions, values).predict(positions)
-    assert np.abs(fitted - exact).mean() < 0.02
-    assert (np.diff(fitted[np.argsort(positions)]) >= 0).all()
-
-
 def test_suggestions_are_votes_weighted_by_doubt():
     others = np.array([[2, 1, NAN], [3, 1, NAN], [3, 0, NAN]])
     confidences = np.array([[0.0, 0.1, NAN], [0.6, 0.1, NAN], [0.7, 0.9, NAN]])
@@ -194,20 +183,6 @@ def test_shares_of_unknown_groups_are_those_of_all():
     shift = statistics.selection_shift(margins, others, labels)
     assert shift[2, 3] == pytest.approx(np.log(1) - np.log(1 / 3))
     assert (shift[2, :3] < 0).all() and not shift[:2].any()
-
-
-def test_only_looks_count_for_the_label_score():
-    margins = np.array([[1.0, 1.0], [NAN, 1.0], [-3.0, 1.0]])
-    weights = statistics.knowledge_weights(margins, 2)
-    found = statistics.label_scores(margins, np.ones((3, 2)), np.zeros(2, dtype=int), 2)
-    assert found[0] == pytest.approx((weights[0] - 3 * weights[2]) / (weights[0] + weights[2]), abs=0.5)
-    assert found[0] < statistics.time_mean(margins, weights)[0]
-
-
-def test_neighbours_count_for_three_quarters():
-    scores, votes = np.array([1.0, -1.0, NAN]), np.array([10.0, 30.0, 0.0])
-    assert_allclose(statistics.with_neighbours(scores, votes)[:2], [1 + 0.75, -1 + 0.75 * 3])
-    assert np.isnan(statistics.with_neighbours(scores, votes)[2])
 
 
 # ---- what was not needed

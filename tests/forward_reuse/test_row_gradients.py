@@ -254,30 +254,3 @@ def test_autocast():
             loss = loss_of(model(inputs), targets)
         grads.append(torch.autograd.grad(loss, list(model.parameters())))
     check_equal(*grads, tolerance=2e-2)
-
-
-@pytest.mark.parametrize(
-    ("shape", "sizes", "expected"),
-    [
-        ([3, 5, 4], [15, 4], (0, 1, 5)),
-        ([3, 5, 4], [3, 20], (0, 1, 1)),
-        ([3, 5, 4], [3, 1, 5, 2, 2], (0, 1, 1)),
-        ([3, 4], [1, 3, 4], (1, 1, 1)),
-        ([3, 4], [12], (0, 1, 4)),
-        ([3, 4], [2, 6], None),
-    ],
-)
-def test_where_the_batch_is_after_a_view(shape, sizes, expected):
-    rows = Rows(torch.tensor([0, 2]), total=3).viewed(shape, sizes)
-    assert (rows and (rows.dim, rows.outer, rows.inner)) == expected
-
-
-def test_time_first_is_flattened_and_back():
-    rows = Rows(torch.tensor([0, 2]), total=3, dim=1)
-    flat = rows.viewed([5, 3, 4], [15, 4])
-    assert (flat.dim, flat.outer, flat.inner) == (0, 5, 1)
-    whole = torch.randn(15, 4)
-    kept = flat.spread(flat.take(whole)).view(5, 3, 4)
-    assert torch.equal(kept[:, [0, 2]], whole.view(5, 3, 4)[:, [0, 2]]) and not kept[:, 1].any()
-    back = flat.viewed([15, 4], [5, 3, 4])
-    assert (back.dim, back.outer, back.inner) == (1, 1, 1)

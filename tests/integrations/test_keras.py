@@ -102,32 +102,6 @@ def test_batches_and_weights_are_what_keras_trains_on(method):
     assert same_state(model, expected)
 
 
-@pytest.mark.parametrize("method", ["stale", "random"])
-def test_what_known_scores_reject_is_never_loaded(method):
-    model = make_model()
-    dataset = SelectiveDataset(model, *arrays(), method=METHODS[method], batch_size=16, num_epochs=2)
-    rows, loaded, trained = dataset.loader.dataset, [], []
-    get = rows.__getitems__
-
-    def watched(indices):
-        loaded.extend(indices)
-        return get(indices)
-
-    rows.__getitems__ = watched
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: trained.extend(dataset.batch.ids.tolist())
-    )
-    model.fit(dataset, shuffle=False, epochs=2, callbacks=[note, SelectionCallback(dataset)], verbose=0)
-    stats = dataset.loader.stats
-    assert stats.offered == 406 and stats.scored == (203 if method == "stale" else 0)
-    assert len(loaded) == 406 - stats.skipped_before_loading
-    if method == "stale":
-        assert sorted(loaded[:203]) == list(range(203))  # the first epoch scores them all
-        assert loaded[203:] == trained[-len(loaded) + 203 :] and 40 < len(loaded) - 203 < 122
-    else:
-        assert loaded == trained and 0.3 < len(trained) / 406 < 0.5  # 4 standard deviations
-
-
 def test_scoring_leaves_no_trace():
     model = make_model()
     x, y = arrays()
@@ -362,18 +336,6 @@ def test_a_compute_loss_that_leaves_out_the_weights_is_refused(method):
     fit("ledger", model=small_model(LossWithoutWeights), epochs=1)  # which gives none
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision(policy):
-    keras.config.set_dtype_policy(policy)
-    try:
-        model, dataset, _ = fit("ledger", model=small_model())
-    finally:
-        keras.config.set_dtype_policy("float32")
-    exact = fit("ledger", model=small_model())[1].loader.ledger.loss
-    assert model.compute_dtype == policy.removeprefix("mixed_")
-    assert (dataset.loader.ledger.loss - exact).abs().mean() < 0.02  # losses are about 1
-
-
 # ---- weights
 
 
@@ -443,32 +405,6 @@ def test_scores_are_the_losses_of_keras():
     by_hand = lambda y_true, y_pred: keras.ops.square(y_true - y_pred)  # noqa: E731, several losses of each example
     for loss_fn in ("mse", keras.losses.MeanSquaredError(reduction="sum"), keras.losses.mean_squared_error, by_hand):
         assert losses_of(model, x, targets, loss_fn=loss_fn) == pytest.approx(squares, abs=1e-5)
-
-
-def test_masked_tokens_do_not_count():
-    layers = [keras.layers.Embedding(5, 4, mask_zero=True), keras.layers.Dense(3)]
-    model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x = np.array([[1, 2, 3, 4, 1, 2], [3, 0, 0, 0, 0, 0]], dtype=np.int32)
-    y = np.array([[0, 1, 2, 0, 1, 2], [1, 0, 0, 0, 0, 0]])
-    logits = torch.tensor(model.predict(x, verbose=0)).transpose(1, 2)
-    tokens = torch.nn.functional.cross_entropy(logits, torch.tensor(y), reduction="none").numpy()
-    assert losses_of(model, x, y) == pytest.approx([tokens[0].mean(), tokens[1, 0]], abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["dict", "tuple"])
-def test_several_inputs_and_sample_weights(kind):
-    inputs = {"left": keras.Input((32,), name="left"), "right": keras.Input((32,), name="right")}
-    outputs = keras.layers.Dense(10)(keras.layers.Concatenate()(list(inputs.values())))
-    model = keras.Model(inputs if kind == "dict" else tuple(inputs.values()), outputs)
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x, y = arrays(64)
-    halves = {"left": x[:, :32], "right": x[:, 32:]}
-    weights = np.ones(64)
-    data = (halves if kind == "dict" else tuple(halves.values()), y, weights)
-    _, dataset, _ = fit("unbiased", model=model, data=data)
-    stats = dataset.loader.stats
-    assert stats.scored == 3 * 64 - stats.skipped_before_loading and 0.2 < dataset.loader.stats.selectivity < 0.7
 
 
 def test_a_loss_that_is_not_finite_stops_at_once():

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 pytest.importorskip("lightning", reason="needs the extra lightning")
 
 import lightning as L
-from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -20,7 +20,7 @@ from selective_backprop.integrations.lightning import SelectiveBackprop
 from selective_backprop.testing import same
 from tests.helpers import Noisy, digits
 from tests.integrations.forked import ranks
-from tests.integrations.lightning_run import METHODS, Digits, fit, on_two_ranks
+from tests.integrations.lightning_run import Digits, fit, on_two_ranks
 
 # Lightning's own: what it says of torch 2.13, of few workers, and of the frozen BatchNorm of the tests' model.
 pytestmark = [
@@ -134,25 +134,6 @@ def test_accumulation_steps_on_whole_windows(window):
         assert (epoch, end) in module.slots, "a step is made after the last slot of a window"
 
 
-def test_a_run_after_another_one_begins_anew():
-    selection = SelectiveBackprop(METHODS["ledger"], nn.CrossEntropyLoss())
-    wrapped, modules = selection.wrap(DataLoader(digits(), 16, shuffle=True)), []
-    for _ in range(2):
-        torch.manual_seed(1)
-        modules.append(Digits(selected_loss=True))
-        trainer(callbacks=[selection], enable_progress_bar=False).fit(modules[-1], wrapped)
-        assert selection.loader.model is modules[-1] and selection.loader.stats.offered == 203
-    assert same(*(module.state_dict() for module in modules))
-
-
-def test_the_steps_of_a_learning_rate_finder_leave_no_trace_in_the_selection(tmp_path):
-    module = Digits(selected_loss=True)
-    module.lr = 0.05
-    finder = LearningRateFinder(num_training_steps=5)
-    _, _, selection = fit("ledger", module=module, callbacks=[finder], default_root_dir=tmp_path)
-    assert selection.loader.epoch == 3 and selection.loader.stats.offered == 3 * 203
-
-
 def test_what_is_logged():
     _, trainer, selection = fit("sb")
     metrics, stats = trainer.callback_metrics, selection.loader.stats
@@ -161,15 +142,6 @@ def test_what_is_logged():
     for phase, seconds in stats.seconds.items():
         assert 0 < metrics[f"selection/seconds_{phase}"] < seconds
     assert "selection/selectivity" in trainer.progress_bar_metrics
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_scoring_has_the_precision_of_training(precision):
-    seen = []
-    module = Digits()
-    module.network[0].register_forward_hook(lambda _, inputs, output: seen.append((output.requires_grad, output.dtype)))
-    fit("sb", module=module, precision=precision, epochs=1, validate=False)
-    assert {dtype for trains, dtype in seen if not trains} == {dtype for trains, dtype in seen if trains}
 
 
 @pytest.mark.parametrize(
@@ -268,12 +240,3 @@ def test_a_missing_extra_names_its_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ImportError, match=r"pip install 'selective-backprop\[lightning\]'"):
         import_anew(monkeypatch)
-
-
-def test_a_loader_that_fabric_wrapped_is_refused_by_methods_that_need_ids():
-    fabric = L.Fabric(accelerator="cpu", devices=1)
-    model = torch.nn.Linear(64, 10)
-    loader, own = DataLoader(digits(), 16), (model, torch.nn.CrossEntropyLoss(), sb.ledger_backprop())
-    with pytest.raises(ValueError, match="pass the DataLoader itself"):
-        sb.SelectiveLoader(fabric.setup_dataloaders(loader), *own)
-    assert len(next(iter(sb.SelectiveLoader(loader, *own)))[0]) == 16

@@ -331,39 +331,6 @@ def test_a_model_whose_own_loss_is_another_one_is_told_once_and_refused_with_wei
     assert not any("which examples are scored by" in record.message for record in caplog.records)
 
 
-class ClassifierOnLanguageModel(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.language_model, self.head = texts.language_model(), torch.nn.Linear(128, 2)
-
-    def forward(self, input_ids, attention_mask, labels=None):
-        logits = self.head(self.language_model(input_ids, attention_mask=attention_mask).logits.mean(1))
-        return {"loss": None if labels is None else torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def collate_first_without_labels(examples):
-    batch = texts.collate(examples)
-    if examples[0]["input_ids"] == texts.language(1)[0]["input_ids"]:
-        batch["labels"].fill_(-100)
-    return batch
-
-
-@pytest.mark.parametrize(
-    ("model", "settings"),
-    [
-        (lambda: texts.classifier().bfloat16(), {}),
-        (ClassifierOnLanguageModel, {}),
-        (texts.language_model, {"task": "language", "collator": collate_first_without_labels}),
-    ],
-    ids=["loss in bfloat16", "one label per example", "no label in the first batch"],
-)
-def test_a_models_own_loss_is_the_one_that_scores(model, settings, tmp_path):
-    trainer = make(tmp_path, sb.infobatch(), model=model, count=24, options={"num_train_epochs": 1}, **settings)
-    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
-    trainer.train()
-    assert trainer.state.global_step == 3
-
-
 def test_a_fused_loss_without_logits_is_refused_where_losses_are_needed(tmp_path):
     def fused():
         model = texts.language_model()

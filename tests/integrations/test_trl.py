@@ -7,14 +7,12 @@ import pytest
 import torch
 
 pytest.importorskip("trl", reason="needs the extra [trl]")
-import accelerate
 import datasets
-import transformers
-from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer, pack_dataset
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 import selective_backprop as sb
 from selective_backprop.integrations.trl import SelectiveDPOTrainer, SelectiveRewardTrainer, SelectiveSFTTrainer
-from selective_backprop.integrations.trl.packing import DocumentCollator, Packed, parts_within
+from selective_backprop.integrations.trl.packing import DocumentCollator
 from selective_backprop.testing import same
 from selective_backprop.types import Batch
 from tests.integrations import trl_texts as texts
@@ -248,33 +246,6 @@ def test_documents_that_the_ledger_skips_are_not_even_loaded(tmp_path):
     assert stats.scored == 0
 
 
-def test_data_that_the_user_packed_is_selected_by_document(tmp_path):
-    tokenizer = texts.make_tokenizer()
-    rows = datasets.Dataset.from_dict({"input_ids": [tokenizer(line)["input_ids"] for line in texts.text()["text"]]})
-    packed = pack_dataset(rows, 48)
-    options = {"data": lambda: packed, "padding_free": True, "max_length": None, "per_device_train_batch_size": 2}
-    settings = {"dataset_kwargs": {"skip_prepare_dataset": True}}
-    plain, own = (trained(sft(tmp_path, m, **options, **settings)) for m in (None, sb.methods.ledger_percentile(1.0)))
-    assert same(plain.model.state_dict(), own.model.state_dict())
-    assert own.selective_loader.stats.offered == 2 * 61
-
-
-def test_packed_rows_are_taken_apart():
-    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5]], "seq_lengths": [[2, 1], [2]]})
-    packed = Packed(rows)
-    assert packed.documents["input_ids"][:] == [[1, 2], [3], [4, 5]]
-    assert [members.tolist() for members in packed.members] == [[0, 1], [2]]
-
-
-def test_parts_stay_within_the_budget():
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
-    batch = Batch({"attention_mask": mask}, torch.arange(4), torch.ones(4), torch.ones(4))
-    assert [part.ids.tolist() for part in parts_within(batch, 5)] == [[0, 1], [2, 3]]
-    assert [part.ids.tolist() for part in parts_within(batch, 3)] == [[0], [1, 2], [3]]
-    assert parts_within(batch, 99) == [batch]
-    assert [part.ids.tolist() for part in parts_within(batch, 99, num_parts=3)] == [[0], [1], [2, 3]]
-
-
 # ---- methods
 
 
@@ -297,16 +268,6 @@ def test_pairs_are_selected(kind, tmp_path):
 
 
 # ---- adapters
-
-
-def test_advice_says_what_adapters_and_checkpointing_do(tmp_path):
-    printed = str(sft(tmp_path, sb.ledger_backprop(), lora=True).advise(seconds=0.05))
-    assert "of the parameters are trained, and frozen ones need no gradients)" in printed
-    trainer = sft(tmp_path, sb.ledger_backprop(), gradient_checkpointing=True, **PACKED)
-    advice = trainer.advise(seconds=0.05)
-    assert "(gradient checkpointing runs the forward pass again)" in str(advice)
-    assert advice.costs.backward == pytest.approx(advice.costs.training / advice.costs.forward - 1)
-    assert not trainer.model.is_gradient_checkpointing, "as it was"
 
 
 # ---- resume
@@ -355,29 +316,6 @@ def test_sequences_longer_than_the_model_are_refused(data, tmp_path):
 def test_a_stream_has_no_ids_for_a_ledger(tmp_path):
     with pytest.raises(ValueError, match="train_dataset is a stream, which has none: use a data set with a length"):
         sft(tmp_path, sb.ledger_backprop(), data=lambda: texts.text().to_iterable_dataset(), max_steps=2)
-
-
-def test_fsdp1_is_refused(tmp_path, monkeypatch):
-    class Sharding(accelerate.Accelerator):
-        """Accelerate would refuse FSDP1 on a machine without a GPU. What it finds out on one with GPUs is set here."""
-
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self.state.fsdp_plugin = accelerate.FullyShardedDataParallelPlugin(
-                fsdp_version=1, cpu_ram_efficient_loading=False
-            )
-
-    monkeypatch.setattr(transformers.trainer, "Accelerator", Sharding)
-    monkeypatch.setattr(accelerate.state.AcceleratorState, "_shared_state", {})  # shared by the whole process
-    with pytest.raises(ValueError, match=r"ask for FSDP1: set fsdp_config={'version': 2}"):
-        sft(tmp_path, sb.ledger_backprop())
-
-
-def test_deepspeed_is_refused(tmp_path, monkeypatch):
-    pytest.importorskip("deepspeed", reason="install deepspeed to test that it is refused")
-    monkeypatch.setattr(accelerate.state.AcceleratorState, "_shared_state", {})
-    with pytest.raises(ValueError, match=r"leave out deepspeed= .* with fsdp=True and fsdp_config={'version': 2}"):
-        sft(tmp_path, sb.ledger_backprop(), deepspeed={"zero_optimization": {"stage": 2}})
 
 
 def test_an_empty_data_set_is_refused(tmp_path):

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -69,16 +68,6 @@ def test_list_fits_a_terminal_and_names_everything_whole():
     assert piped.stdout.split() == shown.split(), "the same words"
 
 
-def test_bars_and_results_fit_a_terminal():
-    shown, code = in_terminal("train", *FAST)
-    assert code == 0
-    # Bars are drawn again and again; each time the line holds the label, a bar and the state.
-    (last,) = re.findall(r"^ledger_backprop (━+) epoch 2/2  error [\d.]+%", shown.replace("\r", "\n"), re.M)[-1:]
-    assert len(last) == 12
-    assert re.search(r"^all runs +━+ less than a minute left", shown.replace("\r", "\n"), re.M)
-    assert max(len(line) for line in re.split(r"[\r\n]+", shown)) <= 80
-
-
 WIDE = (["method", "error", "M"], [["repeated_random, 2 epochs of compute", "12.50% ± 1.25", "1.25x (1.00 to 1.50)"]])
 
 
@@ -130,16 +119,6 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (result.returncode, result.stderr) == (1, "")
 
 
-def test_list_in_json_tells_every_option_of_every_method():
-    told = json.loads(run("list", "methods", "--json").stdout)
-    found = {method["name"]: method for method in told["methods"]}
-    assert set(methods.__all__) <= set(found)
-    assert all(method["about"] for method in found.values())
-    assert found["stale_selective_backprop"]["options"]["every"] == 3
-    assert {"loss_share", "audit", "max_age", "warmup_epochs"} <= found["ledger_backprop"]["options"].keys()
-    assert {"proxy", "train_every", "scoring", "warmup_epochs"} <= found["top_k"]["options"].keys()
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -182,21 +161,3 @@ def test_help_and_version_do_not_import_torch():
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
         assert "typer" in imported and not {"torch", "numpy", "sklearn"} & imported
     assert done.stdout.strip() == f"selective-backprop {sb.__version__}"
-
-
-SLOW = "import sys, time\nprint('importing', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
-
-
-def test_ctrl_c_is_quiet_while_torch_is_imported(tmp_path):
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(SLOW)  # so that the import is under way for sure
-    path = os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    react = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
-    with subprocess.Popen(
-        [*COMMAND, "train"], env=ENVIRONMENT | {"PYTHONPATH": path}, **pipes, preexec_fn=react, cwd=tmp_path
-    ) as process:
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
-    assert (process.returncode, errors) == (130, "stopped\n")

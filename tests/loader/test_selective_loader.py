@@ -1,14 +1,11 @@
 """What a user sees of SelectiveLoader, beyond the promises that hold for every method."""
 
-import weakref
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 import selective_backprop as sb
-from selective_backprop.losses import PerExampleLoss, default_forward
 from tests.helpers import Noisy, digits, make_loader, make_model, train
 
 
@@ -65,15 +62,6 @@ def test_explicit_batch_size_with_selectivity_1_makes_the_plain_batches_of_that_
     assert all(map(torch.equal, got, plain))
 
 
-def test_an_epoch_gives_out_all_that_it_selects():
-    loader = make_loader(sb.selective_backprop(0.3))
-    for _ in range(3):
-        sizes = [len(inputs) for inputs, _ in loader]
-        assert set(sizes[:-2]) == {16} and min(sizes) >= 8
-        assert loader.stats.queued == 0
-        assert int(loader.ledger.selected.sum()) == loader.stats.trained
-
-
 @pytest.mark.parametrize("method", [sb.selective_backprop(0.3), sb.random_backprop(0.3)])
 def test_drop_last_drops_what_fills_no_batch_and_counts_it(method):
     loader = make_loader(method, loader_options={"drop_last": True})
@@ -89,15 +77,6 @@ def test_warmup_trains_on_everything_and_scores_only_the_first_batch():
     loader = make_loader(sb.selective_backprop(0.3, warmup_epochs=1))
     assert sum(len(inputs) for inputs, _ in loader) == 203
     assert loader.stats.scored == 16  # to find out at once whether scoring works
-
-
-def test_statistics_of_a_planned_epoch_count_no_negative_number_of_skipped_examples():
-    loader = make_loader(sb.ledger_backprop(skip_at_least=0.9))  # trains on everything; the last batch is smaller
-    for _ in range(2):
-        for inputs, targets in loader:
-            loader.loss(loader.model(inputs), targets)
-            assert loader.stats.skipped_before_loading == 0
-    assert loader.stats.offered == loader.stats.trained == 2 * 203
 
 
 def test_the_mean_of_losses_in_half_precision_does_not_overflow():
@@ -262,54 +241,3 @@ def test_gradient_accumulation_and_amp():
             optimizer.zero_grad()
     assert not torch.equal(before, model[0].weight)
     assert int((~loader.ledger.loss.isnan()).sum()) == loader.stats.trained
-
-
-def test_selection_passes_need_less_memory_than_training():
-    """No activations are kept: the most that is alive at once is well below what training keeps."""
-
-    class Peak(torch.utils._python_dispatch.TorchDispatchMode):
-        """Bytes of tensors alive, as allocations come and go."""
-
-        def __init__(self):
-            super().__init__()
-            self.alive, self.peak = {}, 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            for tensor in torch.utils._pytree.tree_leaves(out):
-                if isinstance(tensor, torch.Tensor):
-                    storage = tensor.untyped_storage()
-                    key = storage.data_ptr()
-                    if key not in self.alive:
-                        self.alive[key] = storage.nbytes()
-                        weakref.finalize(storage, self.alive.pop, key, None)
-            self.peak = max(self.peak, sum(self.alive.values()))
-            return out
-
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()) for _ in range(10)])
-    with Peak() as training:
-        model(torch.randn(128, 64)).sum().backward()
-    model.zero_grad(set_to_none=True)
-    candidates = sb.types.Candidates((torch.randn(128, 64), torch.zeros(128).long()), None, 128)
-    task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
-    scorer = sb.selective_backprop(0.5).scorer
-    scorer.score(candidates, task)  # the first pass alone copies buffers
-    with Peak() as selection:
-        scorer.score(candidates, task)
-    assert 0 < selection.peak < training.peak / 3
-
-
-@pytest.mark.parametrize("method", [sb.ledger_backprop(), sb.selective_backprop(0.5)], ids=lambda method: method.name)
-def test_the_ledger_is_up_to_date_whenever_it_is_read(method):
-    """The loader writes to it every few steps only."""
-    loader, model = make_loader(method, loader_options={"batch_size": 4}), make_model()
-    trained = 0
-    for step, (inputs, targets) in enumerate(loader):
-        if step:
-            ledger = loader.ledger
-            assert int((ledger.loss_epoch == 0).sum()) == trained, "the losses of all steps before this one"
-            assert int(ledger.selected.sum()) == loader.stats.trained == trained + len(targets)
-            assert int(ledger.offered.sum()) == loader.stats.offered
-        loader.loss(model(inputs), targets).backward()
-        trained += len(targets)
-    assert int((loader.ledger.loss_epoch == 0).sum()) == trained > 64

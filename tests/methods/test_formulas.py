@@ -36,14 +36,6 @@ def test_distance_is_the_squared_l2_distance_clipped():
     assert {0.2, 1.0} <= set(chance.tolist())
 
 
-def test_distance_takes_soft_targets():
-    outputs, soft = torch.randn(5, 4), torch.rand(5, 4).softmax(1)
-    expected = (outputs.softmax(1) - soft).square().sum(1).sqrt()
-    assert torch.allclose(SF.softmax_distance(outputs, soft), expected)
-    with pytest.raises(ValueError, match=r"\(5,\)"):
-        SF.softmax_distance(outputs[:, 0], soft)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_distance_in_half_precision_is_that_of_the_same_outputs_in_full(dtype):
     outputs = torch.tensor([[9.0, 0.0, 0.0], [7.0, 0.0, 0.0]], dtype=dtype)
@@ -195,33 +187,11 @@ def test_kath18_starts_without_the_losses_of_training():
     assert loader.schedule.tau == pytest.approx(EXACT_TAU, rel=0.15)
 
 
-def test_kath18_learns_nothing_from_losses_that_are_not_its_score():
-    model = make_model()
-    loader = make_loader(sb.kath18(1 / 3, score="gradient_norm", threshold=1e9), model=model)
-    train(loader, model, 2)
-    assert loader.stats.scored == 16 * 3  # the 1st, 12th and 23rd of 26
-
-
-def test_kath18_makes_no_probe_before_its_warm_up_is_over():
-    loader, _ = kath18_on_known_losses(sb.kath18(1 / 3, warmup_epochs=1), weight=0.0)
-    for _ in loader:
-        pass
-    assert loader.stats.scored == 96
-
-
 def test_zero_scores_are_never_drawn():
     scores = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
     policy = sb.policies.ImportancePolicy(selectivity=0.8)
     drawn = {p for seed in range(200) for p in policy.select(scores, generator(seed)).positions.tolist()}
     assert drawn == {1, 3}
-
-
-def test_without_any_loss_all_have_the_same_chance():
-    policy, coins = sb.policies.ImportancePolicy(selectivity=0.5), generator()
-    counts = torch.zeros(4)
-    for _ in range(4000):
-        counts += torch.bincount(policy.select(torch.zeros(4), coins).positions, minlength=4)
-    assert torch.allclose(counts / 8000, torch.full((4,), 0.25), atol=5 * (0.25 * 0.75 / 8000) ** 0.5)
 
 
 def test_draws_are_in_proportion_to_the_score():
@@ -326,16 +296,6 @@ def test_no_example_is_seen_again_before_all_have_been(selectivity):
         assert abs(int(loader.ledger.selected.sum()) - selected) <= 0.5 + 1e-6
         assert int(loader.ledger.selected.max() - loader.ledger.selected.min()) <= 1
     assert loader.stats.scored == 0
-
-
-def test_the_subset_is_random():
-    def first_epoch(seed):
-        loader = make_loader(sb.repeated_random(0.3), seed=seed, loader_options={"shuffle": False})
-        for _ in loader:
-            pass
-        return loader.ledger.selected.tolist()
-
-    assert first_epoch(1) == first_epoch(1) != first_epoch(2)
 
 
 # ---- infobatch
@@ -459,15 +419,6 @@ def test_a_loss_share_of_equal_losses_is_that_share_of_them_by_lot():
     assert len({tuple(selection.positions.tolist()) for selection in selections}) > 5
 
 
-def test_loss_share_saves_where_there_is_redundancy_and_holds_back_where_there_is_none():
-    even = torch.cat([torch.rand(1990, generator=generator()) * 0.2 + 0.9, torch.zeros(10)])
-    skewed = torch.cat([torch.full((1800,), 1e-3), torch.ones(200)])
-    policy = sb.policies.LossSharePolicy(loss_share=0.9)
-    kept = [float(policy.select(x, generator()).probabilities.mean()) for x in (even, skewed)]
-    assert kept[0] > 0.85
-    assert kept[1] < 0.3
-
-
 def test_ledger_backprop_makes_no_selection_pass_and_loads_only_what_it_trains_on():
     model = make_model()
     loader = make_loader(sb.methods.ledger_percentile(0.3), model=model, num_epochs=6)
@@ -583,14 +534,6 @@ def test_pruned_examples_are_never_offered_and_batches_stay_full():
     assert len(loader) == len(sizes)
 
 
-def test_diets_add_up():
-    a, b = torch.rand(NUM_DIGITS), torch.rand(NUM_DIGITS)
-    method = sb.diet(method=sb.diet(method=sb.random_backprop(0.5), scores=a), scores=b)
-    assert method.name == "diet(diet(random_backprop))"
-    keep = [sb.diet(method=sb.traditional(), scores=s).keep for s in (a, b)]
-    assert torch.equal(method.keep, keep[0] & keep[1])
-
-
 def test_scores_of_another_data_set():
     with pytest.raises(ValueError, match=r"99 ids.* 203"):
         make_loader(sb.diet(method=sb.traditional(), scores=torch.rand(99)))
@@ -637,23 +580,3 @@ def test_low_resolution_scoring_of_a_network_for_one_size_is_refused_at_once():
     )
     with pytest.raises(ValueError, match=r"scale_factor 0\.5"):
         next(iter(loader))
-
-
-@pytest.mark.parametrize("shape", [(1, 64), (1, 8, 8), (1, 4, 4, 4)])
-def test_low_resolution_of_sequences_images_and_volumes(shape):
-    sizes = []
-
-    class Spy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(1, 10)
-
-        def forward(self, x):
-            sizes.append(tuple(x.shape[2:]))
-            return self.linear(x.flatten(2).mean(2))
-
-    model = Spy()
-    data = torch.utils.data.TensorDataset(INPUTS.view(-1, *shape), TARGETS)
-    loader = make_loader(sb.top_k(0.5, scoring=sb.scorers.ForwardScorer(scale_factor=0.5)), dataset=data, model=model)
-    next(iter(loader))
-    assert sizes[0] == tuple(size // 2 for size in shape[1:])

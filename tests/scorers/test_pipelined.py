@@ -328,19 +328,6 @@ def test_resume_with_a_batch_under_way(kind):
         assert same(resumed_model.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize("swap", [lambda: nn.Tanh(), lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU())])
-def test_layers_that_are_swapped_are_copied_anew(swap):
-    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    task = sb.types.Task(model, default_forward, PerExampleLoss(nn.CrossEntropyLoss()))
-    candidates = sb.types.Candidates(list(digits()[:16]), None, 16)
-    scorer = sb.scorers.PipelinedScorer()
-    for layers in (None, swap(), nn.Identity()):
-        if layers is not None:
-            model[1] = layers
-        scorer.submit(candidates, task)
-        assert torch.equal(scorer.score(candidates, task), sb.scorers.ForwardScorer().score(candidates, task))
-
-
 def test_selection_that_is_switched_off_for_a_batch_ahead():
     """A schedule may decide when the batch has its turn: what was scored for nothing is dropped."""
 

@@ -53,15 +53,6 @@ def test_means_that_rise_are_left_out():
     assert dented.cost_of(0.4)[0] == 1
 
 
-def test_ties_count_at_the_smallest_budget():
-    flat = frontier((1, 0.3), (2, 0.2), (4, 0.2))
-    assert flat.cost_of(0.2) == (2, Bound.EXACT)
-
-
-def test_budgets_come_in_any_order():
-    assert frontier((8, 0.1), (1, 0.4), (4, 0.2), (2, 0.3)).budgets == HALVING.budgets
-
-
 def test_one_budget_gives_bounds_and_its_own_point():
     one = frontier((4, 0.2))
     assert one.multiple(budget(0.2, 2)) == Multiple(2.0)
@@ -72,18 +63,6 @@ def test_one_budget_gives_bounds_and_its_own_point():
 def test_a_method_on_the_frontier_has_multiplier_one():
     for point in HALVING.budgets:
         assert HALVING.multiple(point).value == pytest.approx(1)
-
-
-def test_one_seed_gives_no_interval():
-    found = compute_multiplier(HALVING.budgets, [budget(0.2, 2)])
-    assert (found.multiple.value, found.low, found.high) == (2.0, None, None)
-    assert "one seed" in str(found)
-
-
-def test_seeds_may_be_unequal_in_number():
-    plain = [Budget((0.4, 0.42), (1.0, 1.0)), Budget((0.2, 0.18, 0.22, 0.2), (4.0,) * 4)]
-    found = compute_multiplier(plain, [Budget((0.3, 0.28, 0.32), (1.0, 1.1, 0.9))])
-    assert found.low.value < found.multiple.value < found.high.value
 
 
 def every_resample(budget):
@@ -135,12 +114,6 @@ def test_a_bound_may_be_anything_on_its_open_side():
     assert never.low.bound is Bound.LESS and verdict([never]) is not Verdict.BETTER
     same = compute_multiplier(plain, [Budget((0.19, 0.21), (4.001, 4.001))])
     assert verdict([same]) is Verdict.SAME, "a thousandth more compute is not worse"
-
-
-def test_the_same_seed_gives_the_same_interval():
-    plain = [Budget((0.4, 0.5, 0.3), (1.0,) * 3), Budget((0.2, 0.3, 0.1), (4.0,) * 3)]
-    method = Budget((0.3, 0.2, 0.35), (1.0,) * 3)
-    assert compute_multiplier(plain, [method]) == compute_multiplier(plain, [method])
 
 
 @pytest.mark.parametrize(
