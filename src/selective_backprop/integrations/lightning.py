@@ -88,7 +88,9 @@ class SelectiveBackprop(Callback):
         self._options: dict[str, Any] = {"batch_size": batch_size, "transform": transform, "on_stats": on_stats}
         self.trainer: Trainer | None = None
         self._loader: SelectiveLoader | None = None
-        self._num_slots = self._given = 0  # slots of an epoch, and how many of this one were given out
+        self.num_slots = 0
+        """Slots of an epoch: as many as plain training has batches."""
+        self._given = 0  # slots of this epoch that were given out
         self._window: deque[Batch | None] = deque()  # the next slots, up to the next optimizer step
         self._is_over = self._is_under_way = (
             False  # whether this epoch has no more batches; whether slots are given out
@@ -234,21 +236,12 @@ class SelectiveBackprop(Callback):
 
     # ---- slots
 
-    def uses(self, loader: SelectiveLoader) -> bool:
-        """Whether this is the loader of the current run."""
-        return loader is self._loader
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of an epoch: as many as plain training has batches."""
-        return self._num_slots
-
     def slots(self) -> Iterator[Any]:
         """Give out the slots of one epoch, or the rest of the one that was under way when the state was saved."""
         if self._is_under_way:
             self._end_epoch()  # the iteration before this one was left early
         self._is_under_way = True
-        for _ in range(self._given, self._num_slots):
+        for _ in range(self._given, self.num_slots):
             if not self._window:
                 self._window.extend(self._next_window())
             self._given += 1
@@ -258,10 +251,10 @@ class SelectiveBackprop(Callback):
     def _next_window(self) -> list[Batch | None]:
         """Fill the slots up to the next optimizer step, or leave all of them empty."""
         assert self.trainer is not None
-        size = min(self.trainer.accumulate_grad_batches, self._num_slots - self._given)
+        size = min(self.trainer.accumulate_grad_batches, self.num_slots - self._given)
         # Empty only if the slots after them suffice, even if all further candidates are selected, besides those that
         # wait. The small number corrects the rounding of the fraction.
-        offered = self.loader.stepper.fraction * self._num_slots + 1e-6
+        offered = self.loader.stepper.fraction * self.num_slots + 1e-6
         if self._is_over or offered >= self._given + size + self._most_waiting:
             return [None] * size
         window, self._is_over = pull_step(self.loader, size)
@@ -276,7 +269,12 @@ class SelectiveBackprop(Callback):
     # ---- the loader inside
 
     def select_from(self, loader: Iterable[Any]) -> SelectiveLoader:
-        """Make the loader that selects, around the one that Lightning prepares. The trainer must have its devices."""
+        """Return the loader that selects. Made anew for each run, around the one that Lightning prepares.
+
+        The trainer must know its ranks and devices.
+        """
+        if self._loader is not None:
+            return self._loader
         if (trainer := self.trainer) is None:
             raise RuntimeError("selection begins in Trainer.fit, and the trainer needs callbacks=[selection]")
         inner: Any = _process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, loader)
@@ -296,7 +294,7 @@ class SelectiveBackprop(Callback):
             loss="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
             weights="weights() of your SelectiveBackprop",
         )
-        self._loader, self._num_slots, self._epoch_began_with = selective, len(selective), Stats()
+        self._loader, self.num_slots, self._epoch_began_with = selective, len(selective), Stats()
         self._given, self._is_over, self._is_under_way, self._batch = 0, False, False, None
         self._window.clear()
         size = selective.batch_size or 1
@@ -326,18 +324,10 @@ class SelectedBatches:
     def __init__(self, selection: SelectiveBackprop, loader: Iterable[Any]) -> None:
         self.selection = selection
         self._user_loader = loader
-        self._made: SelectiveLoader | None = None
-
-    @property
-    def _loader(self) -> SelectiveLoader:
-        # Made when Lightning first asks for batches, as ranks and devices are not known before, and anew for each run.
-        if self._made is None or not self.selection.uses(self._made):
-            self._made = self.selection.select_from(self._user_loader)
-        return self._made
 
     def __len__(self) -> int:
-        _ = self._loader
-        return self.selection.num_slots
+        self.selection.select_from(self._user_loader)
+        return self.selection.num_slots  # the selecting loader's own length becomes what an epoch has planned
 
     def __iter__(self) -> Iterator[Any]:
         trainer = self.selection.trainer
@@ -346,7 +336,7 @@ class SelectedBatches:
                 "selection.wrap(loader) gives out selected examples, for training: pass your own DataLoader to "
                 "validation"
             )
-        _ = self._loader
+        self.selection.select_from(self._user_loader)
         return self.selection.slots()
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
@@ -356,7 +346,7 @@ class SelectedBatches:
     @property
     def sampler(self) -> Any:
         """The user's sampler, so that Lightning can tell it the epoch."""
-        return getattr(self._loader, "sampler", None)
+        return getattr(self.selection.select_from(self._user_loader), "sampler", None)
 
     batch_sampler = None  # Lightning asks for it where there is a sampler
 
