@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from selective_backprop.distributed.ranks import current_ranks
 from selective_backprop.policies import PercentilePolicy
+from selective_backprop.ranks import current_ranks
 from selective_backprop_lab.models.cifar_resnet import resnet20
 
 HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 28  # bytes

@@ -12,12 +12,11 @@ import time
 import torch
 
 import selective_backprop as sb
-from selective_backprop.distributed.ranks import Alone
-from selective_backprop.distributed.team import Team
+from selective_backprop.chain.id_batches import IdBatches
+from selective_backprop.chain.plan import decide
 from selective_backprop.ledger import Ledger
-from selective_backprop.sampler.id_batches import IdBatches
-from selective_backprop.sampler.parts import Parts
-from selective_backprop.sampler.planner import Planner
+from selective_backprop.ranks import Alone
+from selective_backprop.run import Run
 
 BATCH = 128
 METHODS = {
@@ -42,11 +41,11 @@ def filled_ledger(size, needs):
 
 
 def seconds(method, ledger, batches):
-    team = Team(Alone())
-    planner = Planner(Parts(method, num_epochs=10, seed=0, team=team), ledger, team)
+    run = Run(method, 1, num_epochs=10, seed=0, ranks=Alone())
+    run.ledger, run.epoch = ledger, 2
     start = time.perf_counter()
-    plan = planner.plan(batches, epoch=2)
-    return time.perf_counter() - start, len(plan.ids)
+    found = decide(run, [batches], at_least=1, fewest=1)
+    return time.perf_counter() - start, len(found.loads[0].ids)
 
 
 def main():

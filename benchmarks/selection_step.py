@@ -16,10 +16,10 @@ import torch
 from scipy.stats import percentileofscore
 from torch import nn
 
-from selective_backprop.batches.layout import Layout
+from selective_backprop.chain.queue import Piece, join_pieces, take_first
 from selective_backprop.ledger import Ledger
-from selective_backprop.loader.queue import Queue
 from selective_backprop.policies import PercentilePolicy
+from selective_backprop.rows import Layout, take
 from selective_backprop_lab.models.cifar_resnet import resnet20
 
 CANDIDATES, BATCH, BETA, ROUNDS = 128, 128, 2.0, 10
@@ -75,7 +75,7 @@ class Ours:
     def __init__(self, history_size, num_examples=50_000, policy=None):
         # The rule of the paper, like the versions above. The default rule takes as long (see "rules").
         self.policy = policy or PercentilePolicy(beta=BETA, history_size=history_size, paper=True)
-        self.queue, self.ledger = Queue(BATCH), Ledger(num_examples)
+        self.pieces, self.waiting, self.layout, self.ledger = deque(), 0, None, Ledger(num_examples)
         self.generator = torch.Generator().manual_seed(0)
         self.ids = torch.randint(num_examples, (CANDIDATES,))
 
@@ -84,11 +84,15 @@ class Ours:
 
     def step(self, images, labels, losses):
         data = (images, labels)
-        self.queue.layout = self.queue.layout or Layout.of(data, CANDIDATES)
+        self.layout = self.layout or Layout(data, CANDIDATES)
         selection = self.policy.select(losses, self.generator)
-        self.queue.add([images, labels], selection, self.ids)
-        while self.queue.pop() is not None:
-            pass
+        rows = selection.positions
+        columns = [take(column, rows) for column in self.layout.columns(data, CANDIDATES)]
+        self.pieces.append(Piece(columns, self.ids[rows], selection.weights, selection.probabilities[rows]))
+        self.waiting += len(rows)
+        while self.waiting >= BATCH:
+            join_pieces(take_first(self.pieces, BATCH), self.layout, None)
+            self.waiting -= BATCH
 
 
 class OursWithLedger(Ours):

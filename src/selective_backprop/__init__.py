@@ -21,13 +21,11 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
         testing,
     )
     from selective_backprop.advice.advise import advise
-    from selective_backprop.batches.padding import pad_to_longest
+    from selective_backprop.chain.padding import pad_to_longest
+    from selective_backprop.chain.with_length import BatchFunction, WithLength
     from selective_backprop.checkpoint import load_checkpoint, save_checkpoint
     from selective_backprop.dynamics.auditing import audit
-    from selective_backprop.loader.batch_function import BatchFunction
-    from selective_backprop.loader.reporting import Every
-    from selective_backprop.loader.selective_loader import SelectiveLoader
-    from selective_backprop.loader.with_length import WithLength
+    from selective_backprop.loader import SelectiveLoader
     from selective_backprop.losses import token_cross_entropy
     from selective_backprop.method import Method
     from selective_backprop.methods import (
@@ -45,6 +43,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
     )
     from selective_backprop.progress import step_by_progress
     from selective_backprop.sampler.selective_sampler import SelectiveSampler
+    from selective_backprop.stats import Every
 
 __version__ = "0.1.0"
 
@@ -84,16 +83,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchFunction": "loader.batch_function",
-    "Every": "loader.reporting",
+    "BatchFunction": "chain.with_length",
+    "Every": "stats",
     "Method": "method",
-    "SelectiveLoader": "loader.selective_loader",
+    "SelectiveLoader": "loader",
     "SelectiveSampler": "sampler.selective_sampler",
-    "WithLength": "loader.with_length",
+    "WithLength": "chain.with_length",
     "advise": "advice.advise",
     "audit": "dynamics.auditing",
+    "pad_to_longest": "chain.padding",
     "load_checkpoint": "checkpoint",
-    "pad_to_longest": "batches.padding",
     "save_checkpoint": "checkpoint",
     "step_by_progress": "progress",
     "token_cross_entropy": "losses",

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from selective_backprop.distributed.agreement import all_do, fails_on_all, first_does
-from selective_backprop.distributed.ranks import Ranks, current_ranks
+from selective_backprop.ranks import Ranks, all_do, current_ranks, fails_on_all, first_does
 
 _NAME, _UNFINISHED, _MANIFEST, _SHARDED = "checkpoint-", ".unfinished", "manifest.json", "sharded"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
-from selective_backprop.loader.selective_loader import SelectiveLoader
+from selective_backprop.loader import SelectiveLoader
 from selective_backprop.sampler.selective_sampler import SelectiveSampler
 
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.batches.layout import map_tensors
 from selective_backprop.description import Described
 from selective_backprop.inference import unwrap
 from selective_backprop.ledger import Column, LedgerRows
 from selective_backprop.losses import PerExampleLoss
+from selective_backprop.rows import map_tensors
 
 __all__ = [
     "Batch",

@@ -44,7 +44,7 @@ def stateful(*args, **options):
 
 @pytest.mark.parametrize(
     ("manual", "make_loader", "count"),
-    [(False, DataLoader, 203), (True, with_generator, 192), (False, stateful, 203)],  # 192 fill the last batch
+    [(False, DataLoader, 203), (True, with_generator, 203), (False, stateful, 203)],
 )
 def test_selectivity_1_is_lightnings_own_run_to_the_bit(manual, make_loader, count):
     options = {"make_loader": make_loader, "dataset": Subset(Noisy(), range(count))}

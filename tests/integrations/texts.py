@@ -26,7 +26,7 @@ def lines(name):
 
 def classification(count=203):
     """Is a line prose or Python?"""
-    prose, code = lines("LICENSE"), lines("src/selective_backprop/loader/selective_loader.py")
+    prose, code = lines("LICENSE"), lines("src/selective_backprop/loader.py")
     pairs = [pair for both in zip(prose, code, strict=False) for pair in ((both[0], 0), (both[1], 1))]
     assert len(pairs) >= count
     return [{"input_ids": encode(line), "labels": label} for line, label in pairs[:count]]

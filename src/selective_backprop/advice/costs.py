@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.batches.layout import count_rows, move
+from selective_backprop.chain.user_loader import has_ids, num_candidates, untouched_generators
+from selective_backprop.chain.with_length import WithLength
 from selective_backprop.inference import NoTrace, as_device, device_of, preserved_rng, wait_for
-from selective_backprop.loader.selective_loader import SelectiveLoader
-from selective_backprop.loader.user_samplers import generator_owners, has_ids, num_candidates, untouched_generators
-from selective_backprop.loader.with_length import WithLength
+from selective_backprop.loader import SelectiveLoader
 from selective_backprop.losses import PerExampleLoss, default_forward
+from selective_backprop.rows import count_rows, move
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Candidates, Forward, Task
 
@@ -132,7 +132,7 @@ def _load(
     """
     batches: list[Any] = []
     times: list[float] = []
-    with untouched_generators(generator_owners(loader)), preserved_rng(device):
+    with untouched_generators(loader), preserved_rng(device):
         iterator = iter(loader)
         for _ in range(_SAMPLE):
             began = time.perf_counter()

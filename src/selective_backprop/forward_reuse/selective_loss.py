@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from selective_backprop.checks import check_saved
 from selective_backprop.description import describe, short
-from selective_backprop.distributed.ranks import Alone, seed_of_process
-from selective_backprop.distributed.team import Team
 from selective_backprop.forward_reuse import rules  # noqa: F401  registers the rules
 from selective_backprop.forward_reuse.gradient import take
 from selective_backprop.forward_reuse.rows import Rows
 from selective_backprop.inference import preserved_rng
 from selective_backprop.losses import PerExampleLoss, require_finite
 from selective_backprop.method import Method, require_method
-from selective_backprop.sampler.checks import check_saved_by
-from selective_backprop.sampler.parts import Parts
+from selective_backprop.ranks import Alone, seed_of_process
+from selective_backprop.run import Run
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.types import Selection
 
@@ -100,10 +99,10 @@ class SelectiveLoss:
         _check(method, batches_per_epoch=batches_per_epoch, num_epochs=num_epochs)
         self.method = method
         self.batches_per_epoch, self.num_epochs = batches_per_epoch, num_epochs
-        self.parts = Parts(method, num_epochs=num_epochs, seed=seed_of_process(seed), team=Team(Alone()))
+        self.run = Run(method, 0, num_epochs=num_epochs, seed=seed_of_process(seed), ranks=Alone())
         """Copies of the method's policy and schedule, and the generator that they draw from."""
         self._measure = method.scorer.measure if isinstance(method.scorer, ForwardScorer) else None
-        self.parts.score_is = "training loss" if self._measure is None else "score"
+        self.run.score_is = "training loss" if self._measure is None else "score"
         self.counts = Counts()
         """Number of candidates scored and of examples trained on so far."""
         self.selection: Selection | None = None
@@ -120,18 +119,18 @@ class SelectiveLoss:
                 "SelectiveLoss selects what to train on, but these outputs have no gradient: for validation, call your "
                 "loss function itself"
             )
-        schedule = self.parts.schedule
+        schedule = self.run.schedule
         if not schedule.is_on(*self._next_place()):
             loss, losses = self._loss.for_training(outputs, targets, None)
             assert losses is not None
             if schedule.observes_losses:
                 losses = losses.to("cpu", torch.float32)
-                require_finite(losses, None, self.parts.score_is)
+                require_finite(losses, None, self.run.score_is)
                 schedule.observe_losses(losses)
             self._count(len(losses), _all_of(len(losses)), is_on=False)
             return loss
         scores = self._score(outputs, targets)
-        selection = self.parts.select(scores, None, own=scores, ids=None)
+        selection = self.run.select(scores, None)
         weights = selection.weights if bool((selection.weights != 1).any()) else None
         self._count(len(scores), selection, is_on=True)
         if not selection.keeps_all(len(scores)):
@@ -146,7 +145,7 @@ class SelectiveLoss:
             measure = self._measure or self._loss.per_example
             # The one wait for the GPU per batch: the backward pass runs on the selected examples only.
             scores = measure(outputs, targets).detach().to("cpu", torch.float32)
-        require_finite(scores, None, self.parts.score_is)
+        require_finite(scores, None, self.run.score_is)
         return scores
 
     def _selected(self, outputs: Any, targets: Any, positions: Tensor, size: int) -> tuple[Any, Any]:
@@ -176,9 +175,9 @@ class SelectiveLoss:
         done, per_epoch = self.counts.batches, self.batches_per_epoch
         epoch, batch_idx = (0, done) if per_epoch is None else divmod(done, per_epoch)
         if batch_idx == 0:
-            self.parts.policy.begin_epoch(epoch, self.num_epochs)
+            self.run.policy.begin_epoch(epoch, self.num_epochs)
         epochs_done = 0.0 if per_epoch is None else done / per_epoch
-        self.parts.schedule.advance(epochs_done, batch_idx, self.num_epochs)
+        self.run.schedule.advance(epochs_done, batch_idx, self.num_epochs)
         return epochs_done, batch_idx, self.num_epochs
 
     def _count(self, size: int, selection: Selection, *, is_on: bool) -> None:
@@ -193,18 +192,17 @@ class SelectiveLoss:
         return {
             "version": STATE_VERSION,
             "method": describe(self.method),
-            "parts": self.parts.state_dict(),
+            "run": self.run.state_dict(),
             "counts": dataclasses.asdict(self.counts),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved. If it does not fit, an error says why, and nothing is changed."""
-        check_saved_by(state, self.method, {"method", "parts", "counts"}, STATE_VERSION, "loss")
-        self.parts.check_state_dict(state["parts"])
+        check_saved(state, self.method, {"method", "run", "counts"}, version=STATE_VERSION, what="loss")
         if state["counts"].keys() != vars(self.counts).keys():
             raise ValueError(f"this state is damaged: it counts {', '.join(state['counts'])}")
         self.counts, self.selection = Counts(**state["counts"]), None
-        self.parts.load_state_dict(state["parts"])
+        self.run.load_state_dict(state["run"])
 
 
 def _with_gradient(outputs: Any) -> list[Tensor]:

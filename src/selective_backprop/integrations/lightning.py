@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
+from selective_backprop.checks import check_on_stats
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import pull_step
-from selective_backprop.loader.checks import check_on_stats
-from selective_backprop.loader.reporting import OnStats
-from selective_backprop.loader.selective_loader import SelectiveLoader
+from selective_backprop.loader import SelectiveLoader
 from selective_backprop.losses import PerExampleLoss, default_forward
 from selective_backprop.method import Method, require_method
-from selective_backprop.sampler.stats import Stats
+from selective_backprop.stats import OnStats, Stats
 from selective_backprop.types import Batch, Forward
 
 try:
@@ -182,7 +181,8 @@ class SelectiveBackprop(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._batch is not None:
-            self.loader.stepper.check(self._batch)
+            steps = self.loader.steps
+            steps.check(steps.step_of(self._batch), self._batch.is_weighted)
         self._follows_empty_slot = batch is None
         if trainer.is_last_batch:
             self._end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
@@ -196,7 +196,7 @@ class SelectiveBackprop(Callback):
             # batch_size: the last slot may have no batch to tell it
             pl_module.log(f"selection/{name}", value, prog_bar=in_bar, sync_dist=on_ranks, batch_size=1)
         self._epoch_began_with = self.loader.stats.copy()
-        self.loader.stepper.report_stats()
+        self.loader.steps.report_stats()
 
     # ---- checkpoints
 
@@ -254,7 +254,7 @@ class SelectiveBackprop(Callback):
         size = min(self.trainer.accumulate_grad_batches, self.num_slots - self._given)
         # Empty only if the slots after them suffice, even if all further candidates are selected, besides those that
         # wait. The small number corrects the rounding of the fraction.
-        offered = self.loader.stepper.fraction * self.num_slots + 1e-6
+        offered = self.loader.steps.fraction * self.num_slots + 1e-6
         if self._is_over or offered >= self._given + size + self._most_waiting:
             return [None] * size
         window, self._is_over = pull_step(self.loader, size)
@@ -262,7 +262,7 @@ class SelectiveBackprop(Callback):
 
     def _end_epoch(self) -> None:
         """End the epoch. Slots that have not been given out are dropped."""
-        self.loader.stepper.end_epoch()
+        self.loader.steps.end_epoch()
         self._window.clear()
         self._given, self._is_over, self._is_under_way = 0, False, False
 
@@ -290,7 +290,7 @@ class SelectiveBackprop(Callback):
             num_epochs=self.num_epochs or max_epochs,
             seed=self.seed,
         )
-        selective.stepper.call_in_errors(
+        selective.steps.call_in_errors(
             loss="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
             weights="weights() of your SelectiveBackprop",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from selective_backprop.loader.selective_loader import SelectiveLoader
+from selective_backprop.loader import SelectiveLoader
 from selective_backprop.types import Batch
 
 
@@ -14,16 +14,11 @@ def pull(loader: SelectiveLoader) -> Batch | None:
 
     Losses may come later: `loader.loss(outputs, targets, batch)`.
     """
-    stepper = loader.stepper
-    if stepper.epoch is None:
-        stepper.begin()
-    batch = stepper.next()
-    if batch is None:
-        stepper.end_epoch()
-        stepper.report_stats()
-        return None
-    stepper.expect_later()
-    stepper.end_step()
+    steps = loader.steps
+    if steps.chain is None:
+        loader.begin(ahead=True)
+    batch = steps.next()
+    steps.end_step()
     return batch
 
 
@@ -66,14 +61,14 @@ class OptimizerSteps:
     def end_epoch(self, *, left: bool = False) -> None:
         """End the trainer's epoch. left: whether it was left early, so that its other candidates are dropped."""
         if left:
-            self.loader.stepper.end_epoch()
+            self.loader.steps.end_epoch()
         self.epoch, self.taken, self._epoch_over = self.epoch + 1, 0, False
 
     def take(self, count: int) -> list[Batch | None]:
         """Return `count` slots for the next step; an empty list when the trainer's epoch is over."""
         # Trainers end the run when an epoch has no step.
-        while not self._epoch_over and not (self.run_over and not self.loader.stepper.in_epoch):
-            if not self.loader.stepper.in_epoch:
+        while not self._epoch_over and not (self.run_over and not self.loader.steps.in_epoch):
+            if not self.loader.steps.in_epoch:
                 self._begin_epoch(self.loader.epoch)
             step, is_over = pull_step(self.loader, count)
             has_batches = step[-1] is not None

@@ -19,16 +19,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
 from selective_backprop.advice.advise import Advice, advise
-from selective_backprop.batches.padding import Pad, pad_to_longest
+from selective_backprop.chain.padding import Pad, pad_to_longest
+from selective_backprop.checks import check_on_stats
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.steps import OptimizerSteps
-from selective_backprop.loader.checks import check_on_stats
-from selective_backprop.loader.reporting import OnStats
-from selective_backprop.loader.selective_loader import SelectiveLoader
+from selective_backprop.loader import SelectiveLoader
 from selective_backprop.losses import PerExampleLoss, Reducer, token_cross_entropy
 from selective_backprop.method import Method, require_method
 from selective_backprop.progress import step_by_progress
 from selective_backprop.saved import read_state, write_state
+from selective_backprop.stats import OnStats
 from selective_backprop.types import Batch
 
 try:
@@ -181,7 +181,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             on_stats=self.on_stats,
         )
-        loader.stepper.call_in_errors(
+        loader.steps.call_in_errors(
             loss="Trainer's own compute_loss, which takes your loss as compute_loss_func= and that of each example as "
             "loss_fn=. A compute_loss of your own needs loss_fn= too, and must call "
             "self.selective_loader.loss(outputs, inputs, self.batch) if self.batch is not None",
@@ -236,7 +236,10 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             for batch, part in passes:
                 self._batch = batch
                 losses.append(super().training_step(model, part, num_items_in_batch))
-                self.selective_loader.stepper.check(batch)  # a compute_loss of the user's own may report no losses
+                steps = self.selective_loader.steps
+                steps.check(
+                    steps.step_of(batch), batch.is_weighted
+                )  # a compute_loss of the user's own may report no losses
         finally:
             self._batch = None
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
@@ -403,7 +406,7 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
         trainer, steps = self._trainer, self._trainer.steps
         optimizer_steps = math.ceil(steps.taken / args.gradient_accumulation_steps)
-        in_epoch = steps.loader.stepper.in_epoch and optimizer_steps < trainer.steps_per_epoch
+        in_epoch = steps.loader.steps.in_epoch and optimizer_steps < trainer.steps_per_epoch
         if control.should_training_stop and in_epoch:
             return  # stopped in mid-epoch: a checkpoint that is saved now resumes there
         steps.end_epoch(left=control.should_epoch_stop)
@@ -411,7 +414,7 @@ class _ByProgress(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
-        self._trainer.selective_loader.stepper.report_stats()  # the last epoch is not iterated to its end
+        self._trainer.selective_loader.steps.report_stats()  # the last epoch is not iterated to its end
 
 
 STATE_KIND = "trainer 1"

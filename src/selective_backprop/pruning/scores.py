@@ -15,14 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.batches.layout import move
+from selective_backprop.chain.load import batches_by_id
+from selective_backprop.chain.user_loader import has_ids, untouched_generators
 from selective_backprop.functional import at_least_float32, softmax_distance
 from selective_backprop.inference import NoTrace, calls_of, device_of, preserved_rng, unwrap
-from selective_backprop.loader.source import IndexedSource
-from selective_backprop.loader.user_samplers import generator_owners, has_ids, untouched_generators
 from selective_backprop.losses import default_forward, require_finite
 from selective_backprop.options import require_numbers
-from selective_backprop.sampler.stats import Stats
+from selective_backprop.rows import move
 from selective_backprop.types import Forward
 
 Measure = Literal["el2n", "grand"]
@@ -143,12 +142,8 @@ def _by_id(model: nn.Module, loader: Iterable[Any], compute: Callable[[Any], Ten
             f"ids: this {type(loader).__name__} has none"
         )
     no_trace, device, result = NoTrace(model), device_of(model), torch.empty(0)
-    source = IndexedSource(loader, device, None, Stats())  # type: ignore[arg-type]
-    with untouched_generators(generator_owners(loader)), preserved_rng(device):  # loading draws too
-        source.begin(source.candidate_batches(), 0, None)
-        while (loaded := source.next()) is not None:
-            ids, data = loaded.candidates.ids, loaded.candidates.data
-            assert ids is not None and source.num_examples is not None
+    with untouched_generators(loader), preserved_rng(device):  # loading draws too
+        for ids, data in batches_by_id(loader, device):  # type: ignore[arg-type]
             with no_trace():
                 found = compute(data)
             if len(found) != len(ids):
@@ -157,9 +152,8 @@ def _by_id(model: nn.Module, loader: Iterable[Any], compute: Callable[[Any], Ten
             found = found.to("cpu", torch.float32)
             require_finite(found if found.dim() == 1 else found.sum(1), ids, f"the {what}")
             if not len(result):
-                result = torch.full((source.num_examples, *found.shape[1:]), float("nan"))
+                result = torch.full((len(loader.dataset), *found.shape[1:]), float("nan"))  # type: ignore[attr-defined]
             result[ids] = found
-        source.end()
     if not len(result):
         raise ValueError("the loader is empty: it offered no batch to score")
     return result

@@ -39,7 +39,7 @@ class AuditedLossScorer(TrainingLossScorer):
     def options_in_method(self) -> list[str]:
         return [*super().options_in_method(), "audit=True"]
 
-    def learn(self, dynamics: Dynamics) -> None:
+    def learn_dynamics(self, dynamics: Dynamics) -> None:
         """Audit what was recorded so far. The loader calls this before every epoch."""
         suspects = torch.zeros(len(dynamics), dtype=torch.bool) if self.suspects is None else self.suspects.clone()
         if len(dynamics.epochs) >= _FEWEST_EPOCHS:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.batches.layout import move
 from selective_backprop.inference import as_device, device_of, preserved_rng, to_eval
+from selective_backprop.rows import move
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.types import Candidates, Task
@@ -77,7 +77,7 @@ class PipelinedScorer(FreshScorer):
         self._submitted = candidates, future
 
     def score(self, candidates: Candidates, task: Task) -> Tensor:
-        if self._submitted is not None and self._submitted[0] is candidates:
+        if self._submitted is not None and self._submitted[0].data is candidates.data:
             (_, future), self._submitted = self._submitted, None
             scores = future.result()
         else:

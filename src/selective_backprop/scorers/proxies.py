@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from selective_backprop.batches.layout import Layout, take_rows
 from selective_backprop.inference import device_of, seeded_rng, unwrap
 from selective_backprop.options import require_numbers
+from selective_backprop.rows import Layout, take
 from selective_backprop.scorers.base import FidelityCheck, FreshScorer
 from selective_backprop.scorers.forward import ForwardScorer
 from selective_backprop.types import Candidates, Task
@@ -167,8 +167,8 @@ class ProxyScorer(FreshScorer):
 def _highest(candidates: Candidates, scores: Tensor, count: int) -> Candidates:
     """Return the candidates with the highest scores, in the order of the batch, without their ids."""
     rows = scores.topk(count).indices.sort().values  # stays on the device: nobody waits for it
-    layout = Layout.of(candidates.data, candidates.size)
-    columns = [take_rows(column, rows) for column in layout.columns(candidates.data, candidates.size)]
+    layout = Layout(candidates.data, candidates.size)
+    columns = [take(column, rows) for column in layout.columns(candidates.data, candidates.size)]
     return Candidates(layout.batch(columns), None, count)
 
 

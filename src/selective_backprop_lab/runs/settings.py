@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from selective_backprop.checks import check_seed
 from selective_backprop.options import require_numbers
-from selective_backprop.sampler.checks import check_seed
 from selective_backprop_lab.runs.recipes import Recipe
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler
 import selective_backprop as sb
 from selective_backprop.dynamics.log import FILE
 from selective_backprop.ledger import Ledger
-from selective_backprop.sampler.stats import COMBINATIONS
+from selective_backprop.stats import COUNTS
 from selective_backprop_lab.data.augment import Augment, Normalise, measure_mean_std
 from selective_backprop_lab.data.datasets import ImageDataset, ImageSet, flip_labels, load_images, split_validation
 from selective_backprop_lab.models import make_model
@@ -222,8 +222,7 @@ class Training:
     def _record(self, before: dict[str, Any], seconds: dict[str, float]) -> Record:
         stats = self.loader.stats
         record: Record = {"epoch": len(self.records)}
-        names = [name for name, how in COMBINATIONS.items() if how == "count"]
-        record |= {name: getattr(stats, name) - before[name] for name in (*names, "batches")}
+        record |= {name: getattr(stats, name) - before[name] for name in (*COUNTS, "batches")}
         # In epochs of Traditional training, which costs 1 (forward) + 2 (backward) per example.
         cost = self.scoring_cost
         scoring = cost.per_scored * record["scored"] + cost.per_offered * record["offered"]

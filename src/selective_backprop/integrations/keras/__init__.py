@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from selective_backprop.integrations import is_missing
-from selective_backprop.loader.reporting import OnStats
-from selective_backprop.loader.selective_loader import SelectiveLoader
+from selective_backprop.loader import SelectiveLoader
 from selective_backprop.method import Method
-from selective_backprop.sampler.stats import Stats
+from selective_backprop.stats import OnStats, Stats
 from selective_backprop.types import Batch
 
 try:
@@ -226,7 +225,7 @@ class SelectiveDataset(DataLoader[Any]):
             self.loader.loss(losses, None, batch)
         self._waiting.popleft()
         self._taken -= 1
-        if self.loader.stepper.in_epoch:
+        if self.loader.steps.in_epoch:
             self._select()
 
     @property

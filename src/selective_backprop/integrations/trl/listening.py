@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selective_backprop.batches.layout import move
-from selective_backprop.batches.padding import Pad, pad_to_longest
+from selective_backprop.chain.padding import Pad, pad_to_longest
 from selective_backprop.integrations import is_missing
 from selective_backprop.integrations.transformers import SelectiveTrainer
+from selective_backprop.rows import move
 from selective_backprop.types import Batch
 
 try:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from selective_backprop.batches.layout import Layout
+from selective_backprop.rows import Layout, take
 from selective_backprop.types import Batch
 
 LENGTHS = "seq_lengths"
@@ -174,8 +174,8 @@ def parts_within(batch: Batch, budget: int, num_parts: int | None = None) -> lis
 
 
 def _rows_of(batch: Batch, rows: slice) -> Batch:
-    layout = Layout.of(batch.data, len(batch))
-    data = layout.batch([column[rows] for column in layout.columns(batch.data, len(batch))])
+    layout = Layout(batch.data, len(batch))
+    data = layout.batch([take(column, rows) for column in layout.columns(batch.data, len(batch))])
     ids = None if batch.ids is None else batch.ids[rows]
     return Batch(data, ids, batch.weights[rows], batch.probabilities[rows])
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selective_backprop.batches.layout import Column, entries, with_values
+from selective_backprop.rows import entries, with_entries
 
 Side = Literal["right", "left"]
 Pad = Callable[[list[Any]], list[Any]]
@@ -58,8 +58,8 @@ class PadToLongest:
         columns = [entries(batch) for batch in batches]
         keys = self._keys(batches[0], columns[0])
         length = {key: max(c[key].shape[1] for c in columns) for key in keys if columns[0][key].dim() > 1}
-        padded = [[self._fill(column, key, length.get(key)) for key, column in c.items()] for c in columns]
-        return [with_values(batch, parts) for batch, parts in zip(batches, padded, strict=True)]
+        padded = [{key: self._fill(c[key], key, length[key]) for key in length} for c in columns]
+        return [with_entries(batch, parts) for batch, parts in zip(batches, padded, strict=True)]
 
     def lengths(self, batch: Any) -> Tensor:
         """Return the length of each example: up to its last position at which some entry is not padding.
@@ -88,7 +88,7 @@ class PadToLongest:
         columns = entries(batch)
         keys = [key for key in self._keys(batch, columns) if columns[key].dim() > 1]
         part = slice(None, length) if self.side == "right" else slice(-length, None)
-        return with_values(batch, [column[:, part] if key in keys else column for key, column in columns.items()])
+        return with_entries(batch, {key: columns[key][:, part] for key in keys})
 
     def _keys(self, batch: Any, columns: Mapping[Any, Any]) -> list[Any]:
         """List the entries to pad. Raises if there are none, or if one is not a tensor."""
@@ -104,39 +104,7 @@ class PadToLongest:
                 raise TypeError(f"pad_to_longest pads tensors, but the entry {key!r} of the batches is a {kind}")
         return keys
 
-    def _fill(self, column: Any, key: Any, length: int | None) -> Any:
-        if length is None:
-            return column
+    def _fill(self, column: Tensor, key: Any, length: int) -> Tensor:
         missing = length - column.shape[1]
         rest = [0, 0] * (column.dim() - 2)  # F.pad begins with the last dimension; sequences go along the second
         return F.pad(column, [*rest, *((missing, 0) if self.side == "left" else (0, missing))], value=self.values[key])
-
-
-def form_of(column: Column) -> tuple[Any, Any]:
-    """Return the shape and dtype of an example. Only columns for which they are the same can be joined."""
-    return (column.shape[1:], column.dtype) if isinstance(column, Tensor) else ((), "a list")
-
-
-def different_shapes(first: tuple[Any, Any], second: tuple[Any, Any]) -> ValueError:
-    """Make the error for examples with different shapes or types. Each argument: shape and dtype of one example."""
-    return ValueError(
-        f"examples of shape {tuple(first[0])} ({first[1]}) and {tuple(second[0])} ({second[1]}) cannot share a "
-        "training batch: pad to one size in the collate function, or pass pad= to SelectiveLoader, such as "
-        "pad_to_longest"
-    )
-
-
-class ShapeCheck:
-    """Finds out from the first candidate batches whether examples differ in shape, so that the error comes early."""
-
-    def __init__(self) -> None:
-        self._shapes: list[tuple[Any, Any]] | None = None
-
-    def __call__(self, columns: list[Column]) -> ValueError | None:
-        """Return the error if these columns could not be joined with those of the first batch; else None."""
-        shapes = [form_of(column) for column in columns]
-        if self._shapes is None:
-            self._shapes = shapes
-        if shapes == self._shapes:
-            return None
-        return next(different_shapes(*pair) for pair in zip(self._shapes, shapes, strict=True) if pair[0] != pair[1])

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from selective_backprop.copying import LEFT_WAITING, MAX_WAITING, Copy, begin_copy, finish_copy
-from selective_backprop.distributed.ranks import Ranks
 from selective_backprop.dynamics.log import Dynamics, rows_from_bytes, rows_to_bytes
 from selective_backprop.dynamics.values import class_values
+from selective_backprop.ranks import Ranks
 from selective_backprop.types import Batch
 
 

@@ -1,11 +1,39 @@
-"""A function that returns a random batch, such as nanoGPT's get_batch, as a loader."""
+"""Loaders that are told the length of an epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+
+from selective_backprop.chain.user_loader import length_of
+
+
+class WithLength:
+    """Gives a loader without a length the number of batches of an epoch. `len` and `progress` of a loader need it.
+
+    If the number is not quite right, `progress` still ends at 1, and the log says how many batches there were.
+
+    Args:
+        loader: a loader without a length, such as a DataLoader over a stream.
+        num_batches: batches per epoch.
+
+    >>> len(WithLength(iter([1, 2, 3]), num_batches=3))
+    3
+    """
+
+    def __init__(self, loader: Iterable[Any], num_batches: int) -> None:
+        _require_batches(num_batches)
+        if (length := length_of(loader)) is not None:
+            raise ValueError(f"your loader has a length, {length} batches: pass it without WithLength")
+        self.loader, self.num_batches = loader, num_batches
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
 
 
 class BatchFunction:
@@ -30,8 +58,7 @@ class BatchFunction:
     ) -> None:
         if not callable(function):
             raise TypeError(f"function must be callable without arguments, got {type(function).__name__}")
-        if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
-            raise ValueError(f"num_batches must be a whole number of batches >= 1, got {num_batches!r}")
+        _require_batches(num_batches)
         self.function, self.num_batches, self.generator = function, num_batches, generator
         self._position = self._start = 0
 
@@ -51,3 +78,8 @@ class BatchFunction:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next iteration at this place."""
         self._start = self._position = state["position"]
+
+
+def _require_batches(num_batches: Any) -> None:
+    if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
+        raise ValueError(f"num_batches must be a whole number of batches >= 1, got {num_batches!r}")

@@ -1,1 +1,0 @@
-"""SelectiveLoader and the pipeline behind it: plan, load, score, select, queue."""
