@@ -13,7 +13,6 @@ import torch
 import selective_backprop as sb
 from selective_backprop import methods
 from tests.lab.command_line import run, text_of
-from tests.lab.leaderboard.small import shrink
 from tests.pages import DOCS, GRANTED, PAGES, SELF_CONTAINED, TRAIN, blocks, commands, sides, smallest, write_images
 from tests.processes import ROOT
 
@@ -40,15 +39,10 @@ def python(code, page, line, names):
     exec(compile("\n" * line + code, name_of(page), "exec"), names)
 
 
-def _begin(folder):
-    os.chdir(folder)
-    shrink()
-
-
 def shell(words, folder, images):
     """Run a command at the smallest size. Commands that would change this machine are checked only."""
     program, *rest = words
-    there = functools.partial(_begin, folder)
+    there = functools.partial(os.chdir, folder)
     if program == "git":
         assert rest == ["clone", REPOSITORY]
     elif program == "cd":

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import torch
 
 from tests.pages import ROOT, blocks, sides
@@ -55,51 +54,3 @@ def test_links_to_the_site_lead_to_pages_and_their_headings():
 
 def test_the_recommended_method_comes_first():
     assert README.index("ledger_backprop") < README.index("selective_backprop(")
-
-
-def cell(page, heading, label, column):
-    """The cell with these names of row and column in the first table below a heading of a page."""
-    text = (ROOT / "docs" / page).read_text()
-    lines = [line for line in text[text.index(heading) :].splitlines() if line.startswith("| ")]
-    of_label = next(line for line in lines if line.startswith(f"| {label} "))
-    names, found = ([one.strip(" *") for one in line.strip("|").split("|")] for line in (lines[0], of_label))
-    return found[names.index(column)]
-
-
-def saved(multiplier):
-    """The share of compute that "M (low to high)" saves, as the README says it."""
-    if multiplier.startswith("<") and float(multiplier[1:].split()[0]) > 1:
-        return "not known"
-    if float(multiplier.lstrip("<>").split()[0]) <= 1:
-        return "nothing"
-    if multiplier.endswith("(1 seed)"):
-        return f"{1 - 1 / float(multiplier.split()[0]):.0%} (one seed)"
-    value, low, high = re.fullmatch(r"([<>]?[\d.]+) \(([<>]?[\d.]+) to ([<>]?[\d.]+)\)", multiplier).groups()
-
-    def share(text):
-        bound = {">": "more than ", "<": "less than "}.get(text[0], "")
-        return f"{bound}{1 - 1 / float(text.lstrip('<>')):.0%}"
-
-    return f"{share(value)} ({share(low)} to {share(high)})"
-
-
-ROWS = {
-    "digits (MNIST), 14x14 pixels": "mnist-resnet8",
-    "clothes (Fashion-MNIST), 14x14": "fashion-resnet8",
-    "house numbers (SVHN), 16x16": "svhn-resnet8",
-    "the same with 10% wrong labels": "svhn-resnet8-noisy",
-    "definitions by topic (WordNet)": "text-transformer",
-}
-"""Each row of the README's table, and its workload on the leaderboard."""
-
-
-def test_its_numbers_are_those_of_the_results():
-    """The lossless multipliers of the recommended method: the lower of those against both baselines, with its ends."""
-    table = re.search(r"<!-- results -->\n(.*)<!-- /results -->", README, re.DOTALL)[1]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    assert [row[0] for row in rows] == list(ROWS)
-    for name, _, _, shown, _ in rows:
-        words = saved(cell("leaderboard.md", "### Lossless", ROWS[name], "ledger, default")).removesuffix(" (one seed)")
-        numbers = [[int(number) for number in re.findall(r"(\d+)%", text)] for text in (shown, words)]
-        assert numbers[0] == pytest.approx(numbers[1], abs=1), "the multiplier in the page is rounded"
-        assert re.sub(r"\d+%", "", shown) == re.sub(r"\d+%", "", words)

@@ -1,52 +1,44 @@
-"""Put the leaderboard into pages: its tables, what is saved, charts, and what `advise` knows of each method.
+"""Put the leaderboard into pages: its tables, what is saved, and charts. Without records nothing is changed.
 
-    python tools/leaderboard_pages.py benchmarks/results/larger --figures docs/images \
+    python tools/leaderboard_pages.py benchmarks/results/board --figures docs/images \
         --into docs/leaderboard.md README.md docs/index.md
-    python tools/leaderboard_pages.py benchmarks/results/leaderboard --into docs/leaderboard-small.md \
-        --evidence src/selective_backprop/advice/leaderboard.json
 
 What stands in a page between the comments `leaderboard` and `/leaderboard` is replaced by all tables, and between
 `results` and `/results` by the table of what is saved. `selective-backprop leaderboard show` prints the tables.
 """
 
 import argparse
-import json
 import os
 from pathlib import Path
 
 from selective_backprop_lab.files.writing import write_whole
-from selective_backprop_lab.leaderboard.arms import ARMS, DEFAULT, PLAIN, RANDOM
-from selective_backprop_lab.leaderboard.board import read_boards, read_trials
+from selective_backprop_lab.leaderboard.board import read_boards
 from selective_backprop_lab.leaderboard.page import tables
-from selective_backprop_lab.leaderboard.workloads import find_workload
 from selective_backprop_lab.report.draw import Axis, Line, alone, chart
-from selective_backprop_lab.runs.methods import MethodSpec
-from selective_backprop_lab.study.frontier import Bound, Frontier, Verdict, says_anything, verdict
+from selective_backprop_lab.study.frontier import Bound, Frontier, Verdict, says_anything
+from selective_backprop_lab.study.standing import PLAIN, RANDOM
 from selective_backprop_lab.study.tables import TextTable
 
-COLORS = {PLAIN: "#3a4350", RANDOM: "#229988", DEFAULT.name: "#2266cc"}
-BEST, OTHERS = "#cc6600", "#c3cad3"
+COLORS = {PLAIN: "#3a4350", RANDOM: "#229988", "ledger": "#2266cc", "proxy": "#cc6600"}
+OTHERS = "#c3cad3"
+MOST_ROWS = 5
 
 
 def main():
-    """Change the pages, and write charts and evidence."""
+    """Change the pages, and write charts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, help="folder of the records")
     parser.add_argument("--into", type=Path, nargs="*", default=[], metavar="PAGE", help="pages to change")
     parser.add_argument("--figures", type=Path, help="folder for a chart of each workload, as SVG")
-    parser.add_argument("--evidence", type=Path, help="file for the multiplier of each method on each workload")
     given = parser.parse_args()
-    boards, in_seconds = (read_boards(given.records, cost) for cost in ("compute", "cpu_seconds"))
-    for page in given.into:
+    boards = read_boards(given.records)
+    for page in given.into if boards else ():
         images = os.path.relpath(given.figures, page.parent) if given.figures else None
-        found = tables(boards, in_seconds, read_trials(boards, given.records), images)
-        parts = {"leaderboard": f"\n{found}", "results": savings(boards).markdown()}
+        parts = {"leaderboard": f"\n{tables(boards, images)}", "results": savings(boards).markdown()}
         write_whole({page: put_into(page.read_text(), parts).encode()})
     for one in boards if given.figures is not None else ():
         given.figures.mkdir(parents=True, exist_ok=True)
-        write_whole({given.figures / f"leaderboard-{one.workload}.svg": frontier_chart(one).encode()})
-    if given.evidence is not None:
-        write_whole({given.evidence: (json.dumps(evidence_by_method(boards), indent=1) + "\n").encode()})
+        write_whole({given.figures / f"leaderboard-{one.name}.svg": frontier_chart(one).encode()})
 
 
 def put_into(text, contents):
@@ -62,22 +54,29 @@ def put_into(text, contents):
 
 
 def savings(boards):
-    """What `ledger_backprop()` saves on each workload for an error within 2% of plain training's best, in percent."""
+    """What the ledger and the proxy save on the first workloads for an error within 2% of plain training's best."""
     rows = []
-    for one in boards:
-        place, plain, random = (one.place(name) for name in (DEFAULT.name, PLAIN, RANDOM))
-        if place is None or plain is None:
-            continue
-        interval, words = place.against_both("lossless"), "nothing"
-        if interval is None or not says_anything(interval):
-            words = f"none at that error: it got to {Frontier(place.points).best:.2%}"
-        elif interval.multiple.value > 1:
-            sure = verdict([place.plain["lossless"], place.random["lossless"]]) is Verdict.BETTER
-            words = saved(interval) + ("" if sure or interval.low is None else ": not told apart from chance")
-        best = ", ".join(f"{Frontier(each.points).best:.2%}" for each in (place, plain, random) if each is not None)
-        rows.append([find_workload(one.workload).task or one.workload, words, best])
-    columns = ["compute saved", "best error: its own, plain, random subsets"]
-    return TextTable(["`ledger_backprop()`, at its defaults", *columns], rows)
+    for one in boards[:MOST_ROWS]:
+        found = {each.name: each for each in one.compute.methods}
+        own = [found.get(name) for name in ("ledger", "proxy")]
+        if PLAIN in found:
+            best = [f"{Frontier(each.budgets).best:.2%}" if each else "-" for each in (found[PLAIN], *own)]
+            rows.append([one.workload.title, best[0], *(in_words(each) for each in own), f"{best[1]}, {best[2]}"])
+    saved = ["saved by `ledger_backprop()`", "saved by `proxy_backprop()`"]
+    return TextTable(["data and network", "error of plain training", *saved, "error of both"], rows)
+
+
+def in_words(standing):
+    """The share of compute that a method saves, against the baseline that it beats by least."""
+    if standing is None:
+        return "not run"
+    interval = standing.multiplier("lossless")
+    if interval is None or not says_anything(interval):
+        return "that error was not reached"
+    if interval.multiple.value <= 1:
+        return "nothing"
+    unsure = interval.low is not None and standing.verdict("lossless") is not Verdict.BETTER
+    return saved(interval) + (": not told apart from chance" if unsure else "")
 
 
 def saved(interval):
@@ -88,30 +87,13 @@ def saved(interval):
     return f"{share} ({' to '.join(span) or 'one seed'})"
 
 
-def evidence_by_method(boards):
-    """Each method's multiplier at the middle error by workload; of several arms of a method the first counts.
-
-    The ledger is the one at its defaults.
-    """
-    found = {}
-    for one in boards:
-        for arm in (DEFAULT, *ARMS.values()):
-            place = one.place(arm.name)
-            interval = None if place is None else place.against_both("middle")
-            if interval is not None:
-                method = MethodSpec.parse(arm.trials[0].replace("{proxy}", "strided_cnn_tiny")).method
-                found.setdefault(method, {}).setdefault(one.workload, round(interval.multiple.value, 3))
-    return found
-
-
 def frontier_chart(one):
-    """SVG with plain training, random subsets, the recommended method and the best of the others in colour."""
-    best = next((place.arm for place in one.places if place.arm not in COLORS), None)
+    """SVG with plain training, random subsets, the ledger and the proxy in colour."""
     lines = []
-    for place in one.places:
-        x, y = [point.cost for point in place.points], [point.error for point in place.points]
-        if color := BEST if place.arm == best else COLORS.get(place.arm):
-            lines.append(Line(x, y, place.arm, color, marker="circle", width=2.5))
+    for standing in one.compute.methods:
+        x, y = [each.cost for each in standing.budgets], [each.error for each in standing.budgets]
+        if color := COLORS.get(standing.name):
+            lines.append(Line(x, y, standing.name, color, marker="circle", width=2.5))
         else:
             lines.insert(0, Line(x, y, color=OTHERS, width=1.2))
     costs = Axis("compute", "compute, in epochs of plain training", log=True)

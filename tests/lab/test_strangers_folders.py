@@ -54,17 +54,6 @@ def test_names_of_functions_in_a_run_are_not_imported(folder, tmp_path, place):
     assert not (tmp_path / "executed").exists()
 
 
-def test_functions_in_the_records_of_a_leaderboard_must_be_named_on_the_command_line(tmp_path):
-    prepare = functools.partial(_work_in, tmp_path)
-    (tmp_path / "evil.py").write_text(EVIL)
-    (tmp_path / "leaderboard").mkdir()
-    (tmp_path / "leaderboard" / "digits.chosen.json").write_text(json.dumps({"plain": "evil:f:rate=1"}))
-    for words in (("run", "digits"), ("show",)):
-        code, said = told("leaderboard", *words, prepare=prepare)
-        assert code == 2 and (words[0] != "run" or "--arm plain=evil:f" in said)
-    assert not (tmp_path / "executed").exists()
-
-
 def test_files_that_a_run_names_are_not_opened(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     os.mkfifo(tmp_path / "scores.pt")  # to open it would wait for ever

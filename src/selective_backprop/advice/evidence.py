@@ -1,7 +1,7 @@
 """What the leaderboard showed: how many times more compute plain training or random subsets need for a method's error.
 
-The numbers are in leaderboard.json beside this file, which `tools/leaderboard_pages.py --evidence` writes,
-and in growth.json, which a study of growing data sets wrote.
+The numbers are in leaderboard.json beside this file, of all methods on small workloads, and in growth.json, which a
+study of growing data sets wrote.
 """
 
 from __future__ import annotations

@@ -1,22 +1,25 @@
-"""The commands selective-backprop leaderboard tune, run and show."""
+"""The commands selective-backprop leaderboard tune, run, show and check."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from selective_backprop_lab.cli.command import command, make_app
-from selective_backprop_lab.cli.screen import OutputOptions, Screen, warn
+from selective_backprop_lab.cli.screen import OutputOptions, Screen
 
 if TYPE_CHECKING:
-    from selective_backprop_lab.leaderboard.records import Outcome
-    from selective_backprop_lab.leaderboard.tuning import Chosen
+    import torch
 
-WorkloadName = Annotated[
-    str, typer.Argument(help="A workload of the leaderboard, such as mnist; or digits, to try it out.")
+    from selective_backprop_lab.leaderboard.records import Outcome
+    from selective_backprop_lab.leaderboard.running import Show
+    from selective_backprop_lab.leaderboard.workloads import Workload
+
+Names = Annotated[
+    list[str], typer.Argument(help="Workloads, such as cifar10-w16; all for the whole board; digits to try it out.")
 ]
 DataFolder = Annotated[
     Path | None,
@@ -25,52 +28,45 @@ DataFolder = Annotated[
 Records = Annotated[
     Path, typer.Option("--records", help="Folder of the records; runs that are there are not repeated.")
 ]
-OwnArm = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--arm",
-        metavar="ARM",
-        help="Add an arm of your own, such as mine=ledger:loss_share=0.8. Repeat it with up to five more "
-        "settings without a label, to be tried for the same arm.",
-    ),
+Device = Annotated[str, typer.Option(help="Where to train, such as cuda. Records say which device it was.")]
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="Run code with changes that are not committed. Records say so.")
 ]
 
 
 @command
 def tune(
     output: OutputOptions,
-    workload: WorkloadName,
+    workloads: Names,
     data_dir: DataFolder = None,
     records: Records = Path("leaderboard"),
-    arm: OwnArm = None,
+    device: Device = "cpu",
+    allow_changes: AllowChanges = False,
 ) -> None:
-    """Choose the settings of every arm on held-out training examples, with six trials each.
+    """Choose the learning rates of plain training and of random subsets on held-out training examples.
 
-    Example: `selective-backprop leaderboard tune mnist --data-dir data`
+    `leaderboard run` does this by itself. All other arms take the rate of plain training.
+
+    Example: `selective-backprop leaderboard tune cifar10-w16 --data-dir data`
     """
-    from selective_backprop_lab.leaderboard.arms import ARMS, PLAIN, own_arm, tuned
-    from selective_backprop_lab.leaderboard.records import Store
-    from selective_backprop_lab.leaderboard.tuning import add_chosen
-    from selective_backprop_lab.leaderboard.tuning import tune as choose_settings
-    from selective_backprop_lab.leaderboard.workloads import find_workload
+    from selective_backprop_lab.leaderboard.running import run_missing
+    from selective_backprop_lab.leaderboard.tuning import chosen_rates, stores, trials
 
-    screen, found = Screen(output), find_workload(workload)
-    if found.settled:
-        raise ValueError(f"{workload} has the settings of a paper and is not tuned: leaderboard run {workload}")
-    data = found.load(data_dir, held_out=True)
-    store = Store(records / f"{workload}.tuning.jsonl")
-    arms = [ARMS[PLAIN], own_arm(arm)] if arm else tuned(found)
-    chosen = choose_settings(found, arms, data, store, lambda outcome, left: screen.note(_line(outcome, left)))
-    add_chosen(workload, records, chosen)
-    for name, setting in chosen.items():
-        screen.say(f"{name}: {setting}")
-    screen.result({"workload": workload, "chosen": chosen})
+    screen, where = Screen(output), _find_device(device)
+    _require_committed(allow_changes)
+    chosen = {}
+    for name, workload in _found(workloads).items():
+        _, tried = stores(records, name)
+        run_missing(workload, trials(workload), tried, data_dir, where, _shown(screen, name))
+        chosen[name] = chosen_rates(workload, tried)
+        screen.say(f"{name}: {', '.join(f'{arm} {rate:g} times the rate' for arm, rate in chosen[name].items())}")
+    screen.result({"rates": chosen})
 
 
 @command
 def run(
     output: OutputOptions,
-    workload: WorkloadName,
+    workloads: Names,
     data_dir: DataFolder = None,
     records: Records = Path("leaderboard"),
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of seeds; default: as planned.")] = None,
@@ -78,49 +74,43 @@ def run(
         list[str] | None,
         typer.Option(
             "--arm",
-            metavar="LABEL",
-            help="Run this arm only; repeatable. For an arm with a function of your own, LABEL=MODULE:FUNCTION.",
+            metavar="ARM",
+            help="Run this arm only, and random subsets of its sizes; repeatable. Or an arm of your own, such as "
+            "mine=ledger:loss_share=0.8,longer=1.5, which is trained for 1.5 times as many epochs.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to train, such as cuda. Records say which device it was.")] = "cpu",
+    device: Device = "cpu",
+    allow_changes: AllowChanges = False,
 ) -> None:
-    """Run every arm at its chosen setting, at every length, with every seed, on the test set.
+    """Tune the baselines, then run every arm at every length with every seed, on the test set.
 
-    After a stop, the same command does what is missing. The workloads with a paper's recipe need a GPU and no tuning.
+    All workloads have the first seed before any has the second. After a stop, the same command does what is missing.
 
     Examples:
 
-    `selective-backprop leaderboard run mnist --data-dir data`
+    `selective-backprop leaderboard run all --data-dir data`
 
-    `selective-backprop leaderboard run cifar10-resnet18 --device cuda`
+    `selective-backprop leaderboard run cifar10-94 --device cuda`
     """
-    from selective_backprop_lab.leaderboard.records import Store
-    from selective_backprop_lab.leaderboard.running import estimate_seconds, find_device, run_missing
-    from selective_backprop_lab.leaderboard.tuning import chosen_settings, test_cells
-    from selective_backprop_lab.leaderboard.workloads import find_workload
+    from selective_backprop_lab.leaderboard.running import run_missing
+    from selective_backprop_lab.leaderboard.tuning import cells_of, chosen_rates, stores, trials
     from selective_backprop_lab.runs.methods import split_label
-    from selective_backprop_lab.runs.time_left import in_words
+    from selective_backprop_lab.study.standing import AS
 
-    screen = Screen(output)
-    found, where = find_workload(workload), find_device(device)
-    chosen = chosen_settings(workload, records)
-    if not chosen:
-        raise ValueError(f"no settings are chosen in {records}: run leaderboard tune {workload} first")
-    named = [split_label(text)[0] or text for text in arm or []]
-    if unknown := [name for name in named if name not in chosen]:
-        raise ValueError(f"no settings are chosen for {', '.join(unknown)}: there are {', '.join(chosen)}")
-    wanted = {name: chosen[name] for name in named or chosen}
-    _require_named(wanted, arm or [], records)
-    data = found.load(data_dir, held_out=False)
-    trials = Store(records / f"{workload}.tuning.jsonl")
-    cells = test_cells(found, wanted, seeds or found.seeds, trials)
-    store = Store(records / f"{workload}.jsonl")
-    if left := store.missing(cells):
-        time = in_words(estimate_seconds(found, left, data, where))
-        screen.note(f"{len(left)} runs take {time} on {device}, by the time of a few batches")
-    show = lambda outcome, left: screen.note(_line(outcome, left))  # noqa: E731
-    run_missing(found, cells, data, store, show, device=where)
-    screen.result({"workload": workload, "runs": len(cells), "records": records})
+    screen, where = Screen(output), _find_device(device)
+    _require_committed(allow_changes)
+    found = {name: _with_arms(workload, arm or []) for name, workload in _found(workloads).items()}
+    wanted = [split_label(text)[0] or text for text in arm or []]
+    for seed in range(seeds or max(workload.seeds for workload in found.values())):
+        for name, workload in found.items():
+            if seed >= (seeds or workload.seeds):
+                continue
+            store, tried = stores(records, name)
+            run_missing(workload, trials(workload), tried, data_dir, where, _shown(screen, name))
+            cells = cells_of(workload, chosen_rates(workload, tried), seed)
+            cells = [cell for cell in cells if cell.arm.removeprefix(AS) in (wanted or workload.arms)]
+            run_missing(workload, cells, store, data_dir, where, _shown(screen, name))
+    screen.result({"workloads": list(found), "records": records})
 
 
 @command
@@ -130,31 +120,19 @@ def show(
 ) -> None:
     """Print the leaderboard of all records in a folder as Markdown.
 
-    Example: `selective-backprop leaderboard show benchmarks/results/larger`
+    Example: `selective-backprop leaderboard show benchmarks/results/board`
     """
     from selective_backprop_lab.files.reading import visible
-    from selective_backprop_lab.leaderboard.board import read_boards, read_trials
+    from selective_backprop_lab.leaderboard.board import read_boards
     from selective_backprop_lab.leaderboard.page import tables
-    from selective_backprop_lab.leaderboard.tuning import chosen_settings
 
-    screen = Screen(output)
-    if not records.is_dir():
-        screen.say(f"there are no records in {records} yet: `leaderboard run WORKLOAD` makes some")
-        screen.result({"workloads": []})
-        return
-    boards = read_boards(records)
-    for one in boards:
-        chosen = chosen_settings(one.workload, records)
-        if lacking := [arm for arm in chosen if one.place(arm) is None]:
-            warn(
-                f"{one.workload} has no runs of {', '.join(lacking)} at the chosen setting, so the tables lack them: "
-                f"run leaderboard run {one.workload}"
-            )
-    if not output.json:
-        in_seconds, trials = read_boards(records, "cpu_seconds"), read_trials(boards, records)
+    screen, boards = Screen(output), read_boards(records)
+    if not boards:
+        screen.say(f"there are no complete runs in {records} yet: `leaderboard run WORKLOAD` makes some")
+    elif not output.json:
         # Not by the screen, which breaks lines: Markdown needs them whole.
-        typer.echo(visible(tables(boards, in_seconds, trials)))
-    screen.result({"workloads": boards})
+        typer.echo(visible(tables(boards)))
+    screen.result({one.name: {"compute": one.compute, "seconds": one.seconds} for one in boards})
 
 
 @command
@@ -162,21 +140,20 @@ def check(
     output: OutputOptions,
     records: Annotated[Path, typer.Argument(help="Folder of the records.")] = Path("leaderboard"),
 ) -> None:
-    """Check records before you send them in: whole seeds, settings of the protocol, and costs that can be.
+    """Check records before you send them in: whole seeds, settings of the protocol, committed code, possible costs.
 
     Example: `selective-backprop leaderboard check leaderboard`
     """
-    from selective_backprop_lab.leaderboard.checking import faults
-    from selective_backprop_lab.leaderboard.records import Store
-    from selective_backprop_lab.leaderboard.tuning import chosen_settings
-    from selective_backprop_lab.leaderboard.workloads import WORKLOADS
+    from selective_backprop_lab.leaderboard.board import faults
+    from selective_backprop_lab.leaderboard.tuning import stores
+    from selective_backprop_lab.leaderboard.workloads import WORKLOADS, find_workload
 
     screen, found, runs = Screen(output), [], 0
-    for name in WORKLOADS:
-        store, trials = (Store(records / f"{name}{end}.jsonl") for end in ("", ".tuning"))
+    for name in (*WORKLOADS, "digits"):
+        workload, (store, tried) = find_workload(name), stores(records, name)
         if store.outcomes:
             runs += len(store.outcomes)
-            found += [f"{name}: {fault}" for fault in faults(name, store, trials, chosen_settings(name, records))]
+            found += [f"{name}: {fault}" for fault in faults(workload, store, tried)]
     if not runs:
         raise ValueError(f"{records} holds no runs of the leaderboard: run leaderboard run first")
     if found:
@@ -186,26 +163,59 @@ def check(
 
 
 leaderboard_app = make_app(
-    "Tune and run every method on the same workloads.", tune=tune, run=run, show=show, check=check
+    "Run every method and its baselines on the same workloads.", tune=tune, run=run, show=show, check=check
 )
 
 
-def _require_named(chosen: Chosen, arms: Sequence[str], records: Path) -> None:
-    """Raise if a setting from a file would run code that the command line does not name."""
-    from selective_backprop_lab.runs.methods import functions_in
+def _found(names: list[str]) -> dict[str, Workload]:
+    from selective_backprop_lab.leaderboard.workloads import BOARD, find_workload
 
-    for arm, setting in chosen.items():
-        for name in functions_in(setting):
-            if not any(name in functions_in(text) for text in arms):
-                raise ValueError(
-                    f"{records} names {name}, and to use it would run its code. If you trust it, name it on the "
-                    f"command line too: --arm {arm}={name}"
-                )
+    return {name: find_workload(name) for given in names for name in (BOARD if given == "all" else [given])}
 
 
-def _line(outcome: Outcome, left: int) -> str:
-    cell = outcome.cell
-    return (
-        f"{cell.arm} ({cell.setting}), {cell.length} epochs, seed {cell.seed}: error {outcome.error:.2%} with "
-        f"{outcome.compute:.2f} epochs of compute, {outcome.cpu_seconds:.1f} s; {left} runs left"
-    )
+def _with_arms(workload: Workload, texts: list[str]) -> Workload:
+    """The workload with the user's own arms among these too."""
+    from selective_backprop_lab.leaderboard.records import Cell
+    from selective_backprop_lab.leaderboard.running import settings_of
+    from selective_backprop_lab.names import unknown
+    from selective_backprop_lab.runs.methods import make_method, split_label
+
+    arms = dict(workload.arms)
+    for label, setting in map(split_label, texts):
+        if label:
+            arms[label] = setting
+            settings = settings_of(workload, Cell(label, setting, 1.0, workload.lengths[0], 0))
+            make_method(settings.method, settings.selectivity, settings.options)  # or a mistake shows after hours
+        elif setting not in arms:
+            raise unknown("arm", setting, arms)
+    return dataclasses.replace(workload, arms=arms)
+
+
+def _find_device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _require_committed(allow_changes: bool) -> None:
+    from selective_backprop_lab.leaderboard.records import CHANGED, made_with
+
+    if not allow_changes and str(made_with()["commit"]).endswith(CHANGED):
+        raise ValueError("the code has changes that are not committed: commit them, or give --allow-changes")
+
+
+def _shown(screen: Screen, name: str) -> Show:
+    from selective_backprop_lab.runs.time_left import in_words
+
+    def show(outcome: Outcome, left: int, seconds: float) -> None:
+        cell = outcome.cell
+        told = f"error {outcome.error:.2%} with {outcome.compute:.2f} epochs of compute, {outcome.seconds:.1f} s"
+        after = f"; {left} runs left, {in_words(seconds)}" if left else ""
+        screen.note(f"{name}, {cell.arm}, rate {cell.rate:g}, length {cell.length}, seed {cell.seed}: {told}{after}")
+
+    return show

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import os
@@ -82,18 +81,6 @@ class ImageSet:
     def image_shape(self) -> tuple[int, ...]:
         """(C, H, W)."""
         return tuple(self.train_images.shape[1:])
-
-    def standardized(self) -> ImageSet:
-        """A copy whose images all have the same brightness and contrast: mean 128, standard deviation about 50."""
-        train, test = _standardized(self.train_images), _standardized(self.test_images)
-        return dataclasses.replace(self, train_images=train, test_images=test)
-
-
-def _standardized(images: Tensor) -> Tensor:
-    values = images.float()
-    deviation, mean = torch.std_mean(values, dim=(1, 2, 3), keepdim=True)
-    # 4 steps of grey are added, so that the noise of an image of one colour is not blown up.
-    return (128 + 50 * (values - mean) / (deviation + 4)).round().clamp(0, 255).to(torch.uint8)
 
 
 def _digest(values: Tensor) -> str:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import math
+import platform
+import subprocess
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import selective_backprop as sb
 from selective_backprop_lab.files.reading import parse_json, read_bytes
 from selective_backprop_lab.files.writing import append
 from selective_backprop_lab.runs.records import environment
+from selective_backprop_lab.study.standing import AS
+
+CHANGED = "+changes"
+"""Ends the commit in a record if the code was not as committed."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +31,21 @@ class Cell:
     arm: str
     setting: str
     """The method with its options, as on the command line."""
+    rate: float
+    """Factor on the recipe's learning rate."""
     length: int
+    """Epochs of the plain training that costs about as much."""
     seed: int
-    held_out: bool
-    """Whether the error is on held-out training examples, to choose settings, or on the test set."""
+    held_out: bool = False
+    """Whether the error is on held-out training examples, to choose a rate, or on the test set."""
+
+    @property
+    def source(self) -> Cell | None:
+        """The run whose sizes these random subsets have; None for all other arms."""
+        if not self.arm.startswith(AS):
+            return None
+        arm, setting = self.arm.removeprefix(AS), self.setting.removeprefix(AS)
+        return dataclasses.replace(self, arm=arm, setting=setting)
 
 
 @dataclass(frozen=True)
@@ -35,10 +56,16 @@ class Outcome:
     error: float
     compute: float
     """Epochs of plain training, a proxy at its share."""
+    pflops: float
+    """The same in 10^15 floating-point operations."""
     seconds: float
-    """Seconds of the run by the clock, with its one test."""
-    cpu_seconds: float
-    """The same in processor time."""
+    """Seconds of the run with its one test: of processor time on a CPU, by the clock on a GPU."""
+    reference: tuple[float, ...]
+    """Seconds of a fixed step of the same network, before and after the run."""
+    epochs: tuple[dict[str, int], ...]
+    """How many examples each epoch was "offered", and how many it "trained" on."""
+    made: dict[str, Any] = dataclasses.field(compare=False)
+    """Commit, versions and machine."""
 
 
 class Store:
@@ -54,16 +81,15 @@ class Store:
         for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else [], 1):
             try:
                 outcome = _outcome(parse_json(line))
-            except ValueError as error:
-                raise ValueError(f"line {number} of {file} is no record of a run ({error}): delete the line") from None
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"line {number} of {file} is no record of a run ({error!r}): delete it") from None
             self.outcomes.setdefault(outcome.cell, outcome)
 
-    def add(self, outcome: Outcome, **more: Any) -> None:
-        """Add a record, with the machine and versions it was made with."""
+    def add(self, outcome: Outcome) -> None:
+        """Add a record."""
         self.outcomes[outcome.cell] = outcome
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(_rounded(asdict(outcome)) | more | {"made": _made_with()})
-        append(self.file, f"{line}\n".encode())
+        append(self.file, f"{json.dumps(dataclasses.asdict(outcome))}\n".encode())
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Cells that have no record."""
@@ -71,30 +97,26 @@ class Store:
 
 
 @functools.cache
-def _made_with() -> dict[str, Any]:
+def made_with() -> dict[str, Any]:
+    """Commit, versions and machine of this process."""
     found = environment()
-    return {name: found[name] for name in ("commit", "torch", "python", "cpu", "threads", "date")}
+    made = {name: found[name] for name in ("commit", "torch", "python", "cpu", "threads", "date")}
+    source = Path(sb.__file__).parents[1]
+    if made["commit"]:
+        # Records are often part of the same checkout: what counts is whether the code has changed.
+        command = ["git", "-C", str(source), "status", "--porcelain", "--", "."]
+        changes = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        made["commit"] = made["commit"].removesuffix("-dirty") + (CHANGED if changes else "")
+    identity = Path("/etc/machine-id")
+    machine = identity.read_text() if identity.exists() else platform.node()
+    return made | {"machine": sha256(machine.encode()).hexdigest()[:12]}
 
 
-_CELL = {"arm": str, "setting": str, "length": int, "seed": int, "held_out": bool}
-_NUMBERS = ("error", "compute", "seconds", "cpu_seconds")
-_LARGEST = 1e9
-"""Largest number in a record. Means and ratios of far larger ones would overflow."""
-
-
-def _outcome(content: Any) -> Outcome:
-    found: dict[str, Any] = content if isinstance(content, dict) else {}
-    cell: Any = found.get("cell")
-    if not isinstance(cell, dict) or {name: type(value) for name, value in cell.items()} != _CELL:
-        raise ValueError(f"its cell is {cell!r:.80}")
-    for name in _NUMBERS:
-        value: Any = found.get(name)
-        if type(value) not in (int, float) or not abs(value) <= _LARGEST:
-            raise ValueError(f"{name} is {value!r:.80}, not a number up to {_LARGEST:g}")
-    if not (cell["length"] >= 1 and found["compute"] >= 1 / _LARGEST):
-        raise ValueError(f"{cell['length']} epochs and a compute of {found['compute']} cannot be")
-    return Outcome(Cell(**cell), *(float(found[name]) for name in _NUMBERS))
-
-
-def _rounded(content: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in content.items()}
+def _outcome(content: dict[str, Any]) -> Outcome:
+    sequences = {name: tuple(content[name]) for name in ("reference", "epochs")}
+    found = Outcome(**content | sequences | {"cell": Cell(**content["cell"])})
+    numbers = (found.error, found.compute, found.pflops, found.seconds, *found.reference)
+    if not (all(map(math.isfinite, numbers)) and found.error >= 0 and min(numbers[1:]) > 0):
+        raise ValueError("an error or a cost that cannot be")
+    hash(found.cell)
+    return found

@@ -27,6 +27,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "strided_cnn_wide": partial(strided_cnn, width=32, stem_stride=4),
     "strided_cnn_dense": partial(strided_cnn, width=32),
     "small_resnet": small_resnet,
+    "speedrun_w4": partial(Speedrun, width=4),
     "speedrun_w8": partial(Speedrun, width=8),
     "speedrun_w16": partial(Speedrun, width=16),
     "speedrun_w32": partial(Speedrun, width=32),

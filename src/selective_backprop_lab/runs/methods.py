@@ -253,15 +253,6 @@ options={'every': 2, 'warmup_epochs': 1})
         return dataclasses.replace(self, selectivity=selectivity)
 
 
-def functions_in(setting: str) -> list[str]:
-    """Functions of the user's own that a setting names, as a method or as a network.
-
-    >>> functions_in("mine=own.methods:best@0.5:proxy=own.nets:tiny,rate=2"), functions_in("sb@0.5:rate=2")
-    (['own.methods:best', 'own.nets:tiny'], [])
-    """
-    return re.findall(r"[\w.-]+:[A-Za-z_]\w*(?=[@:,]|$)", split_label(setting)[1])
-
-
 def split_label(text: str) -> tuple[str, str]:
     """Split the text into the user's label and the rest. The label ends with the first =, before any option.
 

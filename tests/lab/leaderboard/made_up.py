@@ -1,18 +1,29 @@
 """Outcomes of runs that never ran, with known multipliers."""
 
 from selective_backprop_lab.leaderboard.records import Cell, Outcome
+from selective_backprop_lab.leaderboard.tuning import cells_of, chosen_rates, trials
+from selective_backprop_lab.leaderboard.workloads import find_workload
+
+DIGITS = find_workload("digits")
+MADE = {"commit": "abc1234", "cpu": "one", "machine": "here", "device": "cpu"}
+EPOCHS = ({"offered": 100, "trained": 50},)
+ERRORS = dict(zip(DIGITS.lengths, (0.4, 0.2, 0.15, 0.1), strict=True))
 
 
-def outcomes(arm, points, seeds=3, spread=0.0, setting=None):
-    """Outcomes of an arm. points: (length, compute, error); errors of seeds lie evenly within +- spread."""
-    found = []
-    for length, compute, error in points:
-        for seed in range(seeds):
-            offset = spread * (2 * seed / max(1, seeds - 1) - 1)
-            cell = Cell(arm, setting or arm, length, seed, False)
-            found.append(Outcome(cell, error + offset, compute, 2.0, 2.0))
-    return found
+def outcome(cell, error, compute, *, seconds=2.0, reference=(1.0, 1.0), **made):
+    return Outcome(cell, error, compute, compute / 10, seconds, reference, EPOCHS, MADE | made)
 
 
-PLAIN = [(1, 1.0, 0.4), (2, 2.0, 0.2), (4, 4.0, 0.1)]
-RANDOM = [(1, 0.5, 0.6), (2, 1.0, 0.4), (4, 2.0, 0.2)]
+def fill(store, tried, shares, seeds=2, **more):
+    """Runs of the digits that reach plain training's errors with these shares of its compute; 1 for other arms."""
+    for cell in trials(DIGITS):
+        tried.add(outcome(cell, abs(cell.rate - 1), 1.0))
+    for seed in range(seeds):
+        for cell in cells_of(DIGITS, chosen_rates(DIGITS, tried), seed):
+            store.add(outcome(cell, ERRORS[cell.length], cell.length * shares.get(cell.arm, 1.0), **more))
+
+
+def cell_of(arm, length=1, seed=0):
+    setting = DIGITS.arms[arm.removeprefix("random as ")]
+    prefix = "random as " if arm.startswith("random as ") else ""
+    return Cell(arm, prefix + setting, 1.0, length, seed)
