@@ -118,12 +118,11 @@ class Line:
 
     Args:
         x, y: its points.
-        name: what its colour means, for the legend.
-        style: what its dashes mean, for the legend.
+        name: what its colour means, for the legend; methods can be hidden by it.
+        style: what its dashes mean, for the legend; lengths of methods can be hidden by it.
         marker: shape of its points; "" for none.
         low, high: ends of a bar at each point, or of a shade.
         joined: whether the points are joined.
-        method, budget: what the reader can hide it by.
     """
 
     x: Sequence[float]
@@ -139,8 +138,6 @@ class Line:
     width: float = 2
     joined: bool = True
     opacity: float = 1
-    method: str = ""
-    budget: str = ""
 
 
 def chart(lines: Sequence[Line], x: Axis, y: Axis) -> str:
@@ -175,7 +172,7 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis) -> str:
             drawn.append(_text(at, bottom + 18, word, "middle"))
             free = at + half + 6
     for line in lines:
-        drawn.append(f'<g data-method="{escape(line.method)}" data-budget="{escape(line.budget)}">')
+        drawn.append(f'<g data-method="{escape(line.name)}" data-budget="{escape(line.style)}">')
         points = [(across(a), down(b)) for a, b in zip(line.x, line.y, strict=True)]
         ends = [(at, down(low), down(high)) for (at, _), low, high in zip(points, line.low, line.high, strict=False)]
         color = f'stroke="{line.color}" stroke-opacity="{line.opacity}"'
@@ -189,7 +186,7 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis) -> str:
             drawn.append(f'<path d="M{_path(points)}" {color} {looks}/>')
         for (a, b), at, value in zip(points, line.x, line.y, strict=True) if line.marker else ():
             place = f'transform="translate({a:.1f} {b:.1f}) scale({0.6 if many else 1})"'
-            said = f"<title>{escape(line.name)} {escape(line.budget)}: {x.word(at)}, {y.word(value)}</title>"
+            said = f"<title>{escape(line.name)} {escape(line.style)}: {x.word(at)}, {y.word(value)}</title>"
             mark = f'<path {place} d="{_MARKERS[line.marker]}" fill="{line.color}" fill-opacity="{line.opacity}"'
             drawn.append(f"{mark}/>" if many or x.words else f"{mark}>{said}</path>")
         drawn.append("</g>")

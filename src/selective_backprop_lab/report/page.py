@@ -129,19 +129,12 @@ def build_report(
     return Report(comparisons, methods, shown, material.left_out)
 
 
-def write_report(
-    paths: Sequence[Path],
-    out: Path,
-    *,
-    load: LoadData | None = None,
-    images: bool | None = None,
-    scores: Sequence[Path] = (),
-) -> Report:
+def write_report(paths: Sequence[Path], out: Path, **more: Any) -> Report:
     """Make the report of the runs in these folders; more as for `build_report`."""
     runs = find_runs(paths)
     if not runs:
         raise ValueError(f"there is no run with a finished epoch in {', '.join(map(str, paths))}")
-    report = build_report(runs, load=load, images=images, scores=scores)
+    report = build_report(runs, **more)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole({out: report.html().encode()})
     return report

@@ -165,7 +165,7 @@ class Material:
                 line = {"name": own if isinstance(own, str) else f"{name} {own}", "style": str(kind)}
                 if name == "method":
                     place, color = 0, f"m{methods.index(own)}"
-                    line |= {"method": own, "budget": kind, "marker": looks_of[methods.index(own)][2]}
+                    line["marker"] = looks_of[methods.index(own)][2]
                 else:
                     place, color = names.index(own), f"{colors}{names.index(own) % 5}"
                 line |= {"color": f"var(--{color})", "dash": DASHES[(styles.index(kind) + place // 5) % len(DASHES)]}
