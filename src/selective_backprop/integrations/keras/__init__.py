@@ -26,7 +26,7 @@ except ImportError as error:
 from selective_backprop.integrations.keras.data import candidates_of, example
 from selective_backprop.integrations.keras.fitting import SelectionCallback, load_seeds, random_state
 from selective_backprop.integrations.keras.scoring import PerExampleLosses, check_method, check_takes_weights
-from selective_backprop.integrations.keras.watching import LossWatch, Watched
+from selective_backprop.integrations.keras.watching import Watched
 from selective_backprop.integrations.steps import pull
 
 __all__ = ["SelectionCallback", "SelectiveDataset"]
@@ -140,8 +140,13 @@ class SelectiveDataset(DataLoader[Any]):
         learns = learns and isinstance(source, DataLoader)  # a PyDataset's batches may have any size
         if (earlier := vars(model).pop("_selective_backprop", None)) is not None:
             earlier.give_back()
-        watch = LossWatch(method.name, losses if learns else None, gives_weights=weighted, example=self._example.data)
-        self._watched = Watched(self, watch, size=self.loader.batch_size or 0)
+        self._watched = Watched(
+            self,
+            losses if learns else None,
+            gives_weights=weighted,
+            example=self._example.data,
+            size=self.loader.batch_size or 0,
+        )
         self._ahead = batches_ahead()
         self._waiting: deque[tuple[Batch, float]] = deque()  # selected for the next steps, with the progress before
         self._taken = 0  # how many of these Keras has
@@ -316,13 +321,8 @@ class _Batches(IterableDataset[Any]):
 
 
 def _saved(batch: Batch) -> dict[str, Any]:
-    columns = keras.tree.flatten(batch.data)
-    return {
-        "columns": columns,
-        "ids": batch.ids,
-        "weights": batch.weights,
-        "probabilities": batch.probabilities,
-    }
+    parts = {"ids": batch.ids, "weights": batch.weights, "probabilities": batch.probabilities}
+    return {"columns": keras.tree.flatten(batch.data), **parts}
 
 
 def _times(sample_weight: Tensor, weights: Tensor) -> Tensor:

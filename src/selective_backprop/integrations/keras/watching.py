@@ -25,42 +25,70 @@ if TYPE_CHECKING:
     from selective_backprop.integrations.keras import SelectiveDataset
 
 
-class LossWatch:
-    """What `model.compute_loss` does besides: check that weights arrive, and compute the loss of each example.
+class Watched(keras.metrics.Metric):  # type: ignore[misc]
+    """A metric of the model that shows no value: it keeps the losses of the last step, and saves the selection.
+
+    A compiled step cannot hand out anything but its logs. But Keras passes the variables of the model's metrics into
+    every step and takes them out again, on all backends. And it saves what is an attribute of the model.
 
     `compute_loss` is the method that Keras tells users to override, and it may update metrics. So the loss of each
-    example is computed by a second call.
+    example is computed by a second call of the loss.
 
     Args:
-        method: name of the method, for errors.
+        dataset: the data set whose state is saved.
         losses: computes the loss of each example; None if the method does not need them.
         gives_weights: whether the method gives weights, which a train_step gets as sample_weight.
         example: a batch (x, y), or (x, y, sample_weight) with weights of the user's own, which count in the losses.
+        size: S.
     """
 
     def __init__(
-        self, method: str, losses: PerExampleLosses | None, *, gives_weights: bool, example: tuple[Any, ...]
+        self,
+        dataset: SelectiveDataset,
+        losses: PerExampleLosses | None,
+        *,
+        gives_weights: bool,
+        example: tuple[Any, ...],
+        size: int,
     ) -> None:
-        self.method, self.losses, self.gives_weights, self.example = method, losses, gives_weights, example
-        self.was_called = False  # a compiled step calls it only when it is compiled
+        super().__init__(name="selection", dtype="float32")
+        # No attribute is the model: Keras would look for its state here.
+        self.dataset, self.size, self.method = dataset, size, dataset.loader.method.name
+        self.per_example, self.gives_weights, self.has_own_weights = losses, gives_weights, len(example) == 3
+        self.was_called = False  # a compiled step calls compute_loss only when it is compiled
+        self.seen = 0  # updates that were taken
+        model = dataset.model
+        if self.watches:
+            self._check_compute_loss(model, example)
+        if losses is not None:
+            self.losses = self.add_variable((size,), initializer="zeros", dtype="float32", name="losses")
+            self.updates = self.add_variable((), initializer="zeros", dtype="int32", name="updates")
+            model._metrics.append(self)
+            if not any(metric is self for metric in model.metrics):
+                model._metrics.remove(self)
+                raise TypeError(
+                    f"{self.method} selects by training losses, which leave a step as a metric of the model, and the "
+                    "model's own `metrics` leaves out what it does not know: let it return [*super().metrics, ...]"
+                )
+        vars(model)["_selective_backprop"] = self  # Keras would refuse a new metric of a model that is built
+        if self.watches:
+            self._watch_compute_loss(model)
 
     @property
-    def is_needed(self) -> bool:
-        return self.losses is not None or self.gives_weights
+    def watches(self) -> bool:
+        """Whether training steps are watched."""
+        return self.per_example is not None or self.gives_weights
 
-    def check(self, model: keras.Model) -> None:
-        """Raise if the model's own compute_loss cannot be watched, or leaves weights out."""
+    def _check_compute_loss(self, model: keras.Model, example: tuple[Any, ...]) -> None:
+        """Raise if the model's own compute_loss cannot be watched, or gives the same loss with twice the weights."""
         if "training" not in inspect.signature(model.compute_loss).parameters:
             raise TypeError(
                 f"{self.method} must see the losses of training steps, and the model's own compute_loss does not tell "
                 "training from validation: give it the argument training=True, as keras.Model.compute_loss has it"
             )
-        if self.gives_weights and type(model).compute_loss is not keras.Model.compute_loss:
-            self._require_use_of_weights(model)
-
-    def _require_use_of_weights(self, model: keras.Model) -> None:
-        """Raise if the model's own compute_loss gives the same loss with twice the weights."""
-        batch = keras.tree.map_structure(to_numpy, self.example[:2])
+        if not self.gives_weights or type(model).compute_loss is keras.Model.compute_loss:
+            return
+        batch = keras.tree.map_structure(to_numpy, example[:2])
         x, y = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
         weights = keras.ops.ones(len(keras.tree.flatten(x)[0]))
         with torch.no_grad(), preserved_rng(torch.device("cpu")), keras.StatelessScope():
@@ -73,57 +101,6 @@ class LossWatch:
                 "sum"
             )
 
-    def of_step(self, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-        """Return the loss of each example of a training step; None if the method does not need them."""
-        if self.gives_weights and sample_weight is None:
-            raise self.without_weights()
-        self.was_called = True
-        if self.losses is None:
-            return None
-        with torch.no_grad(), _unnoticed(y_pred):
-            losses = self.losses.of_outputs(y_pred, y, sample_weight if len(self.example) == 3 else None)
-        return keras.ops.stop_gradient(losses)
-
-    def without_weights(self) -> RuntimeError:
-        return RuntimeError(
-            f"{self.method} gives examples weights, but the model's own train_step leaves them out: let it pass the "
-            "sample_weight of its data on to self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
-        )
-
-
-class Watched(keras.metrics.Metric):  # type: ignore[misc]
-    """A metric of the model that shows no value: it keeps the losses of the last step, and saves the selection.
-
-    A compiled step cannot hand out anything but its logs. But Keras passes the variables of the model's metrics into
-    every step and takes them out again, on all backends. And it saves what is an attribute of the model.
-
-    Args:
-        dataset: the data set whose state is saved.
-        watch: what a training step does besides.
-        size: S.
-    """
-
-    def __init__(self, dataset: SelectiveDataset, watch: LossWatch, *, size: int) -> None:
-        super().__init__(name="selection", dtype="float32")
-        self.dataset, self.watch, self.size = dataset, watch, size  # no model: Keras would look for its state here
-        self.seen = 0  # updates that were taken
-        model = dataset.model
-        if watch.is_needed:
-            watch.check(model)
-        if watch.losses is not None:
-            self.losses = self.add_variable((size,), initializer="zeros", dtype="float32", name="losses")
-            self.updates = self.add_variable((), initializer="zeros", dtype="int32", name="updates")
-            model._metrics.append(self)
-            if not any(metric is self for metric in model.metrics):
-                model._metrics.remove(self)
-                raise TypeError(
-                    f"{watch.method} selects by training losses, which leave a step as a metric of the model, and the "
-                    "model's own `metrics` leaves out what it does not know: let it return [*super().metrics, ...]"
-                )
-        vars(model)["_selective_backprop"] = self  # Keras would refuse a new metric of a model that is built
-        if watch.is_needed:
-            self._watch_compute_loss(model)
-
     def _watch_compute_loss(self, model: keras.Model) -> None:
         original = model.compute_loss
 
@@ -131,20 +108,36 @@ class Watched(keras.metrics.Metric):  # type: ignore[misc]
             x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
         ) -> Any:
             loss = original(x, y, y_pred, sample_weight, training=training)
-            if training and (losses := self.watch.of_step(y, y_pred, sample_weight)) is not None:
-                self.update_state(losses)
+            if training:
+                self._see(y, y_pred, sample_weight)
             return loss
 
         model.compute_loss = compute_loss
         model.train_function = None  # Keras makes it anew; the one before would not call this
 
+    def _see(self, y: Any, y_pred: Any, sample_weight: Any) -> None:
+        """Check that a training step has the weights of the method, and keep the loss of each example."""
+        if self.gives_weights and sample_weight is None:
+            raise self._without_weights()
+        self.was_called = True
+        if self.per_example is not None:
+            with torch.no_grad(), _unnoticed(y_pred):
+                losses = self.per_example.of_outputs(y_pred, y, sample_weight if self.has_own_weights else None)
+            self.update_state(keras.ops.stop_gradient(losses))
+
+    def _without_weights(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self.method} gives examples weights, but the model's own train_step leaves them out: let it pass the "
+            "sample_weight of its data on to self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
+        )
+
     def give_back(self) -> None:
         """Leave the model as it was."""
         model = self.dataset.model
-        if self.watch.is_needed:
+        if self.watches:
             del model.compute_loss
             model.train_function = None
-        if self.watch.losses is not None:
+        if self.per_example is not None:
             model._metrics.remove(self)
 
     def take(self, count: int) -> Tensor | None:
@@ -152,16 +145,16 @@ class Watched(keras.metrics.Metric):  # type: ignore[misc]
 
         Raises if the training step did not compute its loss as Keras' own does.
         """
-        if self.watch.gives_weights and not self.watch.was_called:
-            raise self.watch.without_weights()
-        if self.watch.losses is None:
+        if self.gives_weights and not self.was_called:
+            raise self._without_weights()
+        if self.per_example is None:
             return None
         if keras.backend.backend() == "jax":
             self.dataset.model.jax_state_sync()  # in the midst of fit, variables are on their way from step to step
         if (updates := int(to_numpy(self.updates.value))) == self.seen:
             raise RuntimeError(
-                f"{self.watch.method} selects by training losses, but this training step computed none: let the "
-                "model's train_step call self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
+                f"{self.method} selects by training losses, but this training step computed none: let the model's "
+                "train_step call self.compute_loss(x, y, y_pred, sample_weight), as Keras' own does"
             )
         self.seen = updates
         return torch.from_numpy(np.array(to_numpy(self.losses.value)[:count]))
