@@ -91,11 +91,11 @@ def test_inclusion_follows_percentile_to_the_beta():
 
 @pytest.mark.parametrize("shape", [(4, 2), (4, 2, 2, 2, 2, 2)])
 def test_scaling_needs_3_to_5_dimensions(shape):
-    with pytest.raises(ValueError, match=r"Input must be 3D, 4D, or 5D if scale_factor != 1, got"):
+    with pytest.raises(ValueError, match="3D, 4D, or 5D"):
         select_using_loss(torch.randn(shape), torch.zeros(4).long(), nn.Flatten(), F.cross_entropy, scale_factor=0.5)
 
 
 @pytest.mark.parametrize("loss", [lambda outputs, targets: outputs.sum(), copy.copy])
 def test_loss_without_reduction(loss):
-    with pytest.raises(TypeError, match="must take a keyword argument `reduction`"):
+    with pytest.raises(TypeError, match="reduction"):
         select_using_loss(torch.randn(4, 2), torch.zeros(4).long(), nn.Linear(2, 2), loss)

@@ -56,7 +56,7 @@ def test_fixed_size_probabilities_equal_the_reference(weights, data):
 
 
 def test_fixed_size_needs_enough_candidates():
-    with pytest.raises(ValueError, match="cannot select 3 of 2 candidates with a positive probability"):
+    with pytest.raises(ValueError, match="3 of 2"):
         SF.fixed_size_probabilities(torch.tensor([0.5, 0.5, 0.0]), 3)
 
 
@@ -80,7 +80,7 @@ def test_systematic_sample_of_many_does_not_lose_any_to_rounding():
 
 
 def test_systematic_sample_refuses_a_sum_that_is_not_whole():
-    with pytest.raises(ValueError, match=r"must add up to a whole number, got 0\.5"):
+    with pytest.raises(ValueError, match=r"0\.5"):
         SF.systematic_sample(torch.tensor([0.25, 0.25]))
 
 

@@ -154,5 +154,5 @@ def test_unwrap_goes_behind_compile_and_data_parallel():
 
 
 def test_bad_mode():
-    with pytest.raises(ValueError, match="scoring mode must be 'eval' or 'train', got 'test'"):
+    with pytest.raises(ValueError, match="'eval' or 'train', got 'test'"):
         NoTrace(make_model(), "test")

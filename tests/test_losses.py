@@ -159,7 +159,7 @@ def mean_of_sequences(logits, labels, reduction="mean"):
 def test_weights_are_refused_if_what_the_loss_divides_by_is_not_known(loss_fn, outputs, targets):
     loss = PerExampleLoss(loss_fn, "mean")
     assert torch.equal(loss.for_training(outputs, targets, None)[0], loss_fn(outputs, targets)), "fine without weights"
-    with pytest.raises(ValueError, match=r"neither the mean of its losses.*nor their sum.*return one loss per example"):
+    with pytest.raises(ValueError, match="return one loss per example"):
         loss.for_training(outputs, targets, torch.linspace(1, 2, len(targets)))
 
 

@@ -46,5 +46,5 @@ def test_main_has_the_root_of_the_site_and_each_release_its_folder(tmp_path):
         "v0.9.0/index.html",
     ]
     assert (pages / ".git").is_dir()
-    with pytest.raises(SystemExit, match=r"refs/heads/other is neither main nor a version such as refs/tags/v0\.1\.0"):
+    with pytest.raises(SystemExit, match="refs/heads/other"):
         place(tmp_path / "0", pages, "refs/heads/other")

@@ -103,18 +103,18 @@ def test_what_the_ledger_trains_on_is_predicted_by_how_many_examples_carry_the_l
 def test_what_cannot_be_measured_is_refused_and_nothing_is_taken_away(image_task, capsys):
     model, loader = image_task
     batches, loss_fn = iter(list(loader)), nn.CrossEntropyLoss()
-    with pytest.raises(TypeError, match="would take its first 8 batches away: pass something that starts anew"):
+    with pytest.raises(TypeError, match="first 8 batches"):
         sb.advise(model, loss_fn, batches)
-    with pytest.raises(TypeError, match=r"an iterator \(a list_iterator\), and measuring would take"):
+    with pytest.raises(TypeError, match="list_iterator"):
         sb.advise(model, loss_fn, sb.WithLength(batches, 4))
     assert len(list(batches)) == 4
     wrapped = sb.SelectiveLoader(loader, model, loss_fn, sb.ledger_backprop())
-    with pytest.raises(TypeError, match="your own DataLoader, not the SelectiveLoader around it"):
+    with pytest.raises(TypeError, match="your own DataLoader"):
         sb.advise(model, loss_fn, wrapped)
     assert not capsys.readouterr().err, "what is refused is not announced"
     sb.advise(model, loss_fn, loader, seconds=0.01)
     assert capsys.readouterr().err == "advise: measuring for about 0.01 s\n"
-    with pytest.raises(ValueError, match="no parameter of the model requires gradients"):
+    with pytest.raises(ValueError, match="requires gradients"):
         sb.advise(model.requires_grad_(False), loss_fn, loader)
 
 
@@ -174,7 +174,7 @@ def test_bad_input():
         sb.advise(model, nn.CrossEntropyLoss(), DataLoader(data, 2), seconds=0)
     with pytest.raises(ValueError, match="the loader is empty"):
         sb.advise(model, nn.CrossEntropyLoss(), [], seconds=0.1)
-    with pytest.raises(TypeError, match=r"model must be a .*Module, got NoneType"):
+    with pytest.raises(TypeError, match="NoneType"):
         sb.advise(None, nn.CrossEntropyLoss(), DataLoader(data, 2))
     with pytest.raises(ValueError, match="got 'nonsense'"):
         sb.advise(model, nn.CrossEntropyLoss(), DataLoader(data, 2), device="nonsense")

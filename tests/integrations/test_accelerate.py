@@ -53,7 +53,7 @@ def test_a_checkpoint_of_accelerate_goes_on_exactly(tmp_path):
 
 def test_a_prepared_loader_is_refused():
     prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(digits(), 16))
-    with pytest.raises(TypeError, match=r"went through accelerator\.prepare, .*: pass the DataLoader itself"):
+    with pytest.raises(TypeError, match="pass the DataLoader itself"):
         sb.SelectiveLoader(prepared, make_model(), nn.CrossEntropyLoss(), sb.top_k(0.5))
 
 

@@ -292,7 +292,7 @@ def test_models_that_keep_losses_to_themselves_are_refused():
         def metrics(self):
             return []
 
-    with pytest.raises(RuntimeError, match=r"let the model's train_step call self\.compute_loss"):
+    with pytest.raises(RuntimeError, match=r"self\.compute_loss"):
         fit("ledger", model=small_model(WithoutComputeLoss))
     with pytest.raises(TypeError, match="give it the argument training=True"):
         fit("ledger", model=small_model(WithoutTraining))
@@ -318,7 +318,7 @@ class WithoutComputeLoss(OwnStep):
 def test_steps_that_leave_out_the_weights_of_the_method_are_refused_at_the_first_one(kind, method):
     steps = []
     note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
-    with pytest.raises(RuntimeError, match=r"gives examples weights, but the model's own train_step leaves them out"):
+    with pytest.raises(RuntimeError, match="train_step"):
         fit(method, model=small_model(kind), callbacks=[note])
     assert len(steps) <= 1
     fit("sb", model=small_model(kind), epochs=1)  # which gives none
@@ -331,7 +331,7 @@ class LossWithoutWeights(keras.Sequential):
 
 @pytest.mark.parametrize("method", ["infobatch", "unbiased"])
 def test_a_compute_loss_that_leaves_out_the_weights_is_refused(method):
-    with pytest.raises(TypeError, match=r"compute_loss gives the same loss whatever its argument sample_weight is"):
+    with pytest.raises(TypeError, match="sample_weight"):
         fit(method, model=small_model(LossWithoutWeights))
     fit("ledger", model=small_model(LossWithoutWeights), epochs=1)  # which gives none
 
@@ -382,7 +382,7 @@ def test_random_subsets_train_models_with_several_outputs():
     _, dataset, _ = fit("random", model=model, data=data)
     assert 0 < dataset.loader.stats.trained < dataset.loader.stats.offered
     for method in ("sb", "ledger"):
-        with pytest.raises(ValueError, match="a model with several outputs has no one loss per example"):
+        with pytest.raises(ValueError, match="several outputs"):
             fit(method, model=model, data=data)
 
 
@@ -411,9 +411,7 @@ def test_a_loss_that_is_not_finite_stops_at_once():
     x, y = arrays()
     x = x.copy()
     x[7] = np.nan
-    with pytest.raises(
-        ValueError, match=r"not finite: loss in a selection pass is nan for the examples with ids \[7\]"
-    ):
+    with pytest.raises(ValueError, match=r"nan .*\[7\]"):
         fit("sb", data=(x, y), shuffle=False)
 
 
@@ -518,7 +516,7 @@ def test_models_and_fits_that_cannot_work_are_refused():
     with pytest.raises(ValueError, match="num_epochs=1"):
         model.fit(dataset, shuffle=False, epochs=2, callbacks=callbacks, verbose=0)
     dataset_for(model)
-    with pytest.raises(ValueError, match="another SelectiveDataset was made for this model"):
+    with pytest.raises(ValueError, match="another SelectiveDataset"):
         model.fit(dataset, shuffle=False, callbacks=callbacks, verbose=0)
     with pytest.raises(ValueError, match="mean_with_sample_weight"):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
@@ -530,7 +528,7 @@ def test_models_and_fits_that_cannot_work_are_refused():
 def test_a_state_of_another_run_is_refused():
     state = fit("sb", epochs=1)[1].state_dict()
     other = SelectiveDataset(make_model(), *arrays(), method=METHODS["stale"], batch_size=16, num_epochs=1)
-    with pytest.raises(ValueError, match="saved by the method selective_backprop"):
+    with pytest.raises(ValueError, match="selective_backprop"):
         other.load_state_dict(state)
 
 
@@ -548,12 +546,10 @@ def test_the_data_set_is_for_fit_alone(loaded):
         lambda: list(dataset),
         lambda: model.fit(dataset, shuffle=False, epochs=2, initial_epoch=1, verbose=0),
     ):
-        with pytest.raises(
-            RuntimeError, match=r"for model.fit\(dataset, shuffle=False, callbacks=\[Sel.* your own data"
-        ):
+        with pytest.raises(RuntimeError, match="your own data"):
             act()
     assert dataset.loader.stats.offered == offered, "they cost nothing"
-    with pytest.raises(RuntimeError, match=r"Pass evaluate, predict and validation_data= your own data"):
+    with pytest.raises(RuntimeError, match="your own data"):
         model.fit(
             dataset, shuffle=False, validation_data=dataset, epochs=2, initial_epoch=1, callbacks=callbacks, verbose=0
         )
@@ -566,7 +562,7 @@ def test_a_second_fit_goes_on_until_the_run_is_over():
     history = model.fit(dataset, shuffle=False, epochs=2, callbacks=callbacks, verbose=0)
     assert len(history.epoch) == 2 and len(watch.sizes) == dataset.epoch == 4
     assert dataset.loader.stats.offered == 4 * 203
-    with pytest.raises(RuntimeError, match=r"all 4 epochs of the run are over.*larger num_epochs"):
+    with pytest.raises(RuntimeError, match="num_epochs"):
         model.fit(dataset, shuffle=False, callbacks=callbacks, verbose=0)
 
 

@@ -309,12 +309,12 @@ def test_what_cannot_work_is_refused_at_construction(options, message, tmp_path)
 def test_sequences_longer_than_the_model_are_refused(data, tmp_path):
     for method in (sb.selective_backprop(0.5), sb.traditional()):
         trainer = sft(tmp_path, method, data=data, max_length=None, max_steps=2)
-        with pytest.raises(ValueError, match=r"sequences of \d+ tokens, but the model takes 64 .* with max_length=64"):
+        with pytest.raises(ValueError, match="max_length=64"):
             trainer.train()
 
 
 def test_a_stream_has_no_ids_for_a_ledger(tmp_path):
-    with pytest.raises(ValueError, match="train_dataset is a stream, which has none: use a data set with a length"):
+    with pytest.raises(ValueError, match="stream"):
         sft(tmp_path, sb.ledger_backprop(), data=lambda: texts.text().to_iterable_dataset(), max_steps=2)
 
 

@@ -210,7 +210,7 @@ def test_a_class_without_test_images_keeps_the_others_in_place(tmp_path):
 
 def test_folders_of_different_sizes_are_resized_if_asked(tmp_path):
     folder = write_folders(tmp_path / "insects", sizes=[(6, 5), (9, 12)])
-    with pytest.raises(ValueError, match="such as 5x6 and 12x9: pass --image-size"):
+    with pytest.raises(ValueError, match="--image-size"):
         load_images(folder)
     assert load_images(folder, image_size=7).image_shape == (3, 7, 7)
 
@@ -309,7 +309,7 @@ def test_missing_files(tmp_path):
     wanted = "must hold train.parquet and test.parquet, or the folders train/<class> and test/<class> with images"
     with pytest.raises(FileNotFoundError, match=wanted):
         load_images(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder /no/such.*\$SELECTIVE_BACKPROP_DATA"):
+    with pytest.raises(FileNotFoundError, match=r"/no/such.*\$SELECTIVE_BACKPROP_DATA"):
         load_images("svhn", data_dir="/no/such")
 
 

@@ -131,5 +131,5 @@ def test_damage_is_told_with_the_file(damage, message, tmp_path):
 
 
 def test_a_run_without_a_log(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no .*epoch-\*.pt: was it asked for when the run was made"):
+    with pytest.raises(ValueError, match=r"epoch-\*.pt"):
         read_ledger_log(tmp_path)

@@ -67,9 +67,9 @@ def test_a_triangle_rises_and_falls_to_zero():
 
 
 def test_the_nearest_name_is_suggested():
-    with pytest.raises(ValueError, match="there is no recipe 'cifar-10': did you mean cifar10"):
+    with pytest.raises(ValueError, match="did you mean cifar10"):
         find_recipe("cifar-10")
-    with pytest.raises(ValueError, match="there is no recipe 'xyz': there are digits, mnist_small"):
+    with pytest.raises(ValueError, match="'xyz': there are digits"):
         find_recipe("xyz")
 
 

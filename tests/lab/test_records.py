@@ -38,7 +38,7 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
     RunFolder(tmp_path, SETTINGS).close()
     with pytest.raises(
         ValueError,
-        match=r"with other settings \(epochs was null, is 3 now; seed was 0, is 1 now\): choose another folder",
+        match=r"epochs was null, is 3 now; seed was 0, is 1 now",
     ):
         RunFolder(tmp_path, {"method": "traditional", "seed": 1, "epochs": 3})
     assert json.loads((tmp_path / "config.json").read_text()) == SETTINGS

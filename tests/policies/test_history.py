@@ -67,7 +67,7 @@ def test_state_goes_on_exactly():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="history_size must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match="history_size"):
         LossHistory(0)
-    with pytest.raises(ValueError, match="holds 9 losses, more than this one's size 4"):
+    with pytest.raises(ValueError, match="9 losses"):
         LossHistory(4).load_state_dict({"losses": torch.ones(9)})

@@ -14,7 +14,6 @@ import selective_backprop as sb
 from selective_backprop.pruning.prune import keep_after_pruning, load_scores, save_scores
 from selective_backprop.pruning.scores import average_scores, el2n, grand, score_examples
 from selective_backprop.testing import global_random_states, model_trace, same
-from selective_backprop_lab.study.agreement import overlap, rank_correlation
 from tests.helpers import Noisy, digits, make_model
 
 NAN = float("nan")
@@ -390,8 +389,7 @@ def test_wrong_labels_score_high_and_a_band_leaves_them_out(make, measure):
 @pytest.mark.parametrize("measure", ["el2n", "grand"])
 def test_two_architectures_agree_on_what_is_easy(measure):
     mlp, cnn = scores_of(make_model, measure), scores_of(make_cnn, measure)
-    assert rank_correlation(mlp, cnn) > 0.3
-    assert overlap(mlp, cnn, 0.3) > 0.4  # by chance 0.3
+    assert sb.functional.spearman(mlp, cnn) > 0.3
 
 
 # ---- files
@@ -500,7 +498,7 @@ def test_scores_may_be_a_tensor_an_array_or_a_list(make, tmp_path):
 
 @pytest.mark.parametrize("scores", ["0.5", ["a", "b"], [[1.0], [1.0, 2.0]], [None, 1.0], torch.rand(4).to_sparse()])
 def test_scores_that_are_no_numbers(scores):
-    with pytest.raises(TypeError, match="scores must be numbers, one for each id, got"):
+    with pytest.raises(TypeError, match="scores must be numbers"):
         sb.diet(method=sb.traditional(), scores=scores)
 
 

@@ -84,6 +84,6 @@ def with_reduction(outputs, targets, reduction="mean"):
 def test_a_loss_that_writes_and_would_be_called_twice_is_refused(method):
     data, model = TensorDataset(LARGE[:, 0].clone(), LABELS[:, 5]), nn.Linear(6, 2)
     loader = sb.SelectiveLoader(DataLoader(data, 16), model, with_reduction, method, num_epochs=2)
-    with pytest.raises(ValueError, match=r"loss_fn writes to the outputs or targets.*without reduction="):
+    with pytest.raises(ValueError, match="without reduction="):
         for inputs, targets in loader:
             loader.loss(model(inputs), targets)
