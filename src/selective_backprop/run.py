@@ -204,8 +204,9 @@ class Run:
         On the CPU they are read at once. On a GPU, when many steps have piled up, and only the older ones.
         """
         all_kept = self.schedule.observes_losses and bool((batch.probabilities == 1).all())
-        self._steps.append((step, epoch, batch.ids, begin_copy(losses), all_kept))
-        if losses.device.type == "cpu":
+        on_cpu = losses.device.type == "cpu"
+        self._steps.append((step, epoch, batch.ids, (losses, None) if on_cpu else begin_copy(losses), all_kept))
+        if on_cpu:
             self._read(0)
         elif len(self._steps) >= MAX_WAITING:
             self._read(LEFT_WAITING)
@@ -215,7 +216,7 @@ class Run:
         count = len(self._steps) - num_left
         steps, self._steps = self._steps[:count], self._steps[count:]
         for step, epoch, ids, copied, all_kept in steps:
-            losses = finish_copy(copied)
+            losses = copied[0].to("cpu", torch.float32) if copied[1] is None else finish_copy(copied)
             total = float(losses.sum(dtype=torch.float64))
             if not math.isfinite(total):
                 require_finite(losses, ids, "training loss")
@@ -227,7 +228,8 @@ class Run:
 
     def _count_losses(self, total: float, count: int) -> None:
         if self.ranks.size == 1:
-            self.stats.count_losses(total, count, "trained")
+            self.stats.loss_sums["trained"] += total
+            self.stats.loss_sums["num_trained"] += count
         else:
             self._sums = [self._sums[0] + total, self._sums[1] + count]
 

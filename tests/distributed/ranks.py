@@ -41,6 +41,8 @@ def job():
         "like one process": {name: like_one_process(name, dist.get_rank(), dist.get_world_size()) for name in METHODS},
         "drawn": [drawn(seed) for seed in range(20)],
         "moved": {name: moved(PLANNED[name](0.5)) for name in ("stale", "ledger, percentile")},
+        "newest": newest(),
+        "stopped": {name: stopped(METHODS[name](0.5)) for name in ("random", "top_k")},
         "refused": {said: error_of(lambda said=said: different(said)) for said in DIFFERENT},
         "wrong on rank 1": {said: error_of(lambda said=said: wrong_on_rank_1(said)) for said in WRONG},
         "index 20 on rank 1": error_of(index_that_is_not_there),
@@ -123,6 +125,29 @@ def moved(method):
     scored = loader.stats.scored
     go_through(model, loader, 2)
     return {"scored": loader.stats.scored - scored, "skipped": loader.stats.skipped_before_loading}
+
+
+def newest():
+    """Which batches a rank trained on in each epoch of a scored method, and what the ledger says after each."""
+    model, loader = make(sb.top_k(0.6), 30 * dist.get_world_size(), Moved(), epochs=4)
+    epochs = []
+    for epoch in range(4):
+        (given,) = go_through(model, loader, epoch + 1)
+        epochs.append((given, loader.ledger.loss_epoch.clone()))
+    return epochs
+
+
+def stopped(method):
+    """The batches of this rank's first steps, and rank 0's state then."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    batches = cut(range(24 * rank, 24 * rank + 24), 4)
+    model, loader = make(method, 24 * size, batches, epochs=1, batch_size=2)
+    given, states = [], []
+    for values in loader:
+        loader.loss(model(values), None).backward()
+        given.append(loader.batch.ids.tolist())
+        states.append(copy.deepcopy(loader.state_dict()))
+    return {"given": given, "state": states[1]}
 
 
 def error_of(work):

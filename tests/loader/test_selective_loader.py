@@ -241,3 +241,20 @@ def test_gradient_accumulation_and_amp():
             optimizer.zero_grad()
     assert not torch.equal(before, model[0].weight)
     assert int((~loader.ledger.loss.isnan()).sum()) == loader.stats.trained
+
+
+class Noting(sb.policies.UniformPolicy):
+    """Notes the epochs that begin."""
+
+    begun = ()
+
+    def begin_epoch(self, epoch, num_epochs):
+        self.begun = (*self.begun, epoch)
+
+
+@pytest.mark.parametrize("scorer", [sb.scorers.ForwardScorer(), sb.scorers.ConstantScorer()], ids=["scored", "planned"])
+def test_a_policy_is_told_of_every_epoch(scorer):
+    model = make_model()
+    loader = make_loader(sb.Method("mine", scorer, Noting(selectivity=0.5)), model=model, num_epochs=3)
+    train(loader, model, 3)
+    assert loader.policy.begun == (0, 1, 2)
