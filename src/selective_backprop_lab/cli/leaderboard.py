@@ -84,7 +84,8 @@ def run(
 ) -> None:
     """Tune the baselines, then run every arm at every length with every seed, on the test set.
 
-    All workloads have the first seed before any has the second. After a stop, the same command does what is missing.
+    All workloads have the first seed before any has the second; those with fewer seeds come last. After a stop,
+    the same command goes on.
 
     Examples:
 
@@ -101,9 +102,11 @@ def run(
     _require_committed(allow_changes)
     found = {name: _with_arms(workload, arm or []) for name, workload in _found(workloads).items()}
     wanted = [split_label(text)[0] or text for text in arm or []]
-    for seed in range(seeds or max(workload.seeds for workload in found.values())):
+    most = max(workload.seeds for workload in found.values())
+    for turn in range(seeds or most):
         for name, workload in found.items():
-            if seed >= (seeds or workload.seeds):
+            seed = turn if seeds else turn + workload.seeds - most
+            if seed < 0:
                 continue
             store, tried = stores(records, name)
             run_missing(workload, trials(workload), tried, data_dir, where, _shown(screen, name))
