@@ -22,11 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from selective_backprop.policies import PercentilePolicy
 from selective_backprop.ranks import current_ranks
-from selective_backprop_lab.models.cifar_resnet import resnet20
+from selective_backprop_lab.models.cifar_resnet import cifar_resnet
 
 HEADER, COUNT, SCORE, ID, VALUE, ROW = 40, 8, 4, 8, 4, 28  # bytes
-AGREE = 44  # bytes by which ranks agree on how much to plan
-KINDS, DELIVER_EVERY, BLOCK = 7, 64, 2**22
+STEP, EXCHANGE_EVERY, BLOCK, DECISION = 24, 64, 2**22, 90
 CANDIDATES, ROUNDS = 128, 200
 
 
@@ -38,44 +37,31 @@ def round_bytes(k, n):
     return (k - 1) * (HEADER + SCORE * n)
 
 
-def plan_bytes(k, m):
-    """Bytes of the scores of an epoch that is planned before loading, M / k from each rank, and of what is counted."""
-    return (k - 1) * (AGREE + SCORE * -(-m // k))
+def draw_bytes(k, m, n):
+    """Bytes of the ids that a rank drew for an epoch, M / k of them, and of the sizes of its batches."""
+    own = -(-m // k)
+    return (k - 1) * (2 * COUNT + ID * own + COUNT * -(-own // n))
 
 
-def delivery_bytes(k, scored=0, decided=0, offered=0, selected=0, trained=0):
-    """Bytes that a rank sends to the owners of ledger rows. It owns 1/k of the rows itself."""
-    written = (ID + VALUE) * (scored + decided + trained) + ID * (offered + selected)
-    return (k - 1) * (2 * COUNT + ID * KINDS) + written * (k - 1) // k
-
-
-def question_bytes(k, asked, columns):
-    """Bytes of asking for rows by id, and of answering others with columns of 4 bytes."""
-    return (k - 1) * COUNT * (1 + columns) + asked * (ID + VALUE * columns) * (k - 1) // k
+def learn_bytes(k, trained, n):
+    """Bytes of what a rank learned from training: losses, ids, numbers of steps, and ids that were trained on."""
+    steps = -(-trained // n)
+    exchanges = 2 + steps // EXCHANGE_EVERY  # also when an epoch begins, and at its end
+    return (k - 1) * ((ID + VALUE + ID) * trained + STEP * steps + exchanges * 6 * COUNT)
 
 
 def epoch_bytes(k, m, n, s, planned):
-    """Bytes of an epoch, except the ids or examples that move between ranks."""
-    own, chosen = -(-m // k), round(s * -(-m // k))
-    if planned:  # two columns are read, such as loss and age
-        batches = -(-chosen // n)
-        deliveries = 2 + batches // DELIVER_EVERY  # at the start for the plan, and at the end
-        written = delivery_bytes(k, decided=own, offered=own, selected=chosen, trained=chosen)
-        told = plan_bytes(k, m) + question_bytes(k, own, 2)
-    else:
-        rounds = -(-own // n)
-        deliveries = 1 + rounds // DELIVER_EVERY
-        written = delivery_bytes(k, scored=own, decided=own, offered=own, selected=chosen, trained=chosen)
-        told = rounds * round_bytes(k, n) + (k - 1) * HEADER
-    return told + written + (deliveries - 1) * delivery_bytes(k)
+    """Bytes of an epoch, except the examples that move between ranks."""
+    own = -(-m // k)
+    rounds = 0 if planned else 1 + -(-own // n)
+    return draw_bytes(k, m, n) + rounds * round_bytes(k, n) + learn_bytes(k, round(s * own), n)
 
 
-def memory_bytes(k, m, n, planned):
-    """Bytes of ledger rows, undelivered writes, scores of a round and the plan of an epoch, without the queue."""
-    rows, waiting = ROW * -(-m // k), DELIVER_EVERY * n * (3 * (ID + VALUE) + 2 * ID)
-    of_round = k * n * (3 * SCORE + 8)
-    plan = -(-m // k) * (4 * ID + 3 * VALUE + 1) + min(m, BLOCK) * (3 * SCORE + 8) if planned else 0
-    return rows + waiting + of_round + plan
+def memory_bytes(m, n, planned):
+    """Bytes of ledger rows, the ids of the epoch, losses that wait and a decision, without the queue."""
+    waiting = EXCHANGE_EVERY * n * (ID + VALUE + ID)
+    plan = (VALUE + ID) * m + min(m, BLOCK) * DECISION if planned else 0
+    return (ROW + ID) * m + waiting + plan
 
 
 # ---- times
@@ -103,7 +89,7 @@ def measure(rank, store, results):
         ranks.gather(scores, sizes)
 
     timed(exchange, 20)
-    model, loss_fn = DistributedDataParallel(resnet20()), nn.CrossEntropyLoss()
+    model, loss_fn = DistributedDataParallel(cifar_resnet(20)), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = torch.randn(CANDIDATES, 3, 32, 32), torch.randint(10, (CANDIDATES,))
 
@@ -137,16 +123,11 @@ def tables():
     """Print the computed tables."""
     print("\ncomputed, per rank, N = 128, s = 1/3")
     print("sent in a round: " + ", ".join(f"{k} ranks {size(round_bytes(k, 128))}" for k in (2, 8, 64, 1024)))
-    for title, function in (("sent in an epoch", epoch_bytes), ("memory", memory_bytes)):
-        extra = (1 / 3,) if function is epoch_bytes else ()
-        print(
-            f"\n| {title} | "
-            + " | ".join(f"{m:.0e}, {k} ranks" for m in (10**6, 10**8, 10**10) for k in (8, 64, 1024))
-            + " |"
-        )
-        for planned in (False, True):
-            cells = [size(function(k, m, 128, *extra, planned)) for m in (10**6, 10**8, 10**10) for k in (8, 64, 1024)]
-            print(f"| {'planned epoch' if planned else 'scored epoch'} | " + " | ".join(cells) + " |")
+    for planned in (False, True):
+        sent = [size(epoch_bytes(k, m, 128, 1 / 3, planned)) for m in (10**6, 10**8) for k in (8, 64, 1024)]
+        held = [size(memory_bytes(m, 128, planned)) for m in (10**6, 10**7, 10**8)]
+        print(f"| {'planned epoch' if planned else 'scored epoch'} | " + " | ".join(sent) + " |")
+        print(f"| memory, {'planned epoch' if planned else 'scored epoch'} | " + " | ".join(held) + " |")
 
 
 def main():

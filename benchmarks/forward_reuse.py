@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import selective_backprop as sb
 from selective_backprop.inference import NoTrace
-from selective_backprop_lab.models.cifar_resnet import resnet20
+from selective_backprop_lab.models.cifar_resnet import cifar_resnet
 
 SELECTIVITY = 1 / 3
 
@@ -115,9 +115,9 @@ def main():
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, selectivity 1/3, median of {rounds} rounds")
     for name, model, (inputs, targets) in (
-        ("ResNet-20, GroupNorm, 128 images", with_group_norm(resnet20()), images(128)),
-        ("ResNet-20, GroupNorm, 384 images", with_group_norm(resnet20()), images(384)),
-        ("ResNet-20, BatchNorm, 128 images", resnet20(), images(128)),
+        ("ResNet-20, GroupNorm, 128 images", with_group_norm(cifar_resnet(20)), images(128)),
+        ("ResNet-20, GroupNorm, 384 images", with_group_norm(cifar_resnet(20)), images(384)),
+        ("ResNet-20, BatchNorm, 128 images", cifar_resnet(20), images(128)),
         ("transformer, 96 sequences", Transformer(), sequences(96)),
     ):
         steps = ways(model, inputs, targets)

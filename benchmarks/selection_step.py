@@ -20,7 +20,7 @@ from selective_backprop.chain.queue import Piece, join_pieces, take_first
 from selective_backprop.ledger import Ledger
 from selective_backprop.policies import PercentilePolicy
 from selective_backprop.rows import Layout, take
-from selective_backprop_lab.models.cifar_resnet import resnet20
+from selective_backprop_lab.models.cifar_resnet import cifar_resnet
 
 CANDIDATES, BATCH, BETA, ROUNDS = 128, 128, 2.0, 10
 
@@ -106,7 +106,7 @@ class OursWithLedger(Ours):
 
 
 def training_step():
-    model = resnet20()
+    model = cifar_resnet(20)
     optimizer, loss_fn = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
 
     def step(images, labels, losses):

@@ -209,8 +209,10 @@ class SelectiveLoader(LoaderView):
         assert batch is not None
         weights = batch.weights.to(self._options.device, non_blocking=True) if batch.is_weighted else None
         needs_losses, weighting = run.recorder is not None or run.learns_losses, run.policy.weighting
-        if needs_losses or weights is not None:
-            self._check_targets(batch.data, targets)
+        data = batch.data
+        are_given = isinstance(data, list | tuple) and len(data) == 2 and data[1] is targets
+        if (needs_losses or weights is not None) and not are_given:
+            self._check_targets(data, targets)
         try:
             loss, losses = self._loss.for_training(
                 outputs,

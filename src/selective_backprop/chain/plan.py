@@ -13,7 +13,7 @@ from torch import Tensor
 
 from selective_backprop import functional
 from selective_backprop.chain.id_batches import IdBatch, IdBatches, cut, evened, join
-from selective_backprop.run import Run
+from selective_backprop.run import NO_IDS, Run
 
 _BLOCK = 2**22  # candidates that are decided about at once: a decision takes some 90 bytes of memory for each
 
@@ -80,15 +80,20 @@ def decide(run: Run, drawn: list[IdBatches], *, at_least: int, fewest: int) -> D
     """
     ids = torch.cat([batches.ids for batches in drawn])
     on = _is_on(run, drawn)
-    blocks = [_decide(run, ids[rows], None if on is None else on[rows]) for rows in _blocks(len(ids))]
+    blocks: list[_Block] = []
+    for rows in _blocks(len(ids)):
+        if blocks:  # what a block skipped takes 21 bytes per candidate, and only that of the last block is needed
+            blocks[-1] = blocks[-1].without_candidates()
+        blocks.append(_decide(run, ids[rows], None if on is None else on[rows]))
     loads = join([block.loads for block in blocks])
-    rows = torch.cat([block.rows + begin for block, begin in zip(blocks, range(0, len(ids) + 1, _BLOCK), strict=False)])
-    is_plain = loads.weights is None and len(rows) == len(ids) and all(block.keeps_all for block in blocks)
+    begins = range(0, len(ids) + 1, _BLOCK)
+    found = torch.cat([block.rows + begin for block, begin in zip(blocks, begins, strict=False)])
+    is_plain = loads.weights is None and len(found) == len(ids) and all(block.keeps_all for block in blocks)
     bounds = torch.tensor([len(batches.ids) for batches in drawn]).cumsum(0)[:-1]
-    parts = [loads.part(slice(*ends)) for ends in _pairs(torch.searchsorted(rows, bounds).tolist(), len(rows))]
-    if len(rows) < fewest * len(drawn):
+    parts = [loads.part(slice(*ends)) for ends in _pairs(torch.searchsorted(found, bounds).tolist(), len(found))]
+    if len(found) < fewest * len(drawn):
         weight = 0.0 if run.policy.weighting == "unbiased" else 1.0  # 0: other weights make up for what is skipped
-        more = blocks[-1].best(at_least * len(drawn) - len(rows))
+        more = blocks[-1].best(at_least * len(drawn) - len(found))
         added = IdBatch(more, torch.full((len(more),), weight) if weight != 1 else None)
         parts = [join([part, one]) for part, one in zip(parts, evened([added], len(drawn)), strict=True)]
         is_plain = False
@@ -129,6 +134,10 @@ class _Block(NamedTuple):
     scores: Tensor
     probabilities: Tensor
     skipped: Tensor
+
+    def without_candidates(self) -> _Block:
+        """Leave out what only `best` needs."""
+        return self._replace(ids=NO_IDS, scores=NO_IDS, probabilities=NO_IDS, skipped=NO_IDS)
 
     def best(self, count: int) -> Tensor:
         """Return the ids of `count` skipped candidates: the highest scores that could have been selected come first.
