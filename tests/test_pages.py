@@ -1,5 +1,6 @@
 """Every code block of every page, run as a reader would: see `tests/pages.py` for what is done with each language."""
 
+import ast
 import functools
 import json
 import os
@@ -136,6 +137,23 @@ def test_every_page_says_what_it_is():
     for page in DOCS.rglob("*.md"):
         if name_of(page) != "docs/changelog.md":
             assert re.match(r"(---\n.*?---\n+)?# \S", page.read_text(), re.DOTALL), f"{name_of(page)} has no title"
+
+
+def _texts():
+    """All texts of the source. A gap (…) stands for a value."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_messages_that_are_explained_are_those_of_the_source():
+    """Readers paste them into the search."""
+    quoted = re.findall(r"^\*\*`(.+)`\*\*$", (DOCS / "questions.md").read_text(), re.MULTILINE)
+    written = list(_texts())
+    assert quoted and [quote for quote in quoted if not any(quote.strip("… ") in text for text in written)] == []
 
 
 # ---- the pages of methods
