@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # for type checkers and editors; when a program runs, __getat
         traditional,
     )
     from selective_backprop.progress import step_by_progress
-    from selective_backprop.sampler.selective_sampler import SelectiveSampler
+    from selective_backprop.sampler import SelectiveSampler
     from selective_backprop.stats import Every
 
 __version__ = "0.1.0"
@@ -87,7 +87,7 @@ _HOMES = {
     "Every": "stats",
     "Method": "method",
     "SelectiveLoader": "loader",
-    "SelectiveSampler": "sampler.selective_sampler",
+    "SelectiveSampler": "sampler",
     "WithLength": "chain.with_length",
     "advise": "advice.advise",
     "audit": "dynamics.auditing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from selective_backprop.loader import SelectiveLoader
-from selective_backprop.sampler.selective_sampler import SelectiveSampler
+from selective_backprop.sampler import SelectiveSampler
 
 
 def step_by_progress(scheduler: LRScheduler, loader: SelectiveLoader | SelectiveSampler, total_steps: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from selective_backprop.ledger import Ledger
 from selective_backprop.losses import as_numbers
-from selective_backprop.sampler.stats import quotient
+from selective_backprop.stats import quotient
 
 
 @dataclass(frozen=True)
