@@ -156,7 +156,7 @@ def test_a_run_is_the_same_with_probes_as_without_also_when_resumed(tmp_path):
     for state in states[1:]:
         assert same(state["model"], states[0]["model"])
         assert same(state["optimizer"], states[0]["optimizer"])
-        assert same(state["loader"]["ledger"], states[0]["loader"]["ledger"])
+        assert same(state["loader"]["run"]["ledger"], states[0]["loader"]["run"]["ledger"])
     # What was done again is there once, and the same.
     for name in ("highest", "fraction", "cosine", "equal_signs"):
         assert np.array_equal(*(getattr(read_gradients(tmp_path / run), name) for run in ("resumed", "probed")))

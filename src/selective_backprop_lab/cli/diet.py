@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from selective_backprop_lab.study.diet import ClassScores
 
 _FRACTION = 0.25  # Diet-SB prunes this much
-_MOST_ROWS = 20
 
 
 @command
@@ -50,7 +49,6 @@ def score(
     import selective_backprop as sb
     from selective_backprop.functional import spearman
     from selective_backprop_lab.cli.bars import Bars
-    from selective_backprop_lab.files.writing import make_subfolder
     from selective_backprop_lab.runs.experiment import Entry
     from selective_backprop_lab.runs.time_left import TimeLeft
     from selective_backprop_lab.runs.training import check, load_data
@@ -61,16 +59,16 @@ def score(
     settings = options.plain_settings()
     data = load_data(settings, options.data_dir)
     check(settings, data)
-    folder = make_subfolder(out.parent, f"{out.name}.networks")
+    folder = out.with_name(f"{out.name}.networks")
     # The bars end where the training is cut off.
     short = dataclasses.replace(settings, recipe=settings.recipe.with_(epochs=max(1, epochs)))
     entries, found = [Entry("el2n", dataclasses.replace(short, seed=seed)) for seed in range(seeds)], []
     going_on = f"run the same command to go on after the last epoch that was finished: {folder}"
     with Bars(screen, TimeLeft(entries)) as bars, stopping_says(going_on):
         for seed, entry in enumerate(entries):
-            place, mine = make_subfolder(folder, f"seed-{seed}"), dataclasses.replace(settings, seed=seed)
+            mine = dataclasses.replace(settings, seed=seed)
             show = lambda training, record, entry=entry: bars.show(entry, record)  # noqa: E731
-            found.append(score_by_network(mine, data, place, epochs=epochs, observers=[show]))
+            found.append(score_by_network(mine, data, folder / f"seed-{seed}", epochs=epochs, observers=[show]))
     scores = torch.stack(found).mean(0)
     sb.pruning.save_scores(scores, out)
     keep = sb.pruning.keep_after_pruning(scores, _FRACTION)
@@ -149,9 +147,6 @@ def _show_classes(screen: Screen, scores: Tensor, keep: Tensor, data: ImageSet, 
         ]
         for row in rows
     ]
-    if (hidden := len(rows) - _MOST_ROWS) > 0:
-        half = _MOST_ROWS // 2
-        cells[half : half + hidden] = [[f"... {hidden} more", "", "", "", "", ""]]
     heading = ["class", "examples", "lowest", "median", "highest", last_heading]
     screen.table("scores by class, the lowest median first", heading, cells)
     return rows

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Read a whole file."""
-    return Path(path).read_bytes()
-
-
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file. Raises ValueError if it is none."""
-    return parse_json(read_bytes(path))
+    return parse_json(Path(path).read_bytes())
 
 
 def parse_json(text: str | bytes) -> Any:

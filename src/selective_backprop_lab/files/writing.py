@@ -39,9 +39,3 @@ def append(path: Path, line: bytes) -> None:
         if file.write(line) < len(line):  # half a line would be damage
             file.truncate(size)
             raise OSError(errno.ENOSPC, "there is no room for another line", str(path))
-
-
-def make_subfolder(outer: Path, name: str) -> Path:
-    """Make a folder within another one, or find it there."""
-    (outer / name).mkdir(parents=True, exist_ok=True)
-    return outer / name

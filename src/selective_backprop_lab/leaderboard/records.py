@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import selective_backprop as sb
-from selective_backprop_lab.files.reading import parse_json, read_bytes
+from selective_backprop_lab.files.reading import parse_json
 from selective_backprop_lab.files.writing import append
 from selective_backprop_lab.runs.records import environment
 from selective_backprop_lab.study.standing import AS
@@ -78,7 +78,7 @@ class Store:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.outcomes: dict[Cell, Outcome] = {}
-        for number, line in enumerate(read_bytes(file).splitlines() if file.exists() else [], 1):
+        for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else [], 1):
             try:
                 outcome = _outcome(parse_json(line))
             except (ValueError, TypeError, KeyError) as error:

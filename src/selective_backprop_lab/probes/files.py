@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from selective_backprop_lab.files.sealed import read_sealed, write_sealed
-from selective_backprop_lab.files.writing import make_subfolder
 
 Array = NDArray[Any]
 _KIND = "arrays 1"
@@ -27,8 +26,7 @@ def epoch_file(folder: Path, kind: str, epoch: int) -> Path:
 
 def write_arrays(file: Path, **arrays: Array) -> None:
     """Write arrays to a sealed file, each under its name."""
-    # It refuses links, because the run's folder may come from a stranger.
-    make_subfolder(file.parent.parent, file.parent.name)
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(file, _KIND, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from selective_backprop_lab.data.datasets import ImageSet
-from selective_backprop_lab.files.writing import make_subfolder
 from selective_backprop_lab.runs.records import RunFolder
 from selective_backprop_lab.runs.training import Observer, Record, Settings, Training, advance, check, start
 
@@ -53,8 +52,8 @@ Show = Callable[[Entry, Record], None]
 class _Run:
     entry: Entry
     training: Training
-    folder: RunFolder | None
-    observers: Sequence[Observer]
+    folder: RunFolder | None = None
+    observers: Sequence[Observer] = ()
 
     @property
     def share_done(self) -> float:
@@ -91,10 +90,8 @@ def run_in_turns(
         under_way: list[_Run] = []
         for entry in entries:
             if out is None:
-                under_way.append(_Run(entry, start(entry.settings, load(entry.settings)), None, ()))
+                under_way.append(_Run(entry, start(entry.settings, load(entry.settings))))
                 continue
-            if not entry.is_alone:
-                make_subfolder(out, entry.folder)  # refuses a link on its path, which may lead out of the experiment
             folder = RunFolder(out / entry.folder, entry.as_json(), load(entry.settings).fingerprint)
             stack.callback(folder.close)
             # A run alone always reads its checkpoint, which tells damaged files and writes lost records again.

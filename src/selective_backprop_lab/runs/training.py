@@ -273,7 +273,6 @@ class Training:
         # The settings of the run say how it steps, and each step sets the rate: only what was kept is loaded.
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        _require_room(self.optimizer)
         self.loader.load_state_dict(state["loader"])
         with torch.random.fork_rng(self._cuda_devices):
             self._set_random_states(state["random"])  # refuses what is no state of a generator
@@ -335,18 +334,3 @@ def advance(training: Training, folder: RunFolder | None = None, observers: Sequ
         if training.settings.record is not None:
             training.loader.dynamics.save(folder.path / FILE)
         folder.save(training.state_dict())
-
-
-def _require_room(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if fused steps of an optimizer, whose state was loaded, would write beyond its tensors.
-
-    torch's fused steps take for granted that what is kept for a parameter has its shape. Others look at the shapes.
-    """
-    for parameter in (one for group in optimizer.param_groups if group.get("fused") for one in group["params"]):
-        for key, value in optimizer.state.get(parameter, {}).items():
-            shape = torch.Size() if key == "step" else parameter.shape
-            if isinstance(value, torch.Tensor) and value.shape != shape:
-                raise ValueError(
-                    f"the optimizer has {key!r} of shape {tuple(value.shape)} for a parameter of shape "
-                    f"{tuple(parameter.shape)}: it is damaged, or of another optimizer"
-                )
