@@ -20,6 +20,7 @@ from selective_backprop.chain.targets import TargetCheck
 from selective_backprop.chain.user_loader import (
     batch_size_of,
     drops_last,
+    generator_owners,
     has_ids,
     length_of,
     num_candidates,
@@ -122,6 +123,8 @@ class SelectiveLoader(LoaderView):
             self._loss = loss_fn if isinstance(loss_fn, PerExampleLoss) else PerExampleLoss(loss_fn)
             place = device_of(model) if device is None else as_device(device)
         self._user, self.model, self.method, self.num_epochs = user, model, method, num_epochs
+        # Only generators that exist now: a sampler that makes its generator in __iter__ also seeds it there.
+        self._generator_owners = generator_owners(user)
         candidate_size, scale = batch_size_of(user), method.batch_scale
         agreed = {**numbers, "seed": seed, "audit": audit, **functions, **self._loss.settings()}
         agreed |= {"batch_size": batch_size or candidate_size}

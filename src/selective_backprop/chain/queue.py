@@ -186,7 +186,8 @@ class Queue:
             if len(parcel):
                 # Entries of lists may be anything. Ranks trust each other, as in torch's own messages of objects.
                 layout, pieces = torch.load(io.BytesIO(parcel.numpy().tobytes()), weights_only=False)
-                self.layout = self.layout or layout
+                if self.layout is None and layout is not None:
+                    self.layout = Layout.from_state_dict(layout)
                 self.pieces.extend(Piece(move(columns, self.options.device), *notes) for columns, *notes in pieces)
         for giver, to, count in moves:
             self.lengths[giver] -= count
@@ -293,5 +294,5 @@ def _packed(layout: Layout | None, pieces: list[Piece]) -> Tensor:
     cpu = torch.device("cpu")
     rows = [[[_own_memory(column) for column in move(columns, cpu)], *notes] for columns, *notes in pieces]
     buffer = io.BytesIO()
-    torch.save([layout, rows], buffer)
+    torch.save([None if layout is None else layout.state_dict(), rows], buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)

@@ -11,7 +11,7 @@ from selective_backprop.chain.ids import Options
 from selective_backprop.chain.load import Load
 from selective_backprop.chain.steps import Steps
 from selective_backprop.chain.stream import UserStream
-from selective_backprop.chain.user_loader import generator_owners, generators_of
+from selective_backprop.chain.user_loader import generators_of
 from selective_backprop.ledger import Ledger
 from selective_backprop.method import Method
 from selective_backprop.run import Run
@@ -35,6 +35,7 @@ class LoaderView:
     steps: Steps
     """Gives out batches one by one, for frameworks that count them."""
     _user: Any  # the user's loader
+    _generator_owners: list[Any]  # it and its samplers, as far as they have a generator
     _run: Run
     _options: Options
     _num_batches: int | None  # the most candidate batches that an epoch can have on one rank
@@ -189,7 +190,7 @@ class LoaderView:
 
     def generators(self) -> list[torch.Generator]:
         """Return the random generators of your loader and its samplers. Their states are saved with this loader's."""
-        return generators_of(generator_owners(self._user))
+        return generators_of(self._generator_owners)
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
