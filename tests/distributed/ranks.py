@@ -40,9 +40,7 @@ def job():
     return {
         "like one process": {name: like_one_process(name, dist.get_rank(), dist.get_world_size()) for name in METHODS},
         "drawn": [drawn(seed) for seed in range(20)],
-        "moved": {name: moved(PLANNED[name](0.5)) for name in ("stale", "ledger, percentile")},
-        "newest": newest(),
-        "stopped": {name: stopped(METHODS[name](0.5)) for name in ("random", "top_k")},
+        "moved": {name: moved(METHODS[name](0.5)) for name in MOVED},
         "refused": {said: error_of(lambda said=said: different(said)) for said in DIFFERENT},
         "wrong on rank 1": {said: error_of(lambda said=said: wrong_on_rank_1(said)) for said in WRONG},
         "index 20 on rank 1": error_of(index_that_is_not_there),
@@ -103,6 +101,9 @@ def drawn(seed):
     return {"given": given, "resumes exactly": resumes_exactly, "ledger": columns, "queued": loader.stats.queued}
 
 
+MOVED = ("stale", "ledger, percentile", "top_k", "traditional")
+
+
 class Moved:
     """Candidates that are another rank's in the next epoch."""
 
@@ -120,34 +121,15 @@ class Moved:
 
 def moved(method):
     """What one rank learned about an example decides about it before another loads it."""
-    model, loader = make(method, 30 * dist.get_world_size(), Moved(), epochs=2)
-    go_through(model, loader, 1)
-    scored = loader.stats.scored
-    go_through(model, loader, 2)
-    return {"scored": loader.stats.scored - scored, "skipped": loader.stats.skipped_before_loading}
-
-
-def newest():
-    """Which batches a rank trained on in each epoch of a scored method, and what the ledger says after each."""
-    model, loader = make(sb.top_k(0.6), 30 * dist.get_world_size(), Moved(), epochs=4)
-    epochs = []
+    model, loader = make(method, 30 * dist.get_world_size(), Moved(), epochs=4)
+    given, known, scored = [], [], []
     for epoch in range(4):
-        (given,) = go_through(model, loader, epoch + 1)
-        epochs.append((given, loader.ledger.loss_epoch.clone()))
-    return epochs
-
-
-def stopped(method):
-    """The batches of this rank's first steps, and rank 0's state then."""
-    size, rank = dist.get_world_size(), dist.get_rank()
-    batches = cut(range(24 * rank, 24 * rank + 24), 4)
-    model, loader = make(method, 24 * size, batches, epochs=1, batch_size=2)
-    given, states = [], []
-    for values in loader:
-        loader.loss(model(values), None).backward()
-        given.append(loader.batch.ids.tolist())
-        states.append(copy.deepcopy(loader.state_dict()))
-    return {"given": given, "state": states[1]}
+        given += go_through(model, loader, epoch + 1)
+        known.append(loader.ledger.loss_epoch.clone())
+        scored.append(loader.stats.scored)
+    stats = loader.stats
+    counts = [stats.offered, stats.scored, stats.trained, stats.skipped_before_loading]
+    return {"given": given, "known": known, "scored": scored, "counts": counts}
 
 
 def error_of(work):

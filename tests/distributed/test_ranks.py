@@ -4,11 +4,18 @@ from collections import Counter
 
 import pytest
 
-import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.distributed.launch import run
-from tests.distributed.numbers import cut, go_through, make
-from tests.distributed.ranks import DIFFERENT, METHODS, PLANNED, SCORED, WRONG, configuration, like_one_process
+from tests.distributed.ranks import (
+    DIFFERENT,
+    METHODS,
+    MOVED,
+    PLANNED,
+    SCORED,
+    WRONG,
+    configuration,
+    like_one_process,
+)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -69,36 +76,27 @@ def check_an_epoch(by_rank, one):
     assert all(max(counts) - min(counts) <= 1 for counts in zip(*sizes, strict=True)), one
 
 
-@pytest.mark.parametrize("name", ["stale", "ledger, percentile"])
-def test_what_is_known_follows_examples_to_other_ranks(ranks, name):
+@pytest.mark.parametrize("name", MOVED)
+def test_11_what_is_known_follows_examples_to_other_ranks_and_never_goes_back(ranks, name):
+    """Every rank knows the loss of each example of the last epoch in which any rank trained on it."""
     results = [rank["moved"][name] for rank in ranks]
-    assert all(result["scored"] == 0 for result in results)
-    assert sum(result["skipped"] for result in results) > 15
+    last = [-1] * 30 * len(ranks)
+    for epoch in range(4):
+        for i in ids([result["given"][epoch] for result in results]):
+            last[i] = epoch
+        assert all(result["known"][epoch].tolist() == last for result in results)
+    if name in PLANNED:
+        assert all(result["scored"][1] == result["scored"][0] for result in results), "known, though another's"
 
 
-def test_the_ledger_never_goes_back_to_an_older_epoch(ranks):
-    """Examples move between ranks from epoch to epoch, and the newest loss is the one that counts."""
-    last = {}
-    for epoch, by_rank in enumerate(zip(*(rank["newest"] for rank in ranks), strict=True)):
-        last |= {i: epoch for given, _ in by_rank for batch in given for i in batch}
-        for _, loss_epoch in by_rank:
-            assert loss_epoch.tolist() == [last.get(i, -1) for i in range(len(loss_epoch))]
-
-
-def test_a_planned_epoch_goes_on_with_another_number_of_ranks(ranks):
-    results = [rank["stopped"]["random"] for rank in ranks]
-    count = 24 * len(ranks)
-    model, loader = make(sb.random_backprop(0.5), count, cut(range(count), 4), epochs=1, batch_size=2)
-    loader.load_state_dict(results[0]["state"])
-    rest = go_through(model, loader, 1)
-    assert ids([*rest, *(result["given"][:2] for result in results)]) == ids([result["given"] for result in results])
-
-
-def test_a_scored_epoch_does_not_and_says_so(ranks):
-    count = 24 * len(ranks)
-    _, loader = make(sb.top_k(0.5), count, cut(range(count), 4), epochs=1, batch_size=2)
-    with pytest.raises(ValueError, match="change the number of ranks between epochs"):
-        loader.load_state_dict(ranks[0]["stopped"]["top_k"]["state"])
+@pytest.mark.parametrize("name", MOVED)
+def test_statistics_are_those_of_the_team(ranks, name):
+    results = [rank["moved"][name] for rank in ranks]
+    given = sum(ids(result["given"][epoch] for result in results).total() for epoch in range(4))
+    for result in results:
+        offered, _, trained, skipped = result["counts"]
+        assert result["counts"] == results[0]["counts"]
+        assert offered == 4 * 30 * len(ranks) and trained == given and skipped <= offered - trained
 
 
 @pytest.mark.parametrize("said", DIFFERENT)
