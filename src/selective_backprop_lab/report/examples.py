@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +33,27 @@ EPOCH, SELECTIVE = Axis("epoch", "epoch", whole=True), "selective_backprop"
 
 
 def seen(
-    comparison: Comparison, material: Material, kind: str, files: str, read: Callable[[Path], Any]
-) -> Iterator[Any]:
-    """What runs wrote beside their records, as (label, run, content), without baselines and damaged files."""
+    comparison: Comparison, material: Material, kind: str, files: str, read: Callable[[Path], Any], once: bool = False
+) -> Iterator[tuple[str, Run, Any]]:
+    """What runs wrote beside their records, without baselines and damaged files; `once`: of one seed per label."""
     for label, runs in comparison.by_label.items():
         for run in runs if not runs[0].is_baseline else ():
             found = any(run.path.glob(files))
             content = material.read(f"{kind} of {label}, seed {run.seed}", read, run.path) if found else None
             if content is not None:
                 yield label, run, content
+                if once:
+                    break
 
 
 _MOST_LOGS = 8  # a sweep has many runs, and their ledgers would fill the page
 
 
+@functools.lru_cache(maxsize=1)  # two sections of a workload want them
 def read_logs(comparison: Comparison, material: Material) -> Logs:
     """Ledgers by label. Takes the first seed that has one, since seeds may have other examples."""
-    logs: Logs = {}
-    for label, run, history in seen(comparison, material, "ledger", "ledger/epoch-*.pt", read_ledger_log):
-        if len(logs) < _MOST_LOGS:
-            logs.setdefault(label, (run, history))
-    return logs
+    found = seen(comparison, material, "ledger", "ledger/epoch-*.pt", read_ledger_log, once=True)
+    return {label: (run, history) for label, run, history in islice(found, _MOST_LOGS)}
 
 
 # ---- what was selected

@@ -104,7 +104,7 @@ class Section:
     """Whether it stands at the top of the page."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Material:
     """What every section may use.
 
