@@ -61,7 +61,8 @@ def run_cell(
 ) -> Outcome:
     """Train once and test once, at the end; on a CPU with one thread.
 
-    The run is saved in a file after every epoch, and goes on from there after a stop.
+    The run is saved in a file after every epoch, and goes on from there after a stop. One that diverges has an error of
+    1, at the cost of a whole run.
     """
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -73,7 +74,13 @@ def run_cell(
             seconds, reference = state["seconds"], [*state["reference"], *reference]
     while len(training.records) < training.settings.epochs:
         began = _now(device)
-        training.epoch()
+        try:
+            training.epoch()
+        except ValueError as error:
+            if not str(error).startswith("not finite"):
+                raise
+            whole = {"test_error": 1.0, "compute": 1.0} | dict.fromkeys(("offered", "trained"), training.num_examples)
+            training.records += [whole] * (training.settings.epochs - len(training.records))
         seconds += _now(device) - began
         state = {"training": training.state_dict(), "seconds": seconds, "reference": reference}
         write_sealed(saved, STATE_KIND, state)

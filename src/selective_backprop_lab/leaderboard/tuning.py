@@ -18,8 +18,7 @@ TUNING_SEED = 1_000
 def trials(workload: Workload) -> list[Cell]:
     """Runs at the shortest length on held-out examples, by which the baselines choose their rates."""
     arms = {arm: workload.arms[arm] for arm in (PLAIN, RANDOM) if workload.is_tuned}
-    shortest = workload.lengths[0]
-    return [Cell(*arm, rate, shortest, TUNING_SEED, held_out=True) for arm in arms.items() for rate in RATES]
+    return [Cell(*arm, rate, workload.lengths[0], TUNING_SEED, held_out=True) for arm in arms.items() for rate in RATES]
 
 
 def chosen_rates(workload: Workload, store: Store) -> dict[str, float]:

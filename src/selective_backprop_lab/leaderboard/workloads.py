@@ -68,12 +68,7 @@ _OTHERS = {
 }
 
 
-_DATA = {
-    "cifar10": "CIFAR-10, 32x32",
-    "svhn": "SVHN, 32x32",
-    "fashion_mnist": "Fashion-MNIST, 28x28",
-    "mnist": "MNIST, 28x28",
-}
+_DATA = {"cifar10": "CIFAR-10", "svhn": "SVHN", "fashion_mnist": "Fashion-MNIST", "mnist": "MNIST"}
 
 
 def _speedrun(
@@ -88,9 +83,9 @@ def _speedrun(
     **options: Any,
 ) -> Workload:
     """A workload with the speedrun recipe, its arms, and a proxy of this cost."""
-    noise = ", 10% wrong labels" if options.get("label_noise") else ""
+    noise = " with 10% wrong labels" if options.get("label_noise") else ""
     return Workload(
-        title=f"{_DATA[data]}{noise}, speedrun network of width {width}",
+        title=f"{_DATA[data]}{noise}, {'28x28' if 'mnist' in data else '32x32'}, speedrun network of width {width}",
         recipe=find_recipe(f"{data}_speedrun").with_(model=f"speedrun_w{width}"),
         lengths=lengths,
         arms=_BASELINES | {"ledger": _ledger(longer), "proxy": _proxy(network, proxy_cost)} | dict(more),

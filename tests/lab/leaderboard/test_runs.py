@@ -89,6 +89,15 @@ def test_a_stopped_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
     assert not list((tmp_path / "parts").rglob("*.state"))
 
 
+def test_a_run_that_diverges_is_recorded_as_wrong_everywhere(tmp_path):
+    run_digits(tmp_path, "--arm", "mine=traditional:lr=1e30")
+    store, _ = stores(tmp_path, "digits")
+    assert {cell.arm for cell in store.outcomes} == {"mine", "random as mine"}
+    assert {(one.error, one.compute) for one in store.outcomes.values() if one.cell.arm == "mine"} == {
+        (1.0, length) for length in SMALL.lengths
+    }
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
