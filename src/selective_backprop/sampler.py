@@ -211,8 +211,9 @@ class SelectiveSampler(Sampler[int]):
             if values.dim() != 1 or not values.is_floating_point() or not values.numel():
                 raise ValueError(
                     f"losses must be one number per example, of shape (n,), got shape {tuple(values.shape)} and type "
-                    f"{values.dtype}: compute them without reduction, as F.cross_entropy(..., reduction='none') does. "
-                    "Where only one number for the whole batch can be had, use sb.repeated_random, which needs none"
+                    f"{values.dtype}: compute them without reduction, as F.cross_entropy(..., reduction='none') does, "
+                    "and average several numbers of an example, as by losses.flatten(1).mean(1). Where only one number "
+                    "for the whole batch can be had, use sb.repeated_random, which needs none"
                 )
             device, known = values.device, len(values)
         rows, count = epoch.rows(known, ids, self.batch_size)
