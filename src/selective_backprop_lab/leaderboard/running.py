@@ -76,8 +76,8 @@ def run_cell(
         began = _now(device)
         try:
             training.epoch()
-        except ValueError as error:
-            if not str(error).startswith("not finite"):
+        except ValueError as fault:
+            if not str(fault).startswith("not finite"):
                 raise
             whole = {"test_error": 1.0, "compute": 1.0} | dict.fromkeys(("offered", "trained"), training.num_examples)
             training.records += [whole] * (training.settings.epochs - len(training.records))
