@@ -90,8 +90,8 @@ def run_cell(
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     epochs = tuple({name: record[name] for name in ("offered", "trained")} for record in training.records)
     made = made_with() | {"device": where, "bf16": workload.recipe.bf16}
-    error, pflops = training.records[-1]["test_error"], compute * operations / 1e15
-    return Outcome(cell, error, compute, pflops, seconds, (*reference, reference_seconds(training)), epochs, made)
+    reached, pflops = training.records[-1]["test_error"], compute * operations / 1e15
+    return Outcome(cell, reached, compute, pflops, seconds, (*reference, reference_seconds(training)), epochs, made)
 
 
 def _now(device: torch.device) -> float:
