@@ -221,7 +221,7 @@ class SelectiveSampler(Sampler[int]):
         if values is not None and device == _CPU:
             if not math.isfinite(float(values.sum())):
                 require_finite(values, batch_ids, "training loss")
-            copied = values.clone(), None  # the losses wait, and your loop may change them
+            copied = values.to(torch.float32, copy=True), None  # losses wait, and your loop may change them
         elif values is not None:
             copied = begin_copy(values.clone())
         weights = torch.ones(count) if epoch.weights is None else epoch.weights[rows]

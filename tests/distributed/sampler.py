@@ -24,6 +24,7 @@ def job():
         "epochs": {name: epochs_of(method()) for name, method in METHODS.items()},
         "own": with_a_sampler_of_its_own(),
         "resumed": resumed(),
+        "another number": for_another_number_of_ranks(),
         "disagree": disagree(),
         "ddp": with_ddp(),
     }
@@ -56,6 +57,21 @@ def resumed():
     again = make()
     again.load_state_dict(states[3])
     return {"whole": whole[4:], "again": train(load(again), again, range(again.epoch, 3))}
+
+
+def for_another_number_of_ranks():
+    """Rank 0's states in mid-epoch and between epochs, and what all ranks trained on before the first."""
+    sampler, states, trained = make(batch_size=16), [], []
+
+    def save():
+        if len(states) < 1 and sampler.stats.batches == 3:
+            states.append(copy.deepcopy(sampler.state_dict()))
+
+    for epoch in range(2):
+        for ids, _ in train(load(sampler), sampler, [epoch], on_step=save):
+            trained.append(ids)
+    states.append(copy.deepcopy(sampler.state_dict()))
+    return {"states": states, "trained": [i for ids in trained[:3] for i in ids], "ledger": sampler.ledger.state_dict()}
 
 
 def disagree():

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from selective_backprop.testing import same
 from tests.distributed.launch import run
 from tests.distributed.sampler import METHODS, epochs_of
+from tests.sampler.runs import SIZE, load, make
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -34,6 +36,19 @@ def test_your_own_sampler_divides_and_the_ledger_is_shared(ranks):
 def test_5_saved_by_each_rank_and_resumed(ranks):
     assert all(rank["resumed"]["whole"] == rank["resumed"]["again"] for rank in ranks)
     assert all(len(rank["resumed"]["whole"]) > 3 for rank in ranks)
+
+
+def test_rank_0_s_state_will_do_for_another_number_of_ranks(ranks):
+    """In mid-epoch what is left is divided anew, here among one; between epochs all losses are there."""
+    found = [rank["another number"] for rank in ranks]
+    in_epoch, between = found[0]["states"]
+    alone = make(batch_size=16)
+    alone.load_state_dict(in_epoch)
+    left = [i for ids in load(alone) for i in ids.tolist()]
+    trained = [i for rank in found for i in rank["trained"]]
+    assert len(trained) + len(left) == len({*trained, *left}) >= SIZE - len(ranks)
+    alone.load_state_dict(between)
+    assert alone.epoch == 2 and same(alone.ledger.state_dict(), found[-1]["ledger"])
 
 
 def test_7_ranks_that_disagree(ranks):

@@ -62,7 +62,8 @@ class HeldLosses(HandedOut):
         """The same in the process that saved the epoch."""
         self.has_gap = False
         """Whether more was asked for later: a batch in between did not come back."""
-        self._losses: list[tuple[Tensor, Copy]] = []
+        self._losses: list[list[Tensor]] = []  # ids and losses of each step: one list, which states share
+        self._arriving: list[tuple[list[Tensor], Copy]] = []  # those of them that are on their way from a GPU
         self._rows_by_id: tuple[Tensor, Tensor] | None = None
         self._has_repeats = self._is_limited = False
 
@@ -160,7 +161,8 @@ class HeldLosses(HandedOut):
                 self.came |= torch.isin(self.ids, self.ids[rows])
             self.back = int(self.came.sum())
         if losses is not None:
-            self._losses.append((self.ids[rows], losses))
+            self._losses.append([self.ids[rows], losses[0]])
+            self._arriving.append((self._losses[-1], losses))
         return self.count(self.back)
 
     def count(self, reached: int) -> tuple[int, int]:
@@ -214,8 +216,8 @@ class HeldLosses(HandedOut):
 
     def steps(self, before: int) -> list[StepLosses]:
         """Return the losses that came back. before: number of training batches in the run before this epoch."""
-        found = [(ids, finish_copy(copied)) for ids, copied in self._losses]
-        return [StepLosses(before + step, self.number, *one) for step, one in enumerate(found)]
+        self.finish_copies()
+        return [StepLosses(before + step, self.number, ids, losses) for step, (ids, losses) in enumerate(self._losses)]
 
     def trained_ids(self) -> Tensor:
         """Return the ids that were trained on; if nobody tells losses, those that were asked for."""
@@ -235,12 +237,14 @@ class HeldLosses(HandedOut):
             "asked": self.asked,
             "ahead": self.ahead or self.ahead_before,
             "over": is_over,
-            "losses": [[ids, copied[0]] for ids, copied in self._losses],
+            "losses": self._losses,
         }
 
     def finish_copies(self) -> None:
         """Wait for losses that are on their way from a GPU."""
-        self._losses = [(ids, (finish_copy(copied), None)) for ids, copied in self._losses]
+        for step, copied in self._arriving:
+            step[1] = finish_copy(copied)
+        self._arriving.clear()
 
     @staticmethod
     def from_state(state: dict[str, Any], rank: int, num_ranks: int) -> HeldLosses:
@@ -262,7 +266,7 @@ class HeldLosses(HandedOut):
             setattr(epoch, name, place[name])
         epoch.came = torch.arange(len(epoch)) < done if place["came"] is not None else None
         if is_own or num_ranks == 1:  # other ranks have losses of their own
-            epoch._losses = [(ids, (losses, None)) for ids, losses in place["losses"]]
+            epoch._losses = [[ids, losses.to("cpu", torch.float32)] for ids, losses in place["losses"]]
         epoch.begin_at(done)
         epoch.was_over, epoch.ahead_before = place["over"], place["ahead"]
         epoch.exhausted = place["over"] or done >= len(epoch)
