@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selective_backprop as sb
 from selective_backprop.inference import NoTrace
-from selective_backprop_lab.models.cifar_resnet import resnet20
+from selective_backprop_lab.models.cifar_resnet import cifar_resnet
 
 BATCH = 128
 METHODS = {
@@ -39,7 +39,7 @@ class Run:
     """A method that trains its own model."""
 
     def __init__(self, method, data, epochs):
-        self.model = resnet20()
+        self.model = cifar_resnet(20)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.loss_fn = nn.CrossEntropyLoss()
         loader = DataLoader(data, BATCH, shuffle=True)

@@ -98,3 +98,10 @@ def test_the_study_of_rare_classes_trains_every_arm():
     assert all(run["trained"]["all"] == 1 for run in runs), "the first epoch trains on everything"
     table = list(benchmark.rows(runs + [run | {"seed": 1} for run in runs]))
     assert len(table) == 1 + len(benchmark.ARMS)
+
+
+def test_every_script_can_be_imported_and_those_of_make_benchmark_exist():
+    scripts = {path.name for path in FOLDER.glob("*.py")}
+    assert set(re.findall(r"benchmarks/(\w+\.py)", (FOLDER.parent / "Makefile").read_text())) <= scripts
+    for name in scripts:
+        load(name.removesuffix(".py"))
