@@ -34,7 +34,7 @@ class TopKPolicy(Policy):
         for share in shares:
             functional.beta_from_selectivity(share)  # the same bounds hold
         self.shares = tuple(shares)
-        self.selectivity = sum(shares) / len(shares)
+        self.selectivity = shares[0] if len(self.shares) == 1 else None
         self.sizes = Sizes(self.shares[0])
         """How many to keep of each batch."""
 
