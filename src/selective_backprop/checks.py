@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,8 +17,6 @@ from selective_backprop.method import Method, require_method
 from selective_backprop.ranks import Ranks
 from selective_backprop.scorers import ForwardScorer
 from selective_backprop.scorers.base import fresh_of, require_one_each
-
-_logger = logging.getLogger(__name__)
 
 
 def check_loader(loader: Any) -> None:
@@ -253,18 +250,4 @@ def check_ranks(state: Any, ranks: Ranks) -> None:
             f"the state was saved by rank {saved['rank']} of {saved['size']} in the middle of a scored epoch, but this "
             f"is rank {here['rank']} of {here['size']}, and each rank has other examples in its queue: let every rank "
             "load its own state, and change the number of ranks between epochs"
-        )
-
-
-def warn_if_ranks_share_data(ranks: Ranks, num_batches: list[int], batch_size: int, num_examples: int) -> None:
-    """Log a line if every rank goes through the whole data set, as without a DistributedSampler."""
-    # A lower bound. If each rank has its part of the data, it is below the size of the data set, even if padded.
-    offered = sum((count - 1) * batch_size for count in num_batches)
-    if ranks.rank == 0 and ranks.size > 1 and num_examples and offered >= num_examples:
-        _logger.warning(
-            "each of the %d ranks goes through all %d examples, so an epoch offers every example %d times, as it would "
-            "without selection. To divide them among ranks: DataLoader(data, sampler=DistributedSampler(data), ...)",
-            ranks.size,
-            num_examples,
-            ranks.size,
         )

@@ -22,8 +22,7 @@ from selective_backprop.chain.user_loader import (
     drops_last,
     generator_owners,
     has_ids,
-    length_of,
-    num_candidates,
+    most_on_a_rank,
     require_torchs_order,
 )
 from selective_backprop.chain.views import LoaderView
@@ -33,7 +32,7 @@ from selective_backprop.dynamics.recording import Recorder
 from selective_backprop.inference import as_device, device_of
 from selective_backprop.losses import PerExampleLoss, WrongCountError, default_forward
 from selective_backprop.method import Method, require_method
-from selective_backprop.ranks import Ranks, current_ranks, fails_on_all
+from selective_backprop.ranks import current_ranks, fails_on_all
 from selective_backprop.run import Run
 from selective_backprop.stats import OnStats
 from selective_backprop.types import Batch, Forward, Task
@@ -130,7 +129,7 @@ class SelectiveLoader(LoaderView):
         agreed |= {"batch_size": batch_size or candidate_size}
         examples = "number of examples in the data set, whose indices are their ids"
         checks.check_same_on_all_ranks(ranks, method, **agreed, **{examples: num_examples})
-        self._num_batches, self._num_candidates = self._most_on_a_rank(ranks, candidate_size, num_examples or 0)
+        self._num_batches, self._num_candidates = most_on_a_rank(user, method.keep, ranks, num_examples)
         wants = audit or hasattr(method.scorer, "learn_dynamics")
         recorder = Recorder(num_examples) if wants and num_examples else None
         run = Run(method, num_examples or 0, num_epochs=num_epochs, seed=seed, ranks=ranks, recorder=recorder)
@@ -155,22 +154,6 @@ class SelectiveLoader(LoaderView):
         self.steps = Steps(loader, run, self._options, task, has_ids=with_ids, on_stats=on_stats)
         self._check_targets = TargetCheck()
         self._iteration: weakref.ref[Generator[Any]] | None = None  # the iteration that gives out batches
-        self._has_warned_of_eval = False
-
-    def _most_on_a_rank(self, ranks: Ranks, size: int | None, num_examples: int) -> tuple[int | None, int | None]:
-        """Return the candidate batches and the candidates of an epoch on the rank that has most; None if not known."""
-        own = [length_of(self._user), num_candidates(self._user, self.method.keep)]
-        shared = [
-            [None if n < 0 else int(n) for n in numbers]
-            for numbers in ranks.share([-1 if n is None else n for n in own])
-        ]
-        batches, candidates = (None if None in numbers else max(numbers) for numbers in zip(*shared, strict=True))
-        if self.method.keep is not None and size and batches is not None and candidates is not None:
-            batches = min(batches, candidates // size if drops_last(self._user) else -(-candidates // size))
-        if batches is not None:
-            counts = [numbers[0] or 0 for numbers in shared]
-            checks.warn_if_ranks_share_data(ranks, counts, size or 0, num_examples)
-        return batches, candidates if candidates is not None or not num_examples else num_examples
 
     # ---- training
 
@@ -180,7 +163,7 @@ class SelectiveLoader(LoaderView):
         batch: another batch, if the caller takes batches ahead.
         """
         steps, batch = self.steps, self.batch if batch is None else batch
-        steps.report(steps.step_of(batch), losses=False, weights=True)
+        steps.told.report(steps.step_of(batch), losses=False, weights=True)
         return batch.weights.to(self._options.device, non_blocking=True)
 
     def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
@@ -234,7 +217,7 @@ class SelectiveLoader(LoaderView):
             run.trained(batch, losses, step.number, step.epoch)
             if run.recorder is not None:
                 run.recorder.add(batch, outputs, targets, losses, step.epoch)
-        steps.report(step, losses=True, weights=loss.requires_grad or weights is None)
+        steps.told.report(step, losses=True, weights=loss.requires_grad or weights is None)
         return loss
 
     # ---- iteration
@@ -278,33 +261,12 @@ class SelectiveLoader(LoaderView):
             self._options.device = device_of(self.model)
         self.steps.begin(ahead=ahead)
 
-    def _require_training(self) -> None:
-        """Raise if the loop does not train. A look at the first batch never comes here."""
-        if not torch.is_grad_enabled():
-            raise RuntimeError(
-                "this loop runs without gradients (torch.no_grad or inference_mode), but SelectiveLoader is for "
-                "training: it gives out selected examples only, and counts them as trained on. To evaluate, or to "
-                "update BatchNorm statistics, loop over your own DataLoader"
-            )
-        if not self._has_warned_of_eval and not any(module.training for module in self.model.modules()):
-            self._has_warned_of_eval = True
-            _logger.warning(
-                "the whole model is in eval mode in a loop over SelectiveLoader, which is for training: call "
-                "model.train() before the loop. To evaluate, loop over your own DataLoader"
-            )
-
     @property
     def _is_iterated(self) -> bool:
         other = self._iteration() if self._iteration is not None else None
         return other is not None and inspect.getgeneratorstate(other) != inspect.GEN_CLOSED
 
     # ---- saving
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "a SelectiveLoader cannot be copied or pickled: a copy would score with a copy of your model, and go on "
-            "with the same epoch. Make the loader in the process that trains; to save it, save loader.state_dict()"
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly: plain data and tensors, loadable with weights_only=True.

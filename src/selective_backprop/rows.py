@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-Column = Tensor | numpy.ndarray[Any, Any] | list[Any] | None
 _PLAIN = (dict, list, tuple, OrderedDict, int)
-_ARRAY = "numpy array"
+Column = Tensor | numpy.ndarray[Any, Any] | list[Any] | None
 
 
 def map_tensors(data: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -274,49 +273,6 @@ def join(parts: list[Column]) -> Column:
     if isinstance(first, numpy.ndarray):
         return numpy.concatenate(parts)  # type: ignore[arg-type]
     return [entry for part in parts for entry in part]  # type: ignore[union-attr]
-
-
-def saved(columns: list[Column], names: list[str]) -> list[Any]:
-    """Return columns as plain data for a state, in memory of their own.
-
-    >>> column = [numpy.ones(2), numpy.zeros(1)]
-    >>> [entry.tolist() for entry in loaded(saved([column], ["batch"]), torch.device("cpu"))[0]]
-    [[1.0, 1.0], [0.0]]
-    """
-    found = []
-    for column, name in zip(columns, names, strict=True):
-        try:
-            found.append(pytree.tree_map(_saved, column))
-        except TypeError as error:
-            raise TypeError(
-                f"cannot save {name} ({error}): examples that wait for their batch are saved as plain data. Let the "
-                "collate function make it a tensor, a number or a string, or save between epochs"
-            ) from None
-    return found
-
-
-def loaded(columns: list[Any], device: torch.device) -> list[Column]:
-    """Make the columns that were saved, on the device."""
-    arrays = pytree.tree_map(_loaded, columns, is_leaf=_is_array)
-    return move(arrays, device)  # type: ignore[no-any-return]
-
-
-def _saved(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.clone()  # a slice would be saved with the whole tensor that it belongs to
-    if isinstance(leaf, numpy.ndarray):
-        return {_ARRAY: torch.from_numpy(leaf.copy())}
-    if isinstance(leaf, int | float | str | bytes | None):
-        return leaf
-    raise TypeError(f"it has a {type(leaf).__name__}")
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, dict) and _ARRAY in value
-
-
-def _loaded(leaf: Any) -> Any:
-    return leaf[_ARRAY].numpy().copy() if _is_array(leaf) else leaf
 
 
 def _is_plain(places: Any) -> bool:

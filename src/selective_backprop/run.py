@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,24 +22,12 @@ from selective_backprop.method import Method
 from selective_backprop.policies.grouped import GroupedPolicy
 from selective_backprop.ranks import Ranks
 from selective_backprop.stats import ShareCheck, Stats
+from selective_backprop.step_losses import NO_IDS, StepLosses, joined, of_all_ranks
 from selective_backprop.types import Batch, Selection
 
-NO_IDS = torch.empty(0, dtype=torch.int64)
 EXCHANGE_EVERY = 64
 """Training batches from one exchange of losses among ranks to the next."""
 _logger = logging.getLogger(__name__)
-
-
-class StepLosses(NamedTuple):
-    """What a training step says about its examples."""
-
-    step: int
-    """Number of training batches before it in the run."""
-    epoch: int
-    ids: Tensor
-    """(n,) int64."""
-    losses: Tensor
-    """(n,) float32."""
 
 
 class Run:
@@ -239,12 +227,12 @@ class Run:
         losses, given, sums = self._losses, self._given, self._sums
         self._forget()
         if self.ranks.size > 1:
-            losses, given = _of_all_ranks(losses, self.ranks), self.ranks.gather(torch.cat([NO_IDS, *given]))
+            losses, given = of_all_ranks(losses, self.ranks), self.ranks.gather(torch.cat([NO_IDS, *given]))
             for total, count in self.ranks.share(sums):
                 self.stats.count_losses(total, count, "trained")
         if given:
             self._write("count_selected", given[0] if len(given) == 1 else torch.cat(given))
-        for one in _joined(losses):
+        for one in joined(losses):
             self._write("record_losses", one.ids, one.losses, one.epoch)
 
     def learn_epoch(self, losses: list[StepLosses], given: Tensor) -> None:
@@ -318,28 +306,3 @@ class Run:
             ]
             self._losses = [StepLosses(*one) for one in state["losses"]]
             self._given, self._sums = list(state["given"]), list(state["sums"])
-
-
-def _of_all_ranks(steps: list[StepLosses], ranks: Ranks) -> list[StepLosses]:
-    """Gather the losses of all ranks, in the order of the steps: the newest loss of an example is written last."""
-    ids = ranks.gather(torch.cat([NO_IDS, *(one.ids for one in steps)]))
-    losses = ranks.gather(torch.cat([torch.empty(0), *(one.losses for one in steps)]))
-    notes = [[one.step, one.epoch, len(one.ids)] for one in steps]
-    kinds = ranks.gather(torch.tensor(notes, dtype=torch.int64).flatten())
-    found = []
-    for rank in range(ranks.size):
-        numbers, epochs, sizes = kinds[rank].view(-1, 3).T.tolist()
-        parts = torch.split(ids[rank], sizes), torch.split(losses[rank], sizes)
-        found += [StepLosses(*one) for one in zip(numbers, epochs, *parts, strict=True)]
-    return sorted(found, key=lambda one: one.step)
-
-
-def _joined(steps: list[StepLosses]) -> list[StepLosses]:
-    """Join steps into one, faster to write; not if an id is in two of them, or they are of several epochs."""
-    if len(steps) < 2 or len({one.epoch for one in steps}) > 1:
-        return steps
-    ids = torch.cat([one.ids for one in steps])
-    in_order = ids.sort().values
-    if bool((in_order[1:] == in_order[:-1]).any()):
-        return steps
-    return [StepLosses(steps[0].step, steps[0].epoch, ids, torch.cat([one.losses for one in steps]))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from selective_backprop.chain.id_batches import IdBatch
-from selective_backprop.chain.queue import loaded_batch, saved_batch
+from selective_backprop.chain.saved_batches import loaded_batch, saved_batch
 from selective_backprop.chain.select import Select
 from selective_backprop.run import Run
 from selective_backprop.scorers import PipelinedScorer

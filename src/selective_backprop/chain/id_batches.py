@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from selective_backprop.ranks import moves_to_even_out
-from selective_backprop.run import NO_IDS
+from selective_backprop.step_losses import NO_IDS
 
 
 class IdBatch(NamedTuple):

@@ -18,7 +18,8 @@ from selective_backprop.chain.id_batches import IdBatch, IdBatches, require_one_
 from selective_backprop.chain.plan import Plan, gather_drawn, make_plan
 from selective_backprop.chain.user_loader import longest_epoch
 from selective_backprop.ranks import fails_on_all
-from selective_backprop.run import NO_IDS, Run
+from selective_backprop.run import Run
+from selective_backprop.step_losses import NO_IDS
 
 
 @dataclass

@@ -19,7 +19,8 @@ from selective_backprop.chain.plan import Plan
 from selective_backprop.chain.user_loader import untouched_generators
 from selective_backprop.inference import preserved_rng
 from selective_backprop.rows import move, require_rows
-from selective_backprop.run import NO_IDS, Run
+from selective_backprop.run import Run
+from selective_backprop.step_losses import NO_IDS
 from selective_backprop.types import Batch, Candidates
 
 _END = object()

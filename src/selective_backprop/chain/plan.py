@@ -13,7 +13,8 @@ from torch import Tensor
 
 from selective_backprop import functional
 from selective_backprop.chain.id_batches import IdBatch, IdBatches, cut, evened, join
-from selective_backprop.run import NO_IDS, Run
+from selective_backprop.run import Run
+from selective_backprop.step_losses import NO_IDS
 
 _BLOCK = 2**22  # candidates that are decided about at once: a decision takes some 90 bytes of memory for each
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from selective_backprop.chain.id_batches import training_batch_sizes
 from selective_backprop.chain.ids import Options
+from selective_backprop.chain.saved_batches import loaded, no_plain_batch, saved
 from selective_backprop.chain.select import Kept, Select
 from selective_backprop.ranks import moves_to_even_out
-from selective_backprop.rows import Column, Layout, join, loaded, move, require_forms, saved, take
+from selective_backprop.rows import Column, Layout, join, move, require_forms, take
 from selective_backprop.run import Run
 from selective_backprop.types import Batch
 
@@ -212,36 +213,6 @@ class Queue:
             "sizes": sizes,
         }
         return {"own": own, "source": self.source.state_dict()}
-
-
-def no_plain_batch(layout: Layout) -> TypeError:
-    """Make the error for batches that a state cannot hold."""
-    return TypeError(
-        f"cannot save batches like {layout.names()} in the middle of an epoch, because they are of a class of their "
-        "own, and a state is plain data: let the collate function return a dict or a tuple, or save between epochs"
-    )
-
-
-def saved_batch(batch: Batch) -> dict[str, Any]:
-    """Return a batch that was not trained on yet as plain data."""
-    size = batch.weights.numel()
-    layout = Layout(batch.data, size)
-    columns = saved(layout.columns(batch.data, size), layout.names())
-    notes = [batch.ids, batch.weights, batch.probabilities]
-    if layout.state_dict() is None:
-        raise no_plain_batch(layout)
-    return {"layout": layout.state_dict(), "columns": columns, "notes": notes}
-
-
-def loaded_batch(state: dict[str, Any], device: torch.device) -> Batch:
-    """Make the batch that was saved, on this device.
-
-    >>> ones = torch.ones(2)
-    >>> state = saved_batch(Batch({"x": torch.tensor([3, 4])}, None, ones, ones.double()))
-    >>> loaded_batch(state, torch.device("cpu")).data
-    {'x': tensor([3, 4])}
-    """
-    return Batch(Layout.from_state_dict(state["layout"]).batch(loaded(state["columns"], device)), *state["notes"])
 
 
 def take_first(waiting: deque[Piece], count: int) -> list[Piece]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
@@ -16,6 +14,7 @@ from selective_backprop.chain.queue import Queue
 from selective_backprop.chain.select import Select
 from selective_backprop.chain.stream import Stream, UserStream
 from selective_backprop.chain.tokens import TokenQueue
+from selective_backprop.chain.told import Step, Told
 from selective_backprop.run import EXCHANGE_EVERY, Run
 from selective_backprop.scorers import PipelinedScorer
 from selective_backprop.scorers.base import fresh_of
@@ -23,21 +22,6 @@ from selective_backprop.stats import OnStats, Reports
 from selective_backprop.types import Batch, Task
 
 _logger = logging.getLogger(__name__)
-_MOST_AHEAD = 1000  # batches that a loop may take before it reports the loss of any of them
-
-
-@dataclass(eq=False)
-class Step:
-    """What the loop did with a training batch."""
-
-    number: int
-    """Number of batches given out before it."""
-    epoch: int
-    """Number of the batch's epoch."""
-    has_losses: bool = False
-    """Whether the loop computed its loss with the loader."""
-    has_weights: bool = False
-    """Whether the loop applied its weights."""
 
 
 class Steps:
@@ -70,29 +54,16 @@ class Steps:
         """The training step on it; None between steps."""
         self.resume: dict[str, Any] | None = None
         """The epoch of a loaded state, until its first step from there is over."""
-        self.needs_losses = run.recorder is not None or run.scorer.needs.training_losses
-        """Whether the loop must report the loss of each example."""
-        self.loss_call, self.weights_call = "loader.loss(outputs, targets)", "loader.weights()"
+        self.told = Told(run)
+        """What the loop told about batches."""
         self._select: Select | None = None
         self._takes_ahead = False  # whether the loop takes batches before it reports the losses of earlier ones
-        self._taken: WeakKeyDictionary[Batch, Step] = WeakKeyDictionary()  # those batches
-        self._unreported: tuple[Step, bool] | None = None  # the last of them that must be reported; has it weights?
-        self._num_unreported = 0
         self._is_look = True  # whether no step of this iteration is over yet
         self.given = 0
         """Number of batches given out since the epoch began, or went on."""
         self._began: tuple[int, int] | None = None  # offered and dropped when the epoch began; None if it goes on
         self._num_silent = 0  # epochs that gave out no batch
         self._has_warned = False
-
-    def call_in_errors(self, *, loss: str, weights: str) -> None:
-        """Set what errors tell users to call, for frameworks whose users do not see the loader.
-
-        Args:
-            loss: replaces `loader.loss(outputs, targets)`.
-            weights: replaces `loader.weights()`.
-        """
-        self.loss_call, self.weights_call = loss, weights
 
     # ---- an epoch
 
@@ -116,8 +87,7 @@ class Steps:
         run, state = self.run, self.resume
         if self.chain is not None:
             self.end_epoch()  # a framework left it early
-        if self._unreported is not None:
-            self.check(*self._unreported)
+        self.told.check_unreported()
         self._takes_ahead, self._is_look, self.given = ahead, True, 0
         if state is None:
             run.learn()  # losses that came after the end of their epoch, or of one that was left
@@ -166,7 +136,7 @@ class Steps:
         run.give_out(batch.ids, chain.of_all_ranks)
         self.given += 1
         if self._takes_ahead:
-            self._taken[batch] = self.step
+            self.told.taken[batch] = self.step
         run.stats.switch("training")
         return batch
 
@@ -176,9 +146,9 @@ class Steps:
         if step is None or self.batch is None:
             return
         if not self._takes_ahead:
-            self.check(step, self.batch.is_weighted)
-        elif self.needs_losses or self.batch.is_weighted:
-            self._expect(step, self.batch.is_weighted)
+            self.told.check(step, self.batch.is_weighted)
+        else:
+            self.told.expect(step, self.batch.is_weighted)
         run = self.run
         if self._is_look:  # the epoch counts from here on
             run.keep_epoch()
@@ -244,44 +214,10 @@ class Steps:
         self.batch, self.step = batch, self.step_of(batch)
 
     def step_of(self, batch: Batch) -> Step:
-        """Return what the loop did with a batch that it took ahead."""
+        """Return what the loop did with a batch that was given out."""
         if batch is self.batch and self.step is not None:
             return self.step
-        if batch not in self._taken:  # saved and loaded by a framework
-            self._taken[batch] = Step(self.run.stats.batches, self.run.epoch - (not self.in_epoch))
-        return self._taken[batch]
-
-    def report(self, step: Step, *, losses: bool, weights: bool) -> None:
-        """Take note that the loop computed the loss of a batch, or applied its weights."""
-        step.has_losses, step.has_weights = step.has_losses or losses, step.has_weights or weights
-        if self._unreported is not None and step.has_weights and (step.has_losses or not self.needs_losses):
-            self._unreported, self._num_unreported = None, 0
-
-    def _expect(self, step: Step, is_weighted: bool) -> None:
-        """Expect the losses of a batch later. Whether any come is checked when the next epoch begins."""
-        if (step.has_weights or not is_weighted) and (step.has_losses or not self.needs_losses):
-            return
-        self._unreported, self._num_unreported = (step, is_weighted), self._num_unreported + 1
-        if self._num_unreported > _MOST_AHEAD:
-            self.check(step, is_weighted)
-
-    def check(self, step: Step, is_weighted: bool) -> None:
-        """Raise if the loop trained on a batch without its weights, or without reporting losses that are needed."""
-        name, needs = self.run.method.name, self.run.scorer.needs
-        if is_weighted and not step.has_weights:
-            only_told = ", whose result had no gradient here" if step.has_losses else ""
-            raise RuntimeError(
-                f"{name} gives examples weights, but this batch was trained on without them: compute the loss with "
-                f"{self.loss_call}{only_told}, or multiply each example's loss by {self.weights_call} yourself"
-            )
-        if self.needs_losses and not step.has_losses:
-            why = (
-                f"{name} selects by training losses" if needs.training_losses else "audit=True records training losses"
-            )
-            raise RuntimeError(
-                f"{why}, but got none from this batch: compute the loss with {self.loss_call}. To evaluate, loop over "
-                "your own DataLoader"
-            )
+        return self.told.taken.setdefault(batch, Step(self.run.stats.batches, self.run.epoch - (not self.in_epoch)))
 
     def _warn_beyond_the_end(self) -> None:
         run = self.run
@@ -324,7 +260,8 @@ class Steps:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.chain = self._select = self.step = self.batch = self._unreported = None
+        self.chain = self._select = self.step = self.batch = None
+        self.told.forget()
         self.resume, self._num_silent = state["under_way"], state["silent"]
         self.reports.told.load_state_dict(state["reported"])
         if isinstance(self.source, UserStream):

@@ -15,7 +15,8 @@ import torch
 from selective_backprop.chain.ids import Options
 from selective_backprop.chain.padding import PadToLongest
 from selective_backprop.chain.queue import Piece, join_pieces, take_first
-from selective_backprop.rows import Layout, loaded, saved, take
+from selective_backprop.chain.saved_batches import loaded, saved
+from selective_backprop.rows import Layout, take
 from selective_backprop.run import Run
 from selective_backprop.types import Batch
 

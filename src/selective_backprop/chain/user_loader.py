@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,10 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler, SubsetRandomSampler
 
 from selective_backprop.inference import preserved_rng
+from selective_backprop.ranks import Ranks
 
 _LONGEST_EPOCH = 2**22  # ids that an epoch may have of a smaller data set: collecting them takes seconds
+_logger = logging.getLogger(__name__)
 _TORCH = ("torch", "torchdata")
 """Packages whose loaders return batches in the order of indices."""
 
@@ -80,6 +83,37 @@ def num_candidates(loader: Any, keep: Tensor | None = None) -> int | None:
         rounds = -(-count // len(keep))  # a RandomSampler may go through the data set several times
         count = min(count, rounds * int(keep.sum()))
     return count - count % size if size and drops_last(loader) else count
+
+
+def most_on_a_rank(
+    loader: Any, keep: Tensor | None, ranks: Ranks, num_examples: int | None
+) -> tuple[int | None, int | None]:
+    """Return the candidate batches and the candidates of an epoch on the rank that has most; None if not known.
+
+    Logs a line if every rank goes through the whole data set, as without a DistributedSampler. All ranks call this.
+
+    Args:
+        loader: the user's.
+        keep: as for `num_candidates`.
+        ranks: the ranks that train together.
+        num_examples: M; None if the loader has no ids.
+    """
+    size, own = batch_size_of(loader), [length_of(loader), num_candidates(loader, keep)]
+    shared = ranks.share([-1 if number is None else number for number in own])
+    batches, candidates = (None if min(n) < 0 else int(max(n)) for n in zip(*shared, strict=True))
+    if keep is not None and size and batches is not None and candidates is not None:
+        batches = min(batches, candidates // size if drops_last(loader) else -(-candidates // size))
+    # A lower bound. If each rank has its part of the data, it is below the size of the data set, even if padded.
+    offered = sum((count - 1) * (size or 0) for count, _ in shared)
+    if ranks.rank == 0 and ranks.size > 1 and num_examples and offered >= num_examples:
+        _logger.warning(
+            "each of the %d ranks goes through all %d examples, so an epoch offers every example %d times, as it would "
+            "without selection. To divide them among ranks: DataLoader(data, sampler=DistributedSampler(data), ...)",
+            ranks.size,
+            num_examples,
+            ranks.size,
+        )
+    return batches, num_examples if candidates is None else candidates
 
 
 def generator_owners(loader: Any) -> list[Any]:

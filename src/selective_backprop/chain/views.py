@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from selective_backprop.chain.ids import Options
 from selective_backprop.chain.load import Load
@@ -19,6 +21,7 @@ from selective_backprop.schedules import Schedule
 from selective_backprop.stats import Stats
 from selective_backprop.types import Batch, Policy, Scorer
 
+_logger = logging.getLogger(__name__)
 _OF_THE_LOADER = {
     *("dataset", "sampler", "batch_sampler", "drop_last", "collate_fn", "generator", "timeout", "pin_memory"),
     *("num_workers", "prefetch_factor", "persistent_workers", "worker_init_fn", "multiprocessing_context", "in_order"),
@@ -30,6 +33,8 @@ class LoaderView:
 
     method: Method
     """How to select."""
+    model: nn.Module
+    """The model being trained."""
     num_epochs: int | None
     """Length of the run; None if not known."""
     steps: Steps
@@ -40,6 +45,7 @@ class LoaderView:
     _options: Options
     _num_batches: int | None  # the most candidate batches that an epoch can have on one rank
     _num_candidates: int | None  # the most candidates
+    _has_warned_of_eval = False
 
     def __repr__(self) -> str:
         batches, size = self._batches_of_epoch, self._options.candidate_size
@@ -194,6 +200,27 @@ class LoaderView:
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a SelectiveLoader cannot be copied or pickled: a copy would score with a copy of your model, and go on "
+            "with the same epoch. Make the loader in the process that trains; to save it, save loader.state_dict()"
+        )
+
+    def _require_training(self) -> None:
+        """Raise if the loop does not train. A look at the first batch never comes here."""
+        if not torch.is_grad_enabled():
+            raise RuntimeError(
+                "this loop runs without gradients (torch.no_grad or inference_mode), but SelectiveLoader is for "
+                "training: it gives out selected examples only, and counts them as trained on. To evaluate, or to "
+                "update BatchNorm statistics, loop over your own DataLoader"
+            )
+        if not self._has_warned_of_eval and not any(module.training for module in self.model.modules()):
+            self._has_warned_of_eval = True
+            _logger.warning(
+                "the whole model is in eval mode in a loop over SelectiveLoader, which is for training: call "
+                "model.train() before the loop. To evaluate, loop over your own DataLoader"
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to set what belongs to the user's loader, which would not notice."""

@@ -182,7 +182,7 @@ class SelectiveBackprop(Callback):
     ) -> None:
         if self._batch is not None:
             steps = self.loader.steps
-            steps.check(steps.step_of(self._batch), self._batch.is_weighted)
+            steps.told.check(steps.step_of(self._batch), self._batch.is_weighted)
         self._follows_empty_slot = batch is None
         if trainer.is_last_batch:
             self._end_epoch()  # also of an epoch cut short by limit_train_batches; checkpoints come after this
@@ -290,7 +290,7 @@ class SelectiveBackprop(Callback):
             num_epochs=self.num_epochs or max_epochs,
             seed=self.seed,
         )
-        selective.steps.call_in_errors(
+        selective.steps.told.call_in_errors(
             loss="self.trainer.train_dataloader.loss(outputs, targets) in training_step",
             weights="weights() of your SelectiveBackprop",
         )

@@ -181,7 +181,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             on_stats=self.on_stats,
         )
-        loader.steps.call_in_errors(
+        loader.steps.told.call_in_errors(
             loss="Trainer's own compute_loss, which takes your loss as compute_loss_func= and that of each example as "
             "loss_fn=. A compute_loss of your own needs loss_fn= too, and must call "
             "self.selective_loader.loss(outputs, inputs, self.batch) if self.batch is not None",
@@ -237,7 +237,7 @@ class SelectiveTrainer(Trainer):  # type: ignore[misc]
                 self._batch = batch
                 losses.append(super().training_step(model, part, num_items_in_batch))
                 steps = self.selective_loader.steps
-                steps.check(
+                steps.told.check(
                     steps.step_of(batch), batch.is_weighted
                 )  # a compute_loss of the user's own may report no losses
         finally:
