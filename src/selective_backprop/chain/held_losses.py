@@ -14,7 +14,7 @@ from selective_backprop.chain.asking import HandedOut
 from selective_backprop.chain.id_batches import IdBatch, evened
 from selective_backprop.copying import Copy, finish_copy
 from selective_backprop.losses import as_ids
-from selective_backprop.run import NO_IDS, StepLosses
+from selective_backprop.step_losses import NO_IDS, StepLosses
 
 Rows = Tensor | slice
 """Rows of the plan: a slice where a batch is the next one in the order of asking."""

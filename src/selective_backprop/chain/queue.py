@@ -64,10 +64,9 @@ class Queue:
         }
         own = begin if state is None else state["own"]
         self.layout = None if own["layout"] is None else Layout.from_state_dict(own["layout"])
-        if self.layout is None and own["pieces"] and (found := source.source.stand_in()) is not None:
-            self.layout = Layout(found.data, found.size)  # of a class of its own, which a state cannot name
         """How batches are made of columns. It is read from the first batch."""
         self.pieces = deque(Piece(loaded(columns, options.device), *notes) for columns, *notes in own["pieces"])
+        self._need_layout()
         self.lengths = list(own["lengths"])
         """Number of examples that wait on each rank."""
         self._behind: int = own["behind"]  # examples that stay for the last two batches of the epoch to share
@@ -140,6 +139,11 @@ class Queue:
         if len(self.lengths) > 1 and min(self.lengths) < batch_size and max(self.lengths) >= 2 * batch_size:
             self._even_out()
 
+    def _need_layout(self) -> None:
+        """Find the layout of examples that wait, if they are of a class of their own, which a state cannot name."""
+        if self.layout is None and self.pieces and (found := self.source.source.stand_in()) is not None:
+            self.layout = Layout(found.data, found.size)
+
     def _hold_back(self, batch_size: int) -> None:
         """Let half a batch stay behind near the end of the epoch, for the last two batches to share."""
         source, left = self.source.source, 1 - self.source.fraction
@@ -190,6 +194,7 @@ class Queue:
                 if self.layout is None and layout is not None:
                     self.layout = Layout.from_state_dict(layout)
                 self.pieces.extend(Piece(move(columns, self.options.device), *notes) for columns, *notes in pieces)
+        self._need_layout()
         for giver, to, count in moves:
             self.lengths[giver] -= count
             self.lengths[to] += count

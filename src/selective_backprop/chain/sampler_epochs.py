@@ -16,7 +16,8 @@ from selective_backprop.chain.drawing import plan_epoch
 from selective_backprop.chain.held_losses import Ahead, HeldLosses
 from selective_backprop.losses import require_finite
 from selective_backprop.ranks import fails_on_all
-from selective_backprop.run import NO_IDS, Run
+from selective_backprop.run import Run
+from selective_backprop.step_losses import NO_IDS
 
 _logger = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Batches of any nesting: their rows, their layout, and padding."""

@@ -1,1 +1,0 @@
-"""Ranks that train together: everything the library knows about several processes."""
