@@ -27,8 +27,7 @@ class TopKPolicy(Policy):
     """
 
     def __init__(self, *, selectivity: float | Sequence[float]) -> None:
-        is_one = isinstance(selectivity, str) or not isinstance(selectivity, Sequence)  # text is refused below
-        shares: Any = (selectivity,) if is_one else selectivity
+        shares: Sequence[Any] = selectivity if isinstance(selectivity, list | tuple) else (selectivity,)
         if not shares:
             raise ValueError("selectivity must be a share of the candidates, or one per epoch, got no share at all")
         for share in shares:
