@@ -133,22 +133,18 @@ class SelectiveLoader(LoaderView):
         wants = audit or hasattr(method.scorer, "learn_dynamics")
         recorder = Recorder(num_examples) if wants and num_examples else None
         run = Run(method, num_examples or 0, num_epochs=num_epochs, seed=seed, ranks=ranks, recorder=recorder)
-        size = batch_size or candidate_size
+        size, self._run, self._follows_model = batch_size or candidate_size, run, device is None
         mixes = not method.schedule.never_on and method.policy.selectivity != 1
-        self._follows_model = device is None
-        self._run, self._options = (
-            run,
-            Options(
-                device=place,
-                transform=transform,
-                pad=pad,
-                batch_size=None if size is None else max(1, round(size * scale)),
-                batch_tokens=batch_tokens,
-                candidate_size=candidate_size,
-                passes=batch_size is None and batch_tokens is None and scale == 1,
-                drop_last=drops_last(user),
-                needs_one_size=size is None and batch_tokens is None and (mixes or method.keep is not None),
-            ),
+        self._options = Options(
+            device=place,
+            transform=transform,
+            pad=pad,
+            batch_size=None if size is None else max(1, round(size * scale)),
+            batch_tokens=batch_tokens,
+            candidate_size=candidate_size,
+            passes=batch_size is None and batch_tokens is None and scale == 1,
+            drop_last=drops_last(user),
+            needs_one_size=size is None and batch_tokens is None and (mixes or method.keep is not None),
         )
         task = Task(model, forward or default_forward, self._loss)
         self.steps = Steps(loader, run, self._options, task, has_ids=with_ids, on_stats=on_stats)
@@ -169,12 +165,9 @@ class SelectiveLoader(LoaderView):
     def loss(self, outputs: Any, targets: Any, batch: Batch | None = None) -> Tensor:
         """Compute the loss of the batch given out last, with its weights, and record each example's loss in the ledger.
 
-        If all weights are 1, the result is loss_fn's own value, bit for bit, from one call of loss_fn. If this is
-        called several times for a batch, as by SAM or LBFGS, the first call is recorded.
-
-        A loss_fn of your own that takes `reduction=` and returns a single number does not tell the loss of each
-        example. Methods that select by training losses then call a copy of it once more, with the same random numbers.
-        To avoid this second call, let loss_fn return one loss per example.
+        If all weights are 1, the result is loss_fn's own value, bit for bit. If this is called several times for a
+        batch, as by SAM or LBFGS, the first call is recorded. A loss_fn of your own that takes `reduction=` and returns
+        one number is called a second time by methods that need the loss of each example, with the same random numbers.
 
         Args:
             outputs: the model's outputs, first argument of loss_fn.
@@ -187,8 +180,7 @@ class SelectiveLoader(LoaderView):
         elif step is None:
             raise RuntimeError(
                 "no training step is under way: call loader.loss inside the loop over the loader, for the batch that "
-                "the loader gave out last. Here it would record these losses for the wrong examples. For other "
-                "batches, such as validation, call your loss function itself"
+                "it gave out last. For other batches, such as validation, call your loss function itself"
             )
         else:
             batch = steps.batch
@@ -225,8 +217,7 @@ class SelectiveLoader(LoaderView):
     def __iter__(self) -> Iterator[Any]:
         """Give out one epoch, or the rest of the one that was under way when the state was saved.
 
-        Only one iteration can run at a time. Leaving it early ends the epoch. An iteration that is left during its
-        first batch, as `next(iter(loader))` does, changes nothing.
+        Leaving it early ends the epoch. A look at the first batch, as by `next(iter(loader))`, changes nothing.
         """
         iteration = self._iterate(itself := [])
         itself.append(weakref.ref(iteration))
@@ -236,9 +227,8 @@ class SelectiveLoader(LoaderView):
         """Run one iteration. `itself` holds a weak reference to this very generator, added after it was made."""
         if self._is_iterated:
             raise RuntimeError(
-                "another iteration over this loader is still going on, and both would take batches from the same "
-                "epoch: finish it, leave its loop, or close its iterator (iterator.close()) before the next one "
-                "begins. For two loops at once, make two loaders"
+                "another iteration over this loader is still going on: finish it, leave its loop, or close it "
+                "(iterator.close()) before the next one begins. For two loops at once, make two loaders"
             )
         self._iteration, steps = itself[0], self.steps
         is_finalizing = sys.is_finalizing  # at interpreter exit this module's own names are gone
@@ -253,10 +243,7 @@ class SelectiveLoader(LoaderView):
                 steps.leave()
 
     def begin(self, *, ahead: bool = False) -> None:
-        """Start the next epoch, or go on with that of a loaded state, for callers that pull batches by `steps.next()`.
-
-        ahead: whether the caller takes batches before it reports the losses of earlier ones.
-        """
+        """Start the next epoch, or go on with a loaded one, for callers of `steps.next()`; see `Steps.begin`."""
         if self._follows_model:
             self._options.device = device_of(self.model)
         self.steps.begin(ahead=ahead)
@@ -271,15 +258,10 @@ class SelectiveLoader(LoaderView):
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to resume exactly: plain data and tensors, loadable with weights_only=True.
 
-        It can be saved after any training step, also in the middle of an epoch. No message is sent between ranks. With
-        several ranks, save it on each, or on rank 0 alone between epochs and in planned epochs, which loses at most
-        the losses of 63 batches of the other ranks.
-
-        The order of later epochs comes from the DataLoader's generator, which is saved here if there is one. Otherwise
-        it comes from torch's global random state. Save that yourself.
-
-        One thing is not exact in the middle of an epoch: random numbers that the data set draws inside workers, because
-        workers start anew. The examples and their order are still the same.
+        It can be saved after any training step. No message is sent between ranks: save it on each, or between epochs
+        and in planned ones on rank 0 alone, which loses at most the losses of 63 batches of the other ranks. The order
+        of later epochs comes from the DataLoader's generator, which is saved here if there is one, or from torch's
+        global random state, which you save. In mid-epoch, random numbers inside workers start anew.
         """
         transform, ranks = self._options.transform, self._run.ranks
         return {

@@ -104,11 +104,7 @@ class Run:
             self.stats.seconds, self._held, self._before = seconds, None, None
 
     def end_epoch(self, *, left: bool = False) -> None:
-        """End the epoch. All ranks must call this.
-
-        left: whether this rank may be alone, because it left its loop, perhaps by an error. Then no message is sent:
-        what was learned is gathered when the next epoch begins.
-        """
+        """End the epoch. All ranks must call this, unless it was left: then no message is sent until the next."""
         self.keep_epoch()
         self.stats.queued = 0
         try:
@@ -236,12 +232,7 @@ class Run:
             self._write("record_losses", one.ids, one.losses, one.epoch)
 
     def learn_epoch(self, losses: list[StepLosses], given: Tensor) -> None:
-        """Learn what a whole epoch taught, for samplers, which hold it until then. All ranks must call this.
-
-        Args:
-            losses: this rank's, by step.
-            given: ids that it trained on.
-        """
+        """Learn the losses of a whole epoch, and the ids trained on, for samplers. All ranks must call this."""
         for one in losses:
             require_finite(one.losses, one.ids, "training loss")
             self._count_losses(float(one.losses.sum(dtype=torch.float64)), len(one.ids))
