@@ -22,13 +22,28 @@ PACKAGE = str(Path(sb.__file__).parent)
 METHODS = {"selective_backprop": sb.selective_backprop(1 / 3), "ledger_percentile": sb.methods.ledger_percentile(0.5)}
 
 
-def count(method, num_examples=4096, batch_size=32):
-    """Calls, functions, files and changes of file per batch of the second epoch."""
+def count(method, num_examples=4096, batch_size=32, *, by_sampler=False):
+    """Calls, functions, files and changes of file per batch of the second epoch.
+
+    by_sampler: let SelectiveSampler hand out the ids to the DataLoader, and tell it the losses.
+    """
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(num_examples, 20), torch.randint(5, (num_examples,)))
     model = torch.nn.Linear(20, 5)
-    train_loader = DataLoader(data, batch_size=batch_size, shuffle=True)
-    loader = sb.SelectiveLoader(train_loader, model, torch.nn.CrossEntropyLoss(), method, num_epochs=2)
+    if by_sampler:
+        selecting = sb.SelectiveSampler(num_examples, method, num_epochs=2)
+        loader = DataLoader(data, batch_size=batch_size, sampler=selecting)
+    else:
+        train_loader = DataLoader(data, batch_size=batch_size, shuffle=True)
+        loader = sb.SelectiveLoader(train_loader, model, torch.nn.CrossEntropyLoss(), method, num_epochs=2)
+        selecting = loader
+
+    def loss_of(outputs, targets):
+        if not by_sampler:
+            return loader.loss(outputs, targets)
+        losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return (losses * selecting.update(losses)).mean()
+
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     calls, path = Counter(), []
 
@@ -39,18 +54,17 @@ def count(method, num_examples=4096, batch_size=32):
             path.append(name)
 
     for epoch in range(2):
-        before = loader.stats.copy()
+        before = selecting.stats.copy()
         sys.setprofile(profile if epoch == 1 else None)
         try:
             for inputs, targets in loader:
-                loss = loader.loss(model(inputs), targets)
-                loss.backward()
+                loss_of(model(inputs), targets).backward()
                 optimizer.step()
                 optimizer.zero_grad()
         finally:
             sys.setprofile(None)
-    is_planned = loader.stats.scored == before.scored
-    num_batches = loader.stats.batches - before.batches if is_planned else num_examples / batch_size
+    is_planned = selecting.stats.scored == before.scored
+    num_batches = selecting.stats.batches - before.batches if is_planned else num_examples / batch_size
     # Leave out functions that run less than once in two batches: an ordinary batch does not meet them.
     usual = {key: number for key, number in calls.items() if number >= num_batches / 2}
     return {
@@ -63,8 +77,9 @@ def count(method, num_examples=4096, batch_size=32):
 
 def main():
     print(f"{'per batch':22}{'calls':>8}{'functions':>11}{'files':>7}{'changes of file':>17}")
-    for name, method in METHODS.items():
-        found = count(method)
+    counted = {name: count(method) for name, method in METHODS.items()}
+    counted["SelectiveSampler"] = count(METHODS["ledger_percentile"], by_sampler=True)
+    for name, found in counted.items():
         print(
             f"{name:22}{found['calls']:8.0f}{found['functions']:11}{found['files']:7}{found['changes of file']:17.0f}"
         )
