@@ -5,7 +5,7 @@
 1. Time of one round's messages (header and scores) as a fraction of a training step of ResNet-20 on 32x32 images, with
    a batch of 128 on each of two ranks, one thread each.
 2. Time to select from the candidates of k ranks, which every rank does.
-3. Bytes and memory per rank, computed. `tests/distributed/test_exchange.py` compares the formulas with what was sent.
+3. Bytes and memory per rank, computed.
 
 # M = examples, k = ranks, N = candidates of a rank in a round, s = selectivity
 """

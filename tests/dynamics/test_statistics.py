@@ -55,12 +55,6 @@ def test_events_agree_with_a_slow_reference():
         assert last[example] == (seen[-1][0] if seen else -1)
 
 
-def test_weights_of_epochs_multiply_their_values():
-    values = np.array([[1.0], [2.0], [6.0]])
-    assert_allclose(statistics.time_mean(values, np.array([1.0, 0.0, 3.0])), [19 / 4])
-    assert_allclose(statistics.time_mean(values, np.zeros(3)), [NAN])
-
-
 def test_epochs_count_by_what_the_network_knew():
     margins = np.array([[-1.0] * 9 + [1.0], [1.0] * 5 + [-1.0] * 5, [1.0] * 10])
     assert_allclose(statistics.agreement(margins), [0.1, 0.5, 1.0])
@@ -174,15 +168,6 @@ def test_the_shift_is_that_of_a_network_trained_on_a_selection():
     corrected = margins - statistics.selection_shift(margins, others, labels)
     assert_allclose(corrected[2, 900:], -before, atol=0.02)
     assert_allclose(corrected[2, :900], before, atol=0.02)
-
-
-def test_shares_of_unknown_groups_are_those_of_all():
-    """An example whose opposite group is empty: shares are those of all examples that were right, or wrong."""
-    labels, others = np.array([0, 0, 0, 1]), np.array([[1.0, 1, 1, 2], [1, 1, 1, 2], [1, 1, 1, 2]])
-    margins = np.array([[1.0, 1, 1, -1], [1, NAN, NAN, -1], [2, 2, 2, -1]])
-    shift = statistics.selection_shift(margins, others, labels)
-    assert shift[2, 3] == pytest.approx(np.log(1) - np.log(1 / 3))
-    assert (shift[2, :3] < 0).all() and not shift[:2].any()
 
 
 # ---- what was not needed

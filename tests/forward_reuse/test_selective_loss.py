@@ -106,16 +106,6 @@ def test_the_selection_is_that_of_the_policy():
         assert torch.equal(loss_fn.selection.positions, expected.positions)
 
 
-def test_a_score_other_than_the_loss():
-    model = make_network()
-    loss_fn = make_loss(sb.kath18(1 / 3, variable_start=False, score="gradient_norm"))
-    inputs, targets = next(iter(batches()))
-    outputs = model(inputs)
-    loss_fn(outputs, targets)
-    scores = sb.functional.softmax_distance(outputs, targets).detach().double()
-    torch.testing.assert_close(loss_fn.selection.probabilities, 1 - (1 - scores / scores.sum()) ** 16)
-
-
 def test_token_losses():
     """The mean over tokens that are not ignored, of the selected sequences alone; or over the half that is hardest."""
     torch.manual_seed(0)
@@ -132,23 +122,6 @@ def test_token_losses():
         chosen = loss_fn.selection.positions
         assert len(chosen) == 8
         check_same(grads_of(model, own(model(inputs[chosen]), targets[chosen])), found)
-
-
-def test_a_loss_whose_mean_is_not_that_of_its_unreduced_values():
-    """Each sequence's loss over its own length, as F.ctc_loss divides by lengths; and a mean of sequence means."""
-    torch.manual_seed(0)
-    model, lengths = nn.Linear(6, 8), torch.randint(1, 8, (32,))
-    inputs, values = torch.randn(32, 6), torch.randn(32, 8)
-    counts = torch.arange(8) < lengths[:, None]
-
-    def over_length(outputs, targets, reduction="mean"):
-        losses = ((outputs - targets[0]).square() * targets[1]).sum(1)
-        return losses if reduction == "none" else (losses / targets[1].sum(1)).mean()
-
-    loss_fn = make_loss(sb.top_k(0.25), over_length)
-    found = grads_of(model, loss_fn(model(inputs), (values, counts)))
-    chosen = loss_fn.selection.positions
-    check_same(grads_of(model, over_length(model(inputs[chosen]), (values[chosen], counts[chosen]))), found)
 
 
 def test_outputs_of_several_tensors():

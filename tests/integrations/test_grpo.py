@@ -91,11 +91,6 @@ def test_of_each_group_m_are_trained_on_with_the_advantages_of_all(tmp_path, kin
         assert float((found[found > 0][:, None] - expected).abs().min(1).values.max()) < 1e-5
 
 
-def test_downsampling_to_all_rollouts_is_dropping_equal_groups(tmp_path):
-    runs = [trained(make(tmp_path, settings={"rollouts": rule})) for rule in (rl.downsample(4), rl.drop_equal())]
-    assert torch.equal(*map(weights, runs))
-
-
 def test_evaluation_is_trls_own_and_lora_works(tmp_path):
     results = []
     for kind in (GRPOTrainer, SelectiveGRPOTrainer):

@@ -373,19 +373,6 @@ def test_class_weight_of_fit_is_refused_by_keras():
         fit("sb", epochs=1, fit_options={"class_weight": {3: 2.0}})
 
 
-def test_random_subsets_train_models_with_several_outputs():
-    inputs = keras.Input((64,))
-    model = keras.Model(inputs, [keras.layers.Dense(10)(inputs), keras.layers.Dense(1)(inputs)])
-    model.compile("sgd", ["mse", "mae"])
-    x, y = arrays()
-    data = (x, (np.eye(10, dtype=np.float32)[y], y.astype(np.float32)[:, None]))
-    _, dataset, _ = fit("random", model=model, data=data)
-    assert 0 < dataset.loader.stats.trained < dataset.loader.stats.offered
-    for method in ("sb", "ledger"):
-        with pytest.raises(ValueError, match="several outputs"):
-            fit(method, model=model, data=data)
-
-
 # ---- scores
 
 
@@ -405,14 +392,6 @@ def test_scores_are_the_losses_of_keras():
     by_hand = lambda y_true, y_pred: keras.ops.square(y_true - y_pred)  # noqa: E731, several losses of each example
     for loss_fn in ("mse", keras.losses.MeanSquaredError(reduction="sum"), keras.losses.mean_squared_error, by_hand):
         assert losses_of(model, x, targets, loss_fn=loss_fn) == pytest.approx(squares, abs=1e-5)
-
-
-def test_a_loss_that_is_not_finite_stops_at_once():
-    x, y = arrays()
-    x = x.copy()
-    x[7] = np.nan
-    with pytest.raises(ValueError, match=r"nan .*\[7\]"):
-        fit("sb", data=(x, y), shuffle=False)
 
 
 # ---- what cannot work

@@ -389,15 +389,6 @@ def test_a_step_with_fewer_batches_than_usual_has_the_gradient_of_these_alone(tm
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(plain.state.log_history[-1]["train_loss"])
 
 
-def test_an_epoch_that_selects_less_than_a_batch_does_not_end_the_run(tmp_path):
-    for method, drop_last in ((sb.random_backprop(0.05), False), (sb.selective_backprop(0.1), True)):
-        options = {"num_train_epochs": 12, "dataloader_drop_last": drop_last}
-        trainer = make(tmp_path, method, count=80, options=options)
-        trainer.train()
-        assert trainer.state.epoch == 12
-        assert trainer.selective_loader.stats.offered == 12 * 80
-
-
 def test_on_stats_is_told_of_every_epoch(tmp_path):
     told = []
     trainer = make(tmp_path, sb.selective_backprop(0.5), on_stats=told.append)
@@ -522,42 +513,12 @@ def test_trainers_progress_bar_ends_full(method, epochs, tmp_path):
     assert all(taken < total for taken, total in seen[:-1])
 
 
-def test_sequences_longer_than_the_model_are_refused(tmp_path):
-    trainer = make(tmp_path, sb.ledger_backprop(), task="language", model=texts.gpt2)
-    trainer.train_dataset = [{"input_ids": list(range(1, 101))}] * 20
-    with pytest.raises(ValueError, match=r"100 .*64"):
-        trainer.train()
-
-
 def test_batches_without_labels_are_refused(tmp_path):
     def collate(examples):
         return {key: value for key, value in texts.collate(examples).items() if key != "labels"}
 
     with pytest.raises(ValueError, match=r"labels.*input_ids"):
         make(tmp_path, sb.top_k(0.5), collator=collate).train()
-
-
-def test_labels_that_need_another_loss(tmp_path):
-    data = [example | {"labels": float(example["labels"])} for example in texts.classification(40)]
-    trainer = make(tmp_path, sb.top_k(0.5))
-    trainer.model.num_labels, trainer.model.classifier = 1, torch.nn.Linear(16, 1)  # regression to whole numbers
-    with pytest.raises(ValueError, match="pass loss_fn="):
-        trainer.train()
-    trainer = make(tmp_path, sb.top_k(0.5))
-    trainer.train_dataset = data
-    with pytest.raises(ValueError, match="pass loss_fn="):
-        trainer.train()
-    trainer = make(
-        tmp_path,
-        sb.top_k(0.5),
-        loss_fn=lambda outputs, batch: (outputs.logits[:, 0] - batch["labels"]) ** 2,
-    )
-    trainer.model.config.num_labels, trainer.model.num_labels = 1, 1
-    trainer.model.classifier = torch.nn.Linear(16, 1)
-    trainer.train_dataset = data
-    trainer.train()
-    stats = trainer.selective_loader.stats
-    assert stats.trained == 0.5 * stats.offered
 
 
 def on_a_rank(folder):

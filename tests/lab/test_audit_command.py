@@ -66,18 +66,6 @@ def test_the_suggested_method_trains_on_what_is_kept(folder, tmp_path):
 # ---- bad input
 
 
-def test_a_log_without_classes_is_audited_by_its_losses(tmp_path):
-    """Regression, sequences and data without labels: a log of losses alone, given as a file."""
-    dynamics = Dynamics(40)
-    for epoch in range(2):
-        dynamics.record(torch.arange(40), torch.linspace(0, 1, 40), epoch)
-    dynamics.save(tmp_path / "dynamics.pt")
-    done = run("audit", tmp_path, "--out", tmp_path / "a.csv", "--diet", tmp_path / "d.pt")
-    said = text_of(done)
-    assert done.returncode == 0 and "only statistics of losses" in said and "highest losses" in said, said
-    assert len(sb.pruning.load_scores(tmp_path / "d.pt")) == 40
-
-
 def test_a_run_without_dynamics_is_told_what_to_do(folder):
     done = run("audit", folder / "without")
     assert done.returncode != 0 and "--record dynamics" in text_of(done)

@@ -2,20 +2,15 @@
 
 import json
 import os
-import resource
 import signal
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from selective_backprop_lab.data.datasets import load_images
-from selective_backprop_lab.files.locks import locked_folder
-from selective_backprop_lab.files.writing import write_whole
 from tests.lab.command_line import ENVIRONMENT, run, start, text_of
 from tests.lab.states import seal, unseal
-from tests.lab.test_datasets import random_pixels, write_folders, write_set
+from tests.lab.test_datasets import random_pixels, write_set
 from tests.torture.files import NotHere, require_obedience, run_obediently, small_files_only
 from tests.torture.files import refused as refused_in
 
@@ -88,15 +83,6 @@ def test_a_checkpoint_that_a_stranger_changed(folder, name):
     assert result.returncode == 2 and "checkpoint.pt does not fit the run" in text_of(result), text_of(result)
 
 
-def test_a_run_that_was_killed_before_its_last_record_is_trained_no_further(folder):
-    """The checkpoint is written first."""
-    file = folder / "records.jsonl"
-    whole = file.read_text()
-    file.write_text("".join(whole.splitlines(True)[:-1]))
-    assert run(*TRAIN, "--out", folder, "--resume").returncode == 0
-    assert file.read_text() == whole
-
-
 @pytest.mark.parametrize("text", ["", "[]"])
 def test_damaged_settings(folder, text):
     (folder / "config.json").write_text(text)
@@ -112,23 +98,6 @@ def test_no_room_at_the_very_start(tmp_path):
     assert "File too large" in said and "config.json" in said
     assert content(tmp_path / "run") == {}
     assert run(*TRAIN, "--out", tmp_path / "run").returncode == 0, "with room, the same command works"
-
-
-@pytest.mark.parametrize("fails", ["one", "two"])
-def test_of_several_files_all_are_replaced_or_none(tmp_path, fails):
-    contents = {tmp_path / name: b"new" if name != fails else b"new" * 10_000 for name in ("one", "two")}
-    for path in contents:
-        path.write_bytes(b"old")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        with pytest.raises(OSError, match=rf"File too large.*{fails}"):
-            write_whole(contents)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert content(tmp_path) == {"one": b"old", "two": b"old"}
-    write_whole(contents)
-    assert content(tmp_path)["two"].startswith(b"new")
 
 
 @pytest.fixture
@@ -178,14 +147,3 @@ def own_cache(tmp_path, monkeypatch):
     cache = tmp_path / "cache" / "selective_backprop"
     cache.mkdir(parents=True)
     return cache
-
-
-def test_a_second_process_waits_for_the_first_and_decodes_nothing(tmp_path, own_cache):
-    folder, loaded = write_folders(tmp_path / "insects"), []
-    second = threading.Thread(target=lambda: loaded.append(load_images(folder)))
-    with locked_folder(own_cache):
-        second.start()
-        second.join(0.3)
-        assert not loaded and not list(own_cache.glob("insects-*"))
-    second.join()
-    assert len(loaded[0].test_labels) == 4

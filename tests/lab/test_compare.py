@@ -126,29 +126,12 @@ def test_a_killed_comparison_goes_on_exactly(tmp_path):
     assert same(*(torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in folders))
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path):
-    with start("compare", "--quick", *METHODS, "--epochs", 500, "--out", tmp_path) as process:
-        while not list(tmp_path.rglob("checkpoint.pt")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
-    assert process.returncode == 130
-    assert "stopped; run the same command to go on" in errors
-
-
 @pytest.mark.parametrize("name", ["sb", "stale", "predicted", "ledger_percentile"])
 def test_beta_stands_for_a_selectivity(name):
     settings = settings_for(MethodSpec.parse(f"{name}:beta=3"), find_recipe("digits"))
     assert settings.selectivity == 0.25, "reports tell it"
     method = make_method(settings.method, settings.selectivity, settings.options)
     assert method.policy.beta == 3 and method.policy.selectivity == 0.25
-
-
-def test_validation_is_of_the_training_data(tmp_path):
-    out = tmp_path / "run"
-    assert run("train", "--epochs", 1, "--validation", 0.25, "--out", out).returncode == 0
-    assert records(out)[0]["offered"] == (1437 - round(0.25 * 1437)) // 32 * 32
 
 
 def test_sweep_varies_what_a_method_has(tmp_path):

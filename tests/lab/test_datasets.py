@@ -1,11 +1,9 @@
 import dataclasses
 import io
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import signal
 import sys
 
 import datasets
@@ -157,35 +155,6 @@ def test_grey_images_have_one_channel(tmp_path):
 # ---- the Hub
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "test_split"),
-    [
-        ("mnist", ("ylecun/mnist", None), "test"),
-        ("fashion_mnist", ("zalando-datasets/fashion_mnist", None), "test"),
-        ("cifar10", ("uoft-cs/cifar10", None), "test"),
-        ("cifar100", ("uoft-cs/cifar100", None), "test"),
-        ("svhn", ("ufldl-stanford/svhn", "cropped_digits"), "test"),
-        ("imagenet", ("ILSVRC/imagenet-1k", None), "validation"),
-    ],
-)
-def test_what_is_asked_of_the_hub(tmp_path, monkeypatch, name, arguments, test_split):
-    folder = write_set(tmp_path / "served", columns=HUB_COLUMNS.get(name, ("image", "label")))
-    files = {"train": str(folder / "train.parquet"), test_split: str(folder / "test.parquet")}
-    served = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "hub"))
-    calls = []
-
-    def load_dataset(*arguments, **options):
-        calls.append((arguments, options))
-        return [served[split] for split in options["split"]]
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    images = load_images(name, image_size=6)
-    assert calls == [(arguments, {"split": ["train", test_split]})]
-    assert (len(images.train_labels), len(images.test_labels), images.image_shape) == (10, 4, (3, 6, 6))
-    load_images(name, image_size=6)
-    assert len(calls) == 1, "decoded already: no need of the Hub"
-
-
 # ---- image folders
 
 
@@ -206,13 +175,6 @@ def test_a_class_without_test_images_keeps_the_others_in_place(tmp_path):
     shutil.rmtree(first)
     found = load_images(tmp_path / "images", cache_dir=tmp_path / "cache")
     assert first.name in found.classes and found.test_labels.min() == 1
-
-
-def test_folders_of_different_sizes_are_resized_if_asked(tmp_path):
-    folder = write_folders(tmp_path / "insects", sizes=[(6, 5), (9, 12)])
-    with pytest.raises(ValueError, match="--image-size"):
-        load_images(folder)
-    assert load_images(folder, image_size=7).image_shape == (3, 7, 7)
 
 
 # ---- the cache
@@ -240,30 +202,6 @@ def test_changed_files_and_other_sizes_are_decoded_anew(tmp_path):
     os.utime(folder / "train.parquet", ns=(0, 0))  # as if written anew with the same size
     load_images(folder)
     assert len(list((tmp_path / "cache" / "selective_backprop").glob("[!.]*"))) == 4
-
-
-def decode_and_die(folder):
-    convert, calls = Image.Image.convert, []
-
-    def convert_some(*arguments):
-        calls.append(1)
-        if len(calls) == 10:  # in the second file
-            os.kill(os.getpid(), signal.SIGKILL)
-        return convert(*arguments)
-
-    Image.Image.convert = convert_some
-    load_images(folder)
-
-
-def test_a_killed_decode_leaves_nothing_half_done(tmp_path):
-    folder = write_folders(tmp_path / "insects")
-    process = multiprocessing.get_context("fork").Process(target=decode_and_die, args=(folder,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    cache = tmp_path / "cache" / "selective_backprop"
-    assert sorted(path.name[:10] for path in cache.iterdir()) == [".decoding-", ".lock"]
-    assert len(load_images(folder).test_labels) == 4
 
 
 def test_an_error_leaves_nothing_behind(tmp_path):

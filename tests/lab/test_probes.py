@@ -167,9 +167,4 @@ def test_a_run_is_the_same_with_probes_as_without_also_when_resumed(tmp_path):
     assert names == [f"{probe}-000{i}.pt" for probe in sorted(ALL) for i in range(3)]
 
 
-def test_by_default_first_middle_and_last(tmp_path):
-    train(settings_with_dropout(epochs=5), DIGITS, device=CPU, observers=make_probes(ALL, tmp_path))
-    assert read_gradients(tmp_path).epochs == read_confidence(tmp_path).epochs == [0, 2, 4]
-
-
 # ---- files

@@ -107,18 +107,6 @@ def test_comparisons_in_json_with_reports(tmp_path):
     assert json.loads(made.stdout)["report"] == str(tmp_path / "r.html")
 
 
-def reader_has_left():
-    reader, writer = os.pipe()
-    os.close(reader)
-    os.dup2(writer, 1)
-
-
-def test_a_reader_that_leaves_early_is_no_error():
-    """As in `selective-backprop list | head`."""
-    result = run("list", prepare=reader_has_left)
-    assert (result.returncode, result.stderr) == (1, "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -111,10 +111,3 @@ def test_a_report_leaves_out_what_is_damaged_and_says_so(folder, tmp_path, name)
     page = (tmp_path / "report.html").read_text()
     assert "What was left out" in page and what in page
     assert "Which method won" in page, "the rest is there"
-
-
-def test_a_whole_run_leaves_nothing_out(folder, tmp_path):
-    result = run("report", folder, "-o", tmp_path / "report.html")
-    assert result.returncode == 0 and not result.stderr.strip(), text_of(result)
-    page = (tmp_path / "report.html").read_text()
-    assert "What was left out" not in page and "Gradient fidelity" in page and "Confidence on the test set" in page

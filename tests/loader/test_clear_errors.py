@@ -107,14 +107,6 @@ def test_a_scheduler_that_goes_by_validation_loss_is_refused():
         rates(lr_scheduler.ReduceLROnPlateau, 0.5)
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
-def test_a_model_that_cannot_be_copied_is_told_before_pipelining():
-    model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(64, 10)))
-    model(torch.zeros(1, 64)).sum().backward()  # as after a first step: its weight is no leaf any more
-    with pytest.raises(ValueError, match=r"parametrizations\.weight_norm"):
-        next(iter(make_loader(sb.selective_backprop(0.5, scoring="pipelined"), model=model)))
-
-
 def select(losses, count=4):
     def loss_fun(outputs, targets, reduction="mean"):
         return losses

@@ -36,13 +36,6 @@ def test_distance_is_the_squared_l2_distance_clipped():
     assert {0.2, 1.0} <= set(chance.tolist())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_distance_in_half_precision_is_that_of_the_same_outputs_in_full(dtype):
-    outputs = torch.tensor([[9.0, 0.0, 0.0], [7.0, 0.0, 0.0]], dtype=dtype)
-    got, indices = SF.softmax_distance(outputs, torch.tensor([0, 0])), torch.tensor([0, 0])
-    assert torch.equal(got, SF.softmax_distance(outputs.float(), indices))
-
-
 def test_distance_is_the_gradient_of_the_loss_also_of_ignored_targets():
     outputs, targets = torch.randn(4, 3, requires_grad=True), torch.tensor([0, -100, 2, 1])
     F.cross_entropy(outputs, targets, reduction="sum").backward()
@@ -194,19 +187,6 @@ def test_zero_scores_are_never_drawn():
     assert drawn == {1, 3}
 
 
-def test_draws_are_in_proportion_to_the_score():
-    # 20,000 draws: five standard deviations are at most 0.018.
-    scores, policy, coins = (
-        torch.tensor([1.0, 2.0, 3.0, 4.0]),
-        sb.policies.ImportancePolicy(selectivity=0.5),
-        generator(),
-    )
-    counts = torch.zeros(4)
-    for _ in range(10_000):
-        counts += torch.bincount(policy.select(scores, coins).positions, minlength=4)
-    assert torch.allclose(counts / 20_000, scores / 10, atol=0.018)
-
-
 # ---- unbiasedness, for every policy that promises it
 
 
@@ -351,17 +331,6 @@ def test_a_loss_share_takes_the_hardest_and_not_one_too_many(share):
     assert excess[kept].sum() >= share * excess.sum() > excess[kept].sum() - excess[kept].min()
 
 
-@pytest.mark.parametrize("spread", [0.5, 1.5, 3.0])
-@pytest.mark.parametrize("cap", [2, 10.0, 33])
-def test_a_loss_share_of_capped_losses(spread, cap):
-    losses = torch.randn(300, generator=generator(), dtype=torch.float64).mul(spread).exp()
-    expected = sorted(reference.hardest_with_loss_share(losses.tolist(), 0.9, cap))
-    policy = sb.policies.LossSharePolicy(loss_share=0.9, cap=cap)
-    if not sb.functional.is_outlier(losses - losses.min()).any():
-        assert len(expected) == round(policy.keep_fraction(losses) * 300)
-        assert policy.select(losses, generator()).positions.tolist() == expected
-
-
 def test_outliers_are_kept_with_the_chance_that_candidates_have_on_average():
     losses = torch.cat([torch.rand(3996, generator=generator()), torch.tensor([1e3, 1e5, 1e9, 2e9])])
     policy, draws, times = sb.policies.LossSharePolicy(loss_share=0.9), generator(), torch.zeros(4)
@@ -408,15 +377,6 @@ def test_loss_share_at_its_limits():
     half = sb.policies.LossSharePolicy(loss_share=0.5)
     assert len(half.select(torch.zeros(50), generator()).positions) == 50  # nothing is known to be easier
     assert half.select(torch.ones(1), generator()).positions.tolist() == [0]
-
-
-def test_a_loss_share_of_equal_losses_is_that_share_of_them_by_lot():
-    policy, draws = sb.policies.LossSharePolicy(loss_share=0.9), generator()
-    losses = torch.tensor([*[0.6] * 10, 0.5])
-    selections = [policy.select(losses, draws) for _ in range(50)]
-    assert {len(selection.positions) for selection in selections} == {9}
-    assert all(selection.probabilities.tolist() == pytest.approx([0.9] * 10 + [0]) for selection in selections)
-    assert len({tuple(selection.positions.tolist()) for selection in selections}) > 5
 
 
 def test_ledger_backprop_makes_no_selection_pass_and_loads_only_what_it_trains_on():
@@ -476,22 +436,6 @@ def test_fixed_size_varies_by_rounding_alone(selectivity):
     sizes = [len(policy.select(torch.rand(40), coins).positions) for _ in range(50)]
     assert set(sizes) <= {int(40 * selectivity + 1e-9), int(40 * selectivity + 1 - 1e-9)}
     assert sum(sizes) == round(50 * 40 * selectivity)
-
-
-def test_classes_share_alike():
-    """One class is much harder: without classes it takes nearly everything, with them its share."""
-    classes = torch.arange(NUM_DIGITS) % 2
-    scores = torch.rand(NUM_DIGITS) + 10 * classes
-    shares = []
-    policy = sb.policies.PercentilePolicy(selectivity=0.25)
-    for selection in (
-        policy.select(scores, generator()),
-        sb.policies.GroupedPolicy(policy).select_in_groups(scores, generator(), classes),
-    ):
-        chance = selection.probabilities
-        shares.append(float(chance[classes == 1].sum() / chance.sum()))
-    assert shares[0] > 0.9
-    assert shares[1] == pytest.approx(0.5, abs=0.02)
 
 
 def test_expected_selective_backprop_is_sb_in_expectation():

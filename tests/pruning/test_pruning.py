@@ -113,12 +113,6 @@ def test_grand_is_the_norm_of_the_gradient_of_the_last_layer(bias, soft):
     assert scores.tolist() == pytest.approx(wanted, rel=1e-5)
 
 
-def test_grand_without_features_is_el2n():
-    outputs, targets = torch.randn(4, 3), torch.arange(4) % 3
-    assert torch.equal(grand(outputs, targets, torch.zeros(4, 5)), el2n(outputs, targets))
-    assert torch.equal(grand(outputs, targets, torch.zeros(4, 5), bias=False), torch.zeros(4))
-
-
 # ---- one pass over the data
 
 
@@ -328,21 +322,6 @@ def test_examples_offered_to_some_models_only_are_averaged_over_those():
     assert scores[200:].isnan().all()
 
 
-def test_another_loader_and_another_forward_for_scoring():
-    part = DataLoader(digits(), batch_size=50, sampler=range(20))
-    triples = shuffled([(x, y, i) for i, (x, y) in enumerate(digits())])
-    scores = average_scores(
-        make_model,
-        triples,
-        nn.CrossEntropyLoss(),
-        num_models=1,
-        epochs=1,
-        score_loader=part,
-        forward=lambda model, batch: (model(batch[0]), batch[1]),
-    )
-    assert torch.equal(scores.isnan(), torch.arange(203) >= 20)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -429,11 +408,6 @@ def test_wrong_files(tmp_path, write, message):
         load_scores(path, num_examples=5)
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
-        load_scores(tmp_path / "nowhere.pt")
-
-
 # ---- pruning
 
 
@@ -447,12 +421,6 @@ def reference_keep(scores, prune, highest, classes):
         for i in ids[:low] + ids[len(ids) - high :]:
             keep[i] = False
     return keep
-
-
-def test_pruning_nothing_keeps_all():
-    assert keep_after_pruning(torch.rand(9), 0).tolist() == [True] * 9
-    assert keep_after_pruning(torch.rand(9), 0.0, classes=[0, 1, 2] * 3).tolist() == [True] * 9
-    assert keep_after_pruning(torch.empty(0), 0.5).shape == (0,)
 
 
 def test_pruning_drops_the_lowest_and_leaves_the_scores_alone():
@@ -478,14 +446,6 @@ def test_an_easy_class_is_not_lost_when_classes_are_balanced():
     scores, classes = torch.arange(20.0), torch.arange(20) // 10
     assert int(keep_after_pruning(scores, 0.5)[:10].sum()) == 0
     assert keep_after_pruning(scores, 0.5, classes=classes).tolist() == ([False] * 5 + [True] * 5) * 2
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_small_class_is_not_lost_by_rounding(size):
-    scores, classes = torch.arange(100.0 + size), torch.tensor([0] * size + [1] * 100)
-    kept = keep_after_pruning(scores, 0.65, highest=0.23, classes=classes)
-    assert int(kept[:size].sum()) == 1
-    assert int(kept[size:].sum()) == 12
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array, list, tuple])
