@@ -166,6 +166,22 @@ def test_any_checkpoint_of_keras_resumes_exactly(save_freq, name, method, tmp_pa
         assert keras.models.load_model(paths[-1]).predict(arrays(2)[0], verbose=0).shape == (2, 10)
 
 
+def test_5_a_pydataset_resumes_exactly(tmp_path):
+    def data():
+        return Replay(np.split(np.arange(203), range(16, 203, 16)))
+
+    path = tmp_path / "{epoch}-{batch}.weights.h5"
+    checkpoint = keras.callbacks.ModelCheckpoint(str(path), save_freq=4, save_weights_only=True)
+    undisturbed, *_ = fit("sb", epochs=2, data=(data(),), batch_size=None, callbacks=[checkpoint])
+    model = make_model()
+    dataset = SelectiveDataset(model, data(), method=METHODS["sb"], num_epochs=2)
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(tmp_path / "1-4.weights.h5")
+    assert dataset.epoch == 0
+    model.fit(dataset, shuffle=False, epochs=2, callbacks=[SelectionCallback(dataset)], verbose=0)
+    assert same_state(model, undisturbed)
+
+
 def test_jax(tmp_path):
     pytest.importorskip("jax", reason="needs JAX")
     done = run_script(Path(__file__).parent / "keras_jax.py", tmp_path)
