@@ -3,8 +3,10 @@
 import copy
 import errno
 import resource
+import signal
 import warnings
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import selective_backprop as sb
 from selective_backprop.testing import same
 from tests.checkpoint.runs import RandomState
+from tests.distributed import launch
 from tests.distributed.launch import run_phases
 from tests.helpers import digits, make_model
 
@@ -181,3 +184,14 @@ def test_all_ranks_are_told_when_one_has_no_room(tmp_path):
     assert second["kind"] == "OSError" and second["number"] == errno.EFBIG
     assert first["kind"] == "RuntimeError" and "rank 1 failed" in first["text"]
     assert first["left"] == second["left"] == ["checkpoint-00000001"] and not first["loaded"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_in_the_middle_of_a_save_loses_nothing(rank, tmp_path):
+    folder = tmp_path / "run"
+    assert [int(loaded) for loaded in launch.run("killed_save:job", tmp_path, 2, str(folder), -1, 0)] == [0, 0]
+    results = launch.finish(*launch.start("killed_save:job", tmp_path, 2, str(folder), rank, 1 if rank else 3))
+    assert results[rank][0] == -signal.SIGKILL and results[1 - rank][0] != 0
+    assert "lost another rank" in results[1 - rank][1]
+    assert [int(loaded) for loaded in launch.run("killed_save:job", tmp_path, 2, str(folder), -1, 0)] == [1, 1]
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-00000001", "checkpoint-00000002"]
