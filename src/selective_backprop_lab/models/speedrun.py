@@ -68,8 +68,8 @@ def _identity(channels_in: int, channels: int) -> nn.Conv2d:
 
 
 def _normalise(channels: int) -> nn.Module:
-    # On MNIST a channel is almost the same everywhere. With the speedruns' eps of 1e-12, or torch's of 1e-5, it is blown
-    # up from layer to layer: gradients become huge or infinite.
+    # On MNIST a channel is almost the same everywhere. With the speedruns' eps of 1e-12, or torch's of 1e-5, it is
+    # blown up from layer to layer: gradients become huge or infinite.
     layer = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.4)
     layer.weight.requires_grad = False
     return layer
