@@ -139,6 +139,7 @@ def test_what_is_logged_and_the_learning_rate_by_progress():
     [
         (6, "{epoch}-{batch}.weights.h5", "sb"),
         ("epoch", "{epoch}.keras", "stale"),
+        (9, "{epoch}-{batch}.weights.h5", "infobatch"),  # in mid-epoch of one that skips nothing
     ],
 )
 def test_any_checkpoint_of_keras_resumes_exactly(save_freq, name, method, tmp_path):
