@@ -16,7 +16,8 @@ from selective_backprop.inference import is_sharded
 from selective_backprop.method import Method, require_method
 from selective_backprop.ranks import Ranks
 from selective_backprop.scorers import ForwardScorer
-from selective_backprop.scorers.base import fresh_of, require_one_each
+from selective_backprop.scorers.base import require_one_each
+from selective_backprop.scorers.stored import fresh_of
 
 
 def check_loader(loader: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from selective_backprop.chain.ids import ids_of_all
 from selective_backprop.inference import is_sharded
 from selective_backprop.run import Run
-from selective_backprop.scorers.base import fresh_of
+from selective_backprop.scorers.stored import fresh_of
 from selective_backprop.types import Batch, Candidates, Selection, Task
 
 

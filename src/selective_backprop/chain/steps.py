@@ -17,7 +17,7 @@ from selective_backprop.chain.tokens import TokenQueue
 from selective_backprop.chain.told import Step, Told
 from selective_backprop.run import EXCHANGE_EVERY, Run
 from selective_backprop.scorers import PipelinedScorer
-from selective_backprop.scorers.base import fresh_of
+from selective_backprop.scorers.stored import fresh_of
 from selective_backprop.stats import OnStats, Reports
 from selective_backprop.types import Batch, Task
 

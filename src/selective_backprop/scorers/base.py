@@ -1,4 +1,4 @@
-"""What scorers that run a model on loaded candidates have in common, and those that wrap another scorer."""
+"""What scorers that run a model on loaded candidates have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from selective_backprop.description import arguments, short
+from selective_backprop.description import short
 from selective_backprop.functional import spearman
 from selective_backprop.types import Candidates, Needs, Scorer, Task
 
@@ -29,38 +29,6 @@ class FreshScorer(Scorer):
         """Show the scorer as the `scoring=` that was passed, unless it is the default."""
         found = short(self)
         return [] if found == "ForwardScorer()" else [f"scoring={found}"]
-
-
-class Wrapping(Scorer):
-    """A scorer that lets another one, `fresh`, score loaded candidates. Its state is that of `fresh`."""
-
-    def __init__(self, fresh: Scorer) -> None:
-        self.fresh = fresh
-        self.score_name = fresh.score_name
-
-    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
-        self.fresh.check_run(num_examples, num_epochs)
-
-    def score(self, candidates: Candidates, task: Task) -> Tensor:
-        return self.fresh.score(candidates, task)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.fresh.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.fresh.load_state_dict(state)
-
-    def options_in_method(self) -> list[str]:
-        """List the scorer's own options, and those of `fresh`."""
-        own = [argument for argument in arguments(self) if not argument.startswith("fresh=")]
-        return own + self.fresh.options_in_method()
-
-
-def fresh_of(scorer: Scorer) -> FreshScorer | None:
-    """Return the scorer that runs a model on loaded candidates: this one, or the one inside it; None without one."""
-    while isinstance(scorer, Wrapping):
-        scorer = scorer.fresh
-    return scorer if isinstance(scorer, FreshScorer) else None
 
 
 class FidelityCheck:

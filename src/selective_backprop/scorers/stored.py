@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from selective_backprop.description import arguments
 from selective_backprop.ledger import Column, LedgerRows, shift
 from selective_backprop.options import require_numbers
-from selective_backprop.scorers.base import Wrapping
-from selective_backprop.types import Needs, Scorer
+from selective_backprop.scorers.base import FreshScorer
+from selective_backprop.types import Candidates, Needs, Scorer, Task
 
 
-class StoredScorer(Wrapping):
+class StoredScorer(Scorer):
     """Scores candidates anew in every n-th epoch. In between, it goes by their last scores, before loading.
 
     By default that is the last score itself. With more past scores, it is their exponentially weighted average. An
@@ -38,7 +41,7 @@ class StoredScorer(Wrapping):
             raise ValueError(f"decay must be in [0, 1), got {decay}")
         if not isinstance(past_scores, int) or past_scores < 1:
             raise ValueError(f"past_scores must be a whole number >= 1, got {past_scores!r:.100}")
-        super().__init__(fresh)
+        self.fresh, self.score_name = fresh, fresh.score_name
         self.every, self.first_epoch = every, first_epoch
         self.past_scores, self.decay = past_scores, decay
         columns = {"earlier_scores": Column("score", shift, width=past_scores - 1)} if past_scores > 1 else {}
@@ -53,3 +56,26 @@ class StoredScorer(Wrapping):
         scores = torch.cat([rows.score[:, None], rows.earlier_scores], dim=1)  # (N, H), the newest first
         weights = self.decay ** torch.arange(self.past_scores, dtype=torch.float64) * ~scores.isnan()
         return ((scores.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)).to(torch.float32)  # NaN without any score
+
+    def check_run(self, num_examples: int | None, num_epochs: int | None) -> None:
+        self.fresh.check_run(num_examples, num_epochs)
+
+    def score(self, candidates: Candidates, task: Task) -> Tensor:
+        return self.fresh.score(candidates, task)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.fresh.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.fresh.load_state_dict(state)
+
+    def options_in_method(self) -> list[str]:
+        """List the scorer's own options, and those of `fresh`."""
+        own = [argument for argument in arguments(self) if not argument.startswith("fresh=")]
+        return own + self.fresh.options_in_method()
+
+
+def fresh_of(scorer: Scorer) -> FreshScorer | None:
+    """Return the scorer that runs a model on loaded candidates: this one, or the one inside it; None without one."""
+    inner = scorer.fresh if isinstance(scorer, StoredScorer) else scorer
+    return inner if isinstance(inner, FreshScorer) else None

@@ -18,7 +18,7 @@ from torch import Tensor
 from selective_backprop.integrations.keras.data import to_numpy
 from selective_backprop.method import require_method
 from selective_backprop.scorers import ForwardScorer
-from selective_backprop.scorers.base import Wrapping
+from selective_backprop.scorers.stored import fresh_of
 
 SEVERAL_OUTPUTS = (
     "a model with several outputs has no one loss per example: train a model with a single output, such as their "
@@ -142,9 +142,7 @@ def _padded(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
 def check_method(method: Any) -> None:
     """Raise if parts of the method cannot work with a Keras model."""
     require_method(method)
-    scorer, name = method.scorer, method.name
-    while isinstance(scorer, Wrapping):
-        scorer = scorer.fresh
+    scorer, name = fresh_of(method.scorer) or method.scorer, method.name
     if isinstance(scorer, ForwardScorer):
         exact = scorer.mode == "eval" and scorer.scale_factor == 1
         if not exact or scorer.measure is not None:
