@@ -43,9 +43,10 @@ class Rollouts:
         >>> downsample(2).keep(torch.tensor([[0.0, 1.0, 0.5, 0.4], [1.0, 1.0, 1.0, 1.0]])).int().tolist()
         [[1, 1, 0, 0], [0, 0, 0, 0]]
         """
-        if rewards.dim() != 2:
+        if not isinstance(rewards, Tensor) or rewards.dim() != 2:
+            got = f"the shape {tuple(rewards.shape)}" if isinstance(rewards, Tensor) else type(rewards).__name__
             raise ValueError(
-                f"rewards must have one row per prompt, (prompts, rollouts), got the shape {tuple(rewards.shape)}: "
+                f"rewards must be a tensor with one row per prompt, (prompts, rollouts), got {got}: "
                 "pass rewards.view(-1, G), where G is the number of rollouts of each prompt"
             )
         teaches = rewards.double().var(dim=1, correction=0) > SMALLEST_VARIANCE
