@@ -71,8 +71,10 @@ def in_words(standing):
     if standing is None:
         return "not run"
     interval = standing.multiplier("lossless")
-    if interval is None or not says_anything(interval):
+    if interval is None or interval.multiple.bound is Bound.LESS:
         return "that error was not reached"
+    if not says_anything(interval):
+        return "cannot be told"
     if interval.multiple.value <= 1:
         return "nothing"
     unsure = interval.low is not None and standing.verdict("lossless") is not Verdict.BETTER

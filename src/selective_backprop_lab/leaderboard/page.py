@@ -11,11 +11,6 @@ from selective_backprop_lab.study.frontier import Bound, Frontier, Verdict
 from selective_backprop_lab.study.standing import RANDOM, Standings, error_of
 from selective_backprop_lab.study.tables import TextTable, multiplier_cell
 
-_TARGETS = {
-    "lossless": "Lossless: within 2% of plain training's best error",
-    "middle": "At the error of plain training's middle length",
-}
-
 
 def tables(boards: Sequence[Board], images: str | None = None) -> str:
     """All tables of the leaderboard.
@@ -24,11 +19,11 @@ def tables(boards: Sequence[Board], images: str | None = None) -> str:
         boards: one for each workload.
         images: folder of the charts, relative to the page; None for a page without charts.
     """
-    parts = [told(boards)]
-    for target, words in _TARGETS.items():
-        parts += [f"### {words}", matrix(boards, target, lambda board: board.compute).markdown()]
+    lossless, middle = (matrix(boards, target, lambda board: board.compute) for target in ("lossless", "middle"))
+    parts = [told(boards), "### Lossless: within 2% of plain training's best error", lossless.markdown()]
+    parts.append(_folded("At the error of plain training's middle length", middle.markdown()))
     for one in (one for one in boards if one.workload.goal is not None):
-        parts += [f"### {one.workload.title}: cost of {one.workload.goal:.0%} error", to_goal(one).markdown()]
+        parts.append(_folded(f"{one.workload.title}: cost of {one.workload.goal:.0%} error", to_goal(one).markdown()))
     in_seconds = matrix(boards, "lossless", lambda board: board.seconds).markdown()
     parts.append(_folded("Lossless, in seconds", f"{left_out(boards)}\n\n{in_seconds}"))
     for one in boards:

@@ -221,7 +221,9 @@ def standings(found: Sequence[LabelledRuns], *, seconds: bool = False) -> Standi
                 budgets=tuple(budgets),
                 plain=multipliers(plain, budgets, targets) if plain and name != PLAIN else {},
                 random=multipliers(dense, budgets, targets) if dense and name not in (PLAIN, RANDOM) else {},
-                matched=multipliers(matched[name], budgets, targets) if name in matched else {},
+                matched=multipliers(random_frontier(matched[name], plain or []), budgets, targets)
+                if name in matched
+                else {},
             )
             for name, budgets in sorted(by_name.items(), key=lambda item: (item[0] != PLAIN, item[0] != RANDOM))
         ),

@@ -14,13 +14,17 @@ def outcome(cell, error, compute, *, seconds=2.0, reference=(1.0, 1.0), **made):
     return Outcome(cell, error, compute, compute / 10, seconds, reference, EPOCHS, MADE | made)
 
 
-def fill(store, tried, shares, seeds=2, **more):
-    """Runs of the digits that reach plain training's errors with these shares of its compute; 1 for other arms."""
+def fill(store, tried, shares, seeds=2, worse=None, **more):
+    """Runs of the digits that reach plain training's errors with these shares of its compute; 1 for other arms.
+
+    One arm is worse: its errors are higher by 5 points.
+    """
     for cell in trials(DIGITS):
         tried.add(outcome(cell, abs(cell.rate - 1), 1.0))
     for seed in range(seeds):
         for cell in cells_of(DIGITS, chosen_rates(DIGITS, tried), seed):
-            store.add(outcome(cell, ERRORS[cell.length], cell.length * shares.get(cell.arm, 1.0), **more))
+            error = ERRORS[cell.length] + (0.05 if cell.arm == worse else 0)
+            store.add(outcome(cell, error, cell.length * shares.get(cell.arm, 1.0), **more))
 
 
 def cell_of(arm, length=1, seed=0):

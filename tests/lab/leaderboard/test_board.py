@@ -35,6 +35,14 @@ def test_the_strongest_of_three_baselines_decides(tmp_path, strongest):
     assert found.multiplier("lossless") is multiples[strongest]
 
 
+def test_beyond_the_longest_random_subsets_their_curve_is_that_of_plain_training(tmp_path):
+    """Those of a method that scores cost less than the method, so they end early, and must not bound it from below."""
+    shares = {"proxy": 0.5, "random as proxy": 0.25}
+    found = method(board(tmp_path, shares, worse="random as proxy").compute, "proxy").multiplier("lossless")
+    assert found.multiple.bound is Bound.EXACT
+    assert found.multiple.value == pytest.approx(2, rel=0.05)
+
+
 def test_seeds_that_lack_a_length_do_not_count(tmp_path):
     store, tried = stores(tmp_path, "digits")
     fill(store, tried, {}, seeds=2)
