@@ -100,7 +100,7 @@ class Store:
 def made_with() -> dict[str, Any]:
     """Commit, versions and machine of this process."""
     found = environment()
-    made = {name: found[name] for name in ("commit", "torch", "python", "cpu", "threads", "date")}
+    made = {name: found[name] for name in ("commit", "torch", "python", "cpu", "date")}
     source = Path(sb.__file__).parents[1]
     if made["commit"]:
         # Records are often part of the same checkout: what counts is whether the code has changed.

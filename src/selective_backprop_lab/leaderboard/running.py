@@ -89,7 +89,7 @@ def run_cell(
     operations = 3 * forward_operations(training.model, example) * training.num_examples
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     epochs = tuple({name: record[name] for name in ("offered", "trained")} for record in training.records)
-    made = made_with() | {"device": where, "bf16": workload.recipe.bf16}
+    made = made_with() | {"device": where, "threads": torch.get_num_threads(), "bf16": workload.recipe.bf16}
     reached, pflops = training.records[-1]["test_error"], compute * operations / 1e15
     return Outcome(cell, reached, compute, pflops, seconds, (*reference, reference_seconds(training)), epochs, made)
 
