@@ -185,7 +185,6 @@ def test_nobody_in_the_package_unpickles():
     """Every torch.load says weights_only=True, and numpy, pickle and yaml are not asked for more than plain data."""
     exceptions = {
         "chain/queue.py",  # no file: messages of ranks of one job to each other
-        "distributed/balance.py",
     }
     package = Path(sb.__file__).parent
     folders = (package, package.parent / "selective_backprop_lab")
