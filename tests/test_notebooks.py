@@ -68,8 +68,7 @@ def test_does_it_pay(kernel, tmp_path):
 
 def test_what_did_it_skip(kernel, tmp_path):
     found = run("what_did_it_skip.ipynb", kernel, tmp_path, {"--epochs 10": "--epochs 2"})
-    assert found[1].count("<iframe") == 1 and "What selection did: digits" in found[1]
-    assert "data:image/png" in found[1]  # the galleries of the report
+    assert found[1].count("<iframe") == 1 and "What selection did" in found[1]
     shares = [int(share) for share in re.findall(r"(\d+)%", found[2])]
     assert len(shares) == 10 and shares[0] == 100 and min(shares) < 80
     assert len(found[3].splitlines()) == 10
