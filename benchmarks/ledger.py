@@ -58,7 +58,7 @@ def main():
         for size in sizes:
             ledger = filled_ledger(size, method.scorer.needs)
             times = [seconds(method, ledger, orders[size]) for _ in range(3)]
-            weight = sum(column.nbytes for column in vars(ledger).values()) / size
+            weight = sum(column.nbytes for column in ledger.state_dict(copy=False).values()) / size
             cells.append(
                 f"{size:,}: {min(t for t, _ in times):6.2f} s, {times[0][1] / size:4.0%} kept, {weight:.0f} bytes an id"
             )
