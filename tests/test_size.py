@@ -49,6 +49,7 @@ def lines_of(folder, *, only=None, without=()):
         ("rooms of their own", lambda: lines_of(SOURCE, only=ROOMS), 1600),
         ("integrations", lambda: lines_of(SOURCE, only=("integrations",)), 1850),
         ("loader, sampler, chain, ranks and checkpoint", lambda: lines_of(SOURCE, only=FLOW), 3850),
+        ("lab", lambda: lines_of(SOURCE.parent / "selective_backprop_lab"), 5800),
     ],
 )
 def test_code_lines(area, count, budget):
