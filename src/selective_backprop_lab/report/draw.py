@@ -33,8 +33,8 @@ STYLES: dict[str, tuple[str, str, str]] = {
 }
 OTHER_METHOD = ("#444499", "#55aabb", "triangle-left")
 """For methods that are not in the table."""
-# Of the page: its ground, text and lines; cells by what is known; phases of time, amber for selection, which no method
-# has; light to dark in one hue for what has an order; others for what is no method.
+# The page's colours: its ground, text and lines; cells by what is known; phases of time, with amber for selection,
+# which no method has; light to dark in one hue for what has an order; others for what is no method.
 _NAMES = "paper ink quiet lines accent better same worse not_checked"
 _LIGHT = "#ffffff #1d232b #5a6472 #e3e7ec #0b63a5 #d3ecff #eef0f3 #ffe0cc #ffffff #9cc7e6 #3f8fc4 #0b3f66"
 _DARK = "#14181e #e6e9ee #a0a9b6 #2f3742 #7cc0f5 #123a57 #262d37 #56300f #14181e #2d6a99 #64aee0 #cfe8fa"
