@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ _OF_THE_LOADER = {
 }
 
 
-class LoaderView:
+class LoaderView(ABC):
     """What users read of a SelectiveLoader. Other attributes are those of their loader: `loader.dataset`."""
 
     method: Method
@@ -198,8 +199,9 @@ class LoaderView:
         """Return the random generators of your loader and its samplers. Their states are saved with this loader's."""
         return generators_of(self._generator_owners)
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
+        """Give out one epoch."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
